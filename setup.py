@@ -1,10 +1,10 @@
-"""How modelpool is built, beside what pyproject.toml says: as Python alone or, where MODELPOOL_COMPILE=1 is in the
-environment, with the scheduler's core compiled by mypyc as well. The same sources, the same decisions, less time.
+"""Build configuration besides pyproject.toml: pure Python, or with the scheduler core compiled by mypyc.
 
     MODELPOOL_COMPILE=1 pip install .
 
-Every module is installed as Python too: a machine whose Python or system the compiled ones are not for uses that. An
-editable install stays Python alone; nothing is ever compiled into the sources' own folder.
+compiles the core: the same sources and the same decisions in less time. Every module is installed as Python too, for
+machines whose Python or system the compiled ones do not support. An editable install is pure Python; nothing is ever
+compiled into the source folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 #: Folders whose modules are compiled: the decisions of the core, and the values that it reads and creates. Values that
-#: travel between processes derive from `pool.specs.sent.Sent`: a compiled frozen dataclass cannot be unpickled
+#: travel between processes derive from `pool.specs.wire_value.Sent`: a compiled frozen dataclass cannot be unpickled
 #: otherwise.
 COMPILED_FOLDERS = (
     "pool/specs",
@@ -42,7 +42,7 @@ NOT_COMPILED = (
 #: the library that the compiled modules share: inside a package, because packages are what is shipped to other nodes
 LIBRARY = "modelpool.scheduler.compiled"
 COMPILER = "mypy>=2"
-#: whose types are read for that: the scheduler and what it knows of the pool. Not torch, which takes minutes
+#: modules whose types are checked for that: the scheduler and its imports from the pool. Not torch, which takes minutes
 TYPES = """
 [mypy]
 python_version = 3.11
@@ -50,22 +50,25 @@ explicit_package_bases = true
 namespace_packages = true
 follow_imports = skip
 
-[mypy-scheduler.*,pool.specs.division,pool.core.errors]
+[mypy-scheduler.*,pool.specs.execution_modes,pool.core.errors]
 follow_imports = normal
 """
 
 
 class WithCompiledCore(Distribution):
-    """One whose wheel is for one version of Python and one kind of machine; but not an editable one."""
+    """A distribution whose wheel is specific to a Python version and platform, unless it is editable."""
 
     def has_ext_modules(self) -> bool:
         return not {"editable_wheel", "develop"}.intersection(self.commands)
 
 
 class BuildCore(build_ext):
-    """Turns the modules into C, and that into libraries, both under the build folder."""
+    """Translates the modules to C, and compiles that to libraries, both under the build folder."""
 
-    user_options: ClassVar = [*build_ext.user_options, ("opt-level=", None, "how far the C compiler optimises: 0 to 3")]
+    user_options: ClassVar = [
+        *build_ext.user_options,
+        ("opt-level=", None, "optimisation level of the C compiler: 0 to 3"),
+    ]
 
     def initialize_options(self) -> None:
         super().initialize_options()
@@ -78,7 +81,7 @@ class BuildCore(build_ext):
         super().finalize_options()
 
     def _modules(self, folder: Path) -> list[object]:
-        from mypyc.build import mypycify  # where nothing is compiled it need not be there
+        from mypyc.build import mypycify  # needed only when compiling
 
         folder.mkdir(parents=True, exist_ok=True)
         settings = folder / "mypy.ini"
@@ -97,7 +100,7 @@ class BuildCore(build_ext):
 
 if __name__ == "__main__":
     if os.environ.get("MODELPOOL_COMPILE") == "1":
-        # pip asks first what a build requires, and starts it anew with that
+        # pip first asks for the requirements of the build, and then starts it again with them
         missing = [COMPILER] if find_spec("mypyc") is None else []
         setup(distclass=WithCompiledCore, cmdclass={"build_ext": BuildCore}, setup_requires=missing)
     else:

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchmarks.weights_loading import anonymous_bytes
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.patcher.compute_context import ComputeTools
+from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
@@ -42,7 +42,7 @@ class Stack(nn.Sequential):
             super().__init__(*[nn.Linear(width, width, bias=False, dtype=torch.float16) for _ in range(layers)])
 
 
-def open_stack(path: Path, layers: int, width: int, device: torch.device, road: UploadRoad) -> ModelPatcher:
+def open_stack(path: Path, layers: int, width: int, device: torch.device, pipeline: TransferPipeline) -> ModelPatcher:
     """The stack over views of its mapped file."""
     if not path.exists():
         weights = torch.randn(width, width, dtype=torch.float32).mul(width**-0.5).half()
@@ -51,7 +51,12 @@ def open_stack(path: Path, layers: int, width: int, device: torch.device, road: 
     stack.load_state_dict(dict(MappedFile.open(path).tensors()), assign=True)
     form = WeightForm(torch.float16)
     return ModelPatcher.of(
-        ComponentKey("stack"), Role.DIFFUSION_MODEL, stack.requires_grad_(False), device, form, ComputeTools(road=road)
+        ComponentKey("stack"),
+        Role.DIFFUSION_MODEL,
+        stack.requires_grad_(False),
+        device,
+        form,
+        RunTools(pipeline=pipeline),
     )
 
 
@@ -111,9 +116,9 @@ def main() -> None:
     if asked.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("found no CUDA GPU; figures of another device say nothing about a link")
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device(asked.device)
-    with tempfile.TemporaryDirectory() as folder, UploadRoad.open(device) as road:
+    with tempfile.TemporaryDirectory() as folder, TransferPipeline.open(device) as pipeline:
         path = Path(folder) / "stack.safetensors"
-        patcher = open_stack(path, asked.layers, asked.width, device, road)
+        patcher = open_stack(path, asked.layers, asked.width, device, pipeline)
         link = pinned_rate(device, min(256 * MIB, path.stat().st_size))
         patcher.realize(target(patcher, 1.0))
         patcher.unload()

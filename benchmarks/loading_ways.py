@@ -58,7 +58,7 @@ class Cost:
 def with_modelpool(model: Model, files: Files) -> nn.Module:
     """Views of the mapped single file under casting layers."""
     checkpoint = open_checkpoint(files.single)
-    checkpoint.read_ahead(Role.DIFFUSION_MODEL)
+    checkpoint.prefetch(Role.DIFFUSION_MODEL)
     module = checkpoint.build(Role.DIFFUSION_MODEL).module
     swap_to_casting(module)
     return module

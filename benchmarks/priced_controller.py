@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 
 from modelpool.actors.control.pool_plan import PoolPlan
-from modelpool.actors.graph.build_graph import cut_order
+from modelpool.actors.graph.build_graph import build_stage_graph
 from modelpool.actors.graph.orders import EncodeOrder
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.ray.ray_fleet import COMPUTE
@@ -23,7 +23,7 @@ from modelpool.actors.wire.packing import packed, unpacked
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import MODELS, FakeCatalog
 
-NEWS_SECONDS = 60.0
+POLL_SECONDS = 60.0
 
 
 class PricedController(ControllerActor):
@@ -73,7 +73,7 @@ class PricedController(ControllerActor):
             await self.submit_stage(StageSubmission(client, SubmissionId(f"{label}.{number}"), order, {}))
             ended = ()
             while not ended:
-                news = await self.news(client, cursor, NEWS_SECONDS)
+                news = await self.news(client, cursor, POLL_SECONDS)
                 ended, cursor = news.ended, news.cursor
 
         seconds = await seconds_of_each(count, one)
@@ -99,7 +99,7 @@ def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorH
 
 def one_request() -> RunRequest:
     """A run of the shortest stage, as a controller sends it."""
-    cut = cut_order(EncodeOrder(MODELS[0], (), "a text"), JobId("one"), FakeCatalog())
+    cut = build_stage_graph(EncodeOrder(MODELS[0], (), "a text"), JobId("one"), FakeCatalog())
     (task,) = cut.job.tasks
     return RunRequest(task, cut.works[task.task_id], 1, 0)
 

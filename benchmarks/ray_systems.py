@@ -37,13 +37,22 @@ from benchmarks.ray_trace import (
     measured,
     run,
 )
-from modelpool.pool.core.stage_params import Coming, Encoded, EncodeWork, LoraRef, ModelRef, Result, RunHooks, Work
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    EncodeParams,
+    LoraRef,
+    ModelRef,
+    PreloadRequest,
+    Result,
+    RunHooks,
+    StageParams,
+)
 from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
-from modelpool.pool.plan.preload_plan import Held, plan_ahead
+from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.plan.residency import Residency, plan
-from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
-from modelpool.scheduler.simulator.machines import Beside
+from modelpool.scheduler.simulator.machines import OverlappedPreload
 from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 
 MIB = 1 << 20
@@ -76,11 +85,11 @@ class TraceCatalog(FakeCatalog):
         """All of it, in every pass."""
         return ComponentUse(component(model.name).key, MIB, passes=PASSES)
 
-    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+    def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
         """The rest of what is kept free."""
         return WORKING_BYTES - MIB
 
-    def run_seconds(self, model: ModelRef, work: Work) -> float:
+    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
         """The mean of the trace."""
         return STEP_SECONDS * sum(STEPS) / len(STEPS)
 
@@ -101,20 +110,20 @@ class TraceEngine(FakeEngine):
     def run(
         self,
         task: TaskSpec,
-        work: Work,
+        work: StageParams,
         inputs: tuple[Result, ...],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
     ) -> tuple[Result, RunCost]:
         """Wait as long as it takes."""
-        assert isinstance(work, EncodeWork)
-        moves = plan(self._residency, task.uses, self._specs, task.activation_bytes, outlook=Outlook(needed_next))
+        assert isinstance(work, EncodeParams)
+        moves = plan(self._residency, task.uses, self._specs, task.activation_bytes, hints=EvictionHints(needed_next))
         self._residency = moves.after
         load_seconds = moves.upload_bytes / LINK_BYTES_PER_SECOND
         run_seconds = float(work.text.split()[1]) + moves.streamed_bytes / LINK_BYTES_PER_SECOND
         time.sleep(load_seconds)
-        held = Held(frozenset(use.component for use in task.uses), WORKING_BYTES)
+        held = RunningLease(frozenset(use.component for use in task.uses), WORKING_BYTES)
         ahead_bytes = 0 if moves.streamed_bytes else self._run_beside(run_seconds, held, hooks)
         if moves.streamed_bytes:
             run(run_seconds)
@@ -129,13 +138,13 @@ class TraceEngine(FakeEngine):
         )
         return Encoded(np.array([[self._moved_bytes / MODEL_BYTES]], np.float32)), cost
 
-    def _run_beside(self, seconds: float, held: Held, hooks: RunHooks) -> int:
+    def _run_beside(self, seconds: float, held: RunningLease, hooks: RunHooks) -> int:
         """A run, beside which the link brings what the worker is told of: from when it is told, one by one, and
         no longer than the run goes on. Returns the bytes that came."""
-        end, told, beside = time.perf_counter() + seconds, None, list[Beside]()
+        end, told, beside = time.perf_counter() + seconds, None, list[OverlappedPreload]()
         while (now := time.perf_counter()) < end:
-            if hooks.coming() is not told:
-                told = hooks.coming()
+            if hooks.preload_request() is not told:
+                told = hooks.preload_request()
                 beside = self._coming(told, held, now)
             run(min(ASK_EVERY_SECONDS, end - now))
         came_bytes = 0
@@ -144,17 +153,17 @@ class TraceEngine(FakeEngine):
             came_bytes += one.uploaded_bytes(end)
         return came_bytes
 
-    def _coming(self, told: Coming | None, held: Held, at: float) -> list[Beside]:
-        there, found = self._residency, list[Beside]()
+    def _coming(self, told: PreloadRequest | None, held: RunningLease, at: float) -> list[OverlappedPreload]:
+        there, found = self._residency, list[OverlappedPreload]()
         if told is None:
             return found
-        held, outlook = Held(held.components.union(told.kept), held.run_bytes), Outlook(told.needed_next)
+        held, hints = RunningLease(held.components.union(told.kept), held.run_bytes), EvictionHints(told.needed_next)
         for task, _ in told.tasks:
-            moves = plan_ahead(there, held, task.uses, self._specs, task.activation_bytes, outlook)
+            moves = plan_preload(there, held, task.uses, self._specs, task.activation_bytes, hints)
             if moves.upload_bytes:
-                found.append(Beside(moves, at, 0.0, float(LINK_BYTES_PER_SECOND)))
+                found.append(OverlappedPreload(moves, at, 0.0, float(LINK_BYTES_PER_SECOND)))
                 at, there = found[-1].ends_at, moves.after(there)
-                held = Held(held.components.union(use.component for use in task.uses), held.run_bytes)
+                held = RunningLease(held.components.union(use.component for use in task.uses), held.run_bytes)
         return found
 
 

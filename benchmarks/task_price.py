@@ -37,14 +37,14 @@ from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
+    DecodeParams,
     Encoded,
-    EncodeWork,
+    EncodeParams,
     ImagePixels,
     Latent,
     Result,
-    SampleWork,
-    Work,
+    SampleParams,
+    StageParams,
 )
 from modelpool.pool.specs.spec import RunCost, TaskSpec
 from tests.actors.fakes import MODELS, FakeEngine, fake_plan
@@ -54,20 +54,20 @@ class IdleEngine(FakeEngine):
     """Makes results of a few bytes and moves no weights."""
 
     def run(
-        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], *_: object, **__: object
+        self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], *_: object, **__: object
     ) -> tuple[Result, RunCost]:
         """A result at once."""
         return empty_result(work), RunCost(run_seconds=1e-6, resident=True)
 
 
-def empty_result(work: Work) -> Result:
+def empty_result(work: StageParams) -> Result:
     """The smallest thing that a stage can make."""
     match work:
-        case EncodeWork():
+        case EncodeParams():
             return Encoded(np.zeros((1, 1), np.float32))
-        case SampleWork():
+        case SampleParams():
             return Latent(np.zeros((4, 1, 1), np.float32))
-        case DecodeWork():
+        case DecodeParams():
             return ImagePixels(np.zeros((1, 1, 3), np.uint8))
 
 
@@ -213,11 +213,11 @@ def measure(workers: int, calls: int, images: int, rounds: int) -> dict[str, Fig
     session = open_session(None, config.cluster.namespace, workers)
     try:
         from benchmarks.priced_controller import start_priced_controller
-        from modelpool.actors.ray.ray_connection import RayLine
+        from modelpool.actors.ray.ray_connection import RayConnection
 
         controller = start_priced_controller(idle_plan(config, 0, False), config.cluster.namespace, config.cluster.name)
 
-        with ModelPool(RayLine(controller), lambda: None, None) as pool:
+        with ModelPool(RayConnection(controller), lambda: None, None) as pool:
             pool.wait_ready(300)
             measured = Measured(pool, controller, calls, images)
             measured.round()  # lets every process import what it needs

@@ -19,15 +19,15 @@ import numpy as np
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
+    BatchMember,
+    DecodeParams,
     Encoded,
-    EncodeWork,
+    EncodeParams,
     Latent,
-    Member,
     Result,
     RunHooks,
-    SampleWork,
-    Work,
+    SampleParams,
+    StageParams,
     stage_of,
     task_id,
 )
@@ -63,36 +63,36 @@ def main() -> None:
     engine.close()
 
 
-def members_of(catalog: Catalog, stage: Stage, side: int, steps: int) -> list[Member]:
+def members_of(catalog: Catalog, stage: Stage, side: int, steps: int) -> list[BatchMember]:
     """As many tasks of one kind as the largest count, each with inputs of its own."""
     model, random = catalog.find_model("shapes"), np.random.default_rng(1)
     members = []
     for number in range(max(COUNTS)):
-        work: Work
+        work: StageParams
         inputs: tuple[Result, ...] = ()
         match stage:
             case Stage.ENCODE:
-                work = EncodeWork(model, (), f"a red circle and {number} blue squares")
+                work = EncodeParams(model, (), f"a red circle and {number} blue squares")
             case Stage.SAMPLE:
-                work = SampleWork(model, (), side, side, steps, 4.0, "euler", "normal", number)
+                work = SampleParams(model, (), side, side, steps, 4.0, "euler", "normal", number)
                 texts = random.normal(size=(2, 77, 32)).astype(np.float32)
                 inputs = (Encoded(texts[0]), Encoded(texts[1]))
             case Stage.DECODE:
-                work = DecodeWork(model, side, side)
+                work = DecodeParams(model, side, side)
                 inputs = (Latent(random.normal(size=(4, side // 8, side // 8)).astype(np.float32)),)
         use = catalog.use(model, ROLES[stage], (), steps if stage is Stage.SAMPLE else 1)
-        (whole, *_) = catalog.ways(model, work, (77, 77))
+        (whole, *_) = catalog.execution_modes(model, work, (77, 77))
         task = TaskSpec(task_id(work, ()), stage_of(work), (use,), whole.activation_bytes, 1.0)
-        members.append(Member(task, work, inputs, QUIET))
+        members.append(BatchMember(task, work, inputs, QUIET))
     return members
 
 
-def row(name: str, engine: Engine, members: list[Member], repeats: int) -> str:
+def row(name: str, engine: Engine, members: list[BatchMember], repeats: int) -> str:
     """A line of the table. The first round only warms up."""
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
     for repeat, count in itertools.product(range(repeats + 1), COUNTS):
         started = time.perf_counter()
-        outcomes = engine.run_together(members[:count])
+        outcomes = engine.run_batch(members[:count])
         ended = time.perf_counter()
         for outcome in outcomes:
             assert not isinstance(outcome, Exception), outcome

@@ -18,7 +18,7 @@ from random import Random
 from benchmarks.clairvoyant import Request, least_bus_bytes
 from modelpool.pool.core.errors import GIB, MIB
 from modelpool.pool.plan.residency import Residency, needed_bytes, plan
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.scheduler.workloads.mix import zipf_weights
 
@@ -135,11 +135,11 @@ def ours(tasks: Sequence[Task], look_ahead: int) -> int:
     """`pool.plan.residency.plan`, told of the next `look_ahead` tasks."""
     now, moved_bytes = Residency(CAPACITY_BYTES), 0
     for number, each in enumerate(tasks):
-        outlook = NO_OUTLOOK
+        hints = NO_HINTS
         if look_ahead:
-            coming = tasks[number + 1 : number + 1 + look_ahead]
-            outlook = Outlook(tuple(dict.fromkeys(t.use.component for t in coming)))
-        moves = plan(now, (each.use,), SPECS, each.activation_bytes, outlook=outlook)
+            preload_request = tasks[number + 1 : number + 1 + look_ahead]
+            hints = EvictionHints(tuple(dict.fromkeys(t.use.component for t in preload_request)))
+        moves = plan(now, (each.use,), SPECS, each.activation_bytes, hints=hints)
         moved_bytes += moves.upload_bytes + moves.streamed_bytes
         now = moves.after
     return moved_bytes

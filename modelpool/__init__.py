@@ -13,12 +13,13 @@ Names are imported lazily: importing this package imports neither ray nor torch.
 from __future__ import annotations
 
 import importlib
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-# In a checkout the packages lie next to this folder, and links in it lead to them. A checkout without links (some
+# In a checkout the packages are next to this folder, and it contains links to them. A checkout without links (some
 # systems and archives drop them) finds them through this entry; an installed wheel has them in this folder.
 if not (Path(__file__).parent / "pool" / "__init__.py").is_file():
     __path__.append(str(Path(__file__).resolve().parent.parent))
@@ -75,8 +76,15 @@ _HOMES = {
     "WorkersFailed": "modelpool.actors.api.client",
 }
 
+#: deprecated names, with their replacements
+_RENAMED = {"FilmResult": "VideoResult", "SoundResult": "AudioResult"}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"modelpool.{name} is deprecated; use modelpool.{new}", DeprecationWarning, stacklevel=2)
+        name = new
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,9 +1,9 @@
-"""One GPU, one process: weights, patches, residency and the stages that run on them.
+"""One GPU in one process: weights, patches, residency and the stages that run on them.
 
-Knows torch. Does not know Ray, the scheduler or other GPUs. Importing this package imports nothing else,
-so that its torch-free modules (`core`, `plan`) stay torch-free. The names below come when asked for:
+Knows torch, but not Ray, the scheduler or other GPUs. Importing this package imports nothing else, so that its
+torch-free modules (`core`, `plan`) stay torch-free. The names below are imported on first use:
 
-    from modelpool.pool import load_checkpoint  # explicit control of one checkpoint, see docs/explicit_control.md
+    from modelpool.pool import load_checkpoint  # see docs/guides/explicit_control.md
 """
 
 from __future__ import annotations

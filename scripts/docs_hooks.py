@@ -1,24 +1,34 @@
-"""Hooks of mkdocs: write the options of every subcommand into docs/reference/command_line.md while the site is built.
+"""Hooks of mkdocs that fill in two pages of the reference while the site is built, so that they match the code.
 
-The page holds a marker; the tables come from the command itself, so they are never out of date.
+docs/reference/command_line.md gets the options of every subcommand, and docs/reference/python.md the public names.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-PAGE, MARKER = "reference/command_line.md", "<!-- options of every command -->"
+COMMANDS, NAMES = "<!-- options of every command -->", "<!-- public names -->"
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace the marker of the command-line page. mkdocs calls this for every page."""
-    if page.file.src_uri != PAGE:
+    """Replace the marker of a page by the generated part. mkdocs calls this for every page."""
+    if page.file.src_uri not in _PAGES:
         return markdown
-    if MARKER not in markdown:
-        raise ValueError(f"{PAGE} has no line {MARKER}")
-    return markdown.replace(MARKER, "\n".join(commands_section()))
+    marker, generated = _PAGES[page.file.src_uri]
+    if marker not in markdown:
+        raise ValueError(f"{page.file.src_uri} has no line {marker}")
+    return markdown.replace(marker, "\n".join(generated()))
+
+
+def names_section() -> Iterator[str]:
+    """Yield a mkdocstrings directive for each public name of modelpool. Aliases appear once."""
+    import modelpool
+
+    public = [getattr(modelpool, name) for name in modelpool.__all__]
+    for identifier in dict.fromkeys(f"{each.__module__}.{each.__qualname__}" for each in public):
+        yield from (f"::: {identifier}", "")
 
 
 def commands_section() -> Iterator[str]:
@@ -31,28 +41,36 @@ def commands_section() -> Iterator[str]:
         yield from ("", f"## `{name}`", "", *(line.strip() for line in (command.help or "").splitlines()), "")
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         if arguments:
-            yield from ("| argument | |", "| --- | --- |", *(_row(p.name.upper(), "", p.help) for p in arguments), "")
+            yield from ("| argument | |", "| --- | --- |", *(_row(p.name.upper(), p.help) for p in arguments), "")
         panels: dict[str, list[Any]] = defaultdict(list)
         for option in command.params:
             if option.param_type_name == "option" and not option.hidden:
                 panels[option.rich_help_panel or "Options"].append(option)
         for panel, options in panels.items():
-            yield from (f"**{panel}**", "", "| option | value | |", "| --- | --- | --- |")
-            yield from (_row(", ".join([*o.opts, *o.secondary_opts]), f"`{_value(o)}`", o.help) for o in options)
+            yield from (f"**{panel}**", "", "| option | |", "| --- | --- |")
+            yield from (_row(_usage(option), option.help) for option in options)
             yield ""
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The subcommands, those of `modelpool models` included."""
+    """The subcommands by name, including those of `modelpool models`."""
     for child_name, child in sorted(getattr(command, "commands", {}).items()):
         yield f"{name} {child_name}", child
         yield from _commands(child, f"{name} {child_name}")
 
 
-def _value(option: Any) -> str:
-    return " " if option.is_flag else option.metavar or " "
+def _usage(option: Any) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    return names if option.is_flag or not (option.metavar or "").strip() else f"{names} {option.metavar}"
 
 
-def _row(name: str, value: str, text: str | None) -> str:
-    cells = [f"`{name}`", *([value.replace("` `", "")] if value else []), " ".join((text or "").split())]
+def _row(usage: str, text: str | None) -> str:
+    cells = (f"`{usage}`", " ".join((text or "").split()))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+#: page -> marker, and the function that replaces it
+_PAGES: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
+    "reference/command_line.md": (COMMANDS, commands_section),
+    "reference/python.md": (NAMES, names_section),
+}

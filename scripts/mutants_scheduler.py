@@ -1,9 +1,9 @@
-"""Plants known bugs in the scheduler, one at a time, and says which of them the tests catch. A tool for developers.
+"""Plants known bugs in the scheduler, one at a time, and reports which of them the tests catch. A developer tool.
 
-Works on a copy in a temporary folder; nothing in the working tree changes. Each bug says which tests should catch it:
-these run first, and all others only when they pass. Takes some minutes.
+Works on a copy in a temporary folder; the working tree does not change. Each bug names the tests that should catch it:
+these run first, and all others only if they pass. Takes some minutes.
 
-    .venv/bin/python scripts/mutants_scheduler.py [WORD ...]     only bugs whose name or file holds one of the words
+    .venv/bin/python scripts/mutants_scheduler.py [WORD ...]     only bugs whose name or file contains one of the words
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: where a bug is looked for that says nothing of its tests
+#: the tests of a bug that names none
 LIKELY = ("tests/scheduler",)
-#: where it is looked for when these pass
+#: the tests that run if these pass
 ALL_TESTS = ("tests/scheduler", "tests/pool/plan/test_residency.py", "tests/simulation")
-#: knows nothing of the core, and needs more than the copy has
+#: independent of the core, and needs more than the copy contains
 LEFT_OUT = "tests/scheduler/workloads"
-#: a bug that makes one test take so long is caught: the whole of them take less
+#: a bug that makes one test take this long is caught: normally all of them together take less
 MOST_SECONDS = 30
 
-#: a failure is enough; what its smallest form would be does not matter here
+#: a failure is enough; its smallest example does not matter here
 NO_SHRINKING = """
 from hypothesis import Phase
 settings.register_profile("mutants", deadline=None, database=None, phases=[Phase.explicit, Phase.generate])
@@ -39,7 +39,7 @@ settings.load_profile("mutants")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In `path`, `old` (which occurs once) becomes `new`. `tests` are those that should catch it."""
+    """In `path`, `old` (which occurs once) becomes `new`. `tests` should catch it."""
 
     name: str
     path: str
@@ -48,18 +48,18 @@ class Mutant:
     tests: tuple[str, ...] = LIKELY
 
 
-#: the bugs to plant; data, beside this script
+#: the bugs to plant, as data
 MUTANTS_FILE = Path(__file__).with_suffix(".json")
 
 
 def read_mutants() -> tuple[Mutant, ...]:
-    """Every bug that is known to this tool."""
+    """Return every bug that this tool knows."""
     rows = json.loads(MUTANTS_FILE.read_text(encoding="utf-8"))
     return tuple(Mutant(**{**row, "tests": tuple(row.get("tests", LIKELY))}) for row in rows)
 
 
 def main(words: list[str]) -> int:
-    """Try every mutant that is asked for; the exit status is 1 when one is missed or can not be planted any more."""
+    """Try the selected mutants; return exit status 1 if one is missed or can no longer be planted."""
     chosen = [m for m in read_mutants() if not words or any(word in m.name or word in m.path for word in words)]
     if problems := unplantable(chosen):
         print("\n".join(problems))
@@ -79,8 +79,9 @@ def main(words: list[str]) -> int:
 
 
 def unplantable(mutants: Iterable[Mutant]) -> list[str]:
-    """What is wrong with these mutants: the source is no longer what they expect (then, where it went), they are no
-    code, or their tests are gone."""
+    """Return what is wrong with these mutants: the source has changed (then, where it moved), the result is not
+    valid code, or their tests are missing.
+    """
     sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.glob("[ps]*/**/*.py")}
     found = []
     for mutant in mutants:
@@ -89,14 +90,14 @@ def unplantable(mutants: Iterable[Mutant]) -> list[str]:
             found += _not_code(mutant, source.replace(mutant.old, mutant.new))
         else:
             elsewhere = ", ".join(path for path, text in sources.items() if mutant.old in text and path != mutant.path)
-            there = f"; it is in {elsewhere}" if elsewhere else ""
-            found.append(f"{mutant.name}: {mutant.path} has {places} places like it, expected one{there}")
+            there = f"; found in {elsewhere}" if elsewhere else ""
+            found.append(f"{mutant.name}: {mutant.path} has {places} matching places, expected one{there}")
         found += [f"{mutant.name}: found no {tests}" for tests in mutant.tests if not (ROOT / tests).exists()]
     return found
 
 
 def _not_code(mutant: Mutant, planted: str) -> list[str]:
-    """A mutant that no interpreter reads would be caught by any test."""
+    """Check that a mutant is valid code: any test would catch a syntax error."""
     try:
         ast.parse(planted)
     except SyntaxError as error:
@@ -119,13 +120,13 @@ class Copy:
             conftest.write(NO_SHRINKING)
 
     def check(self, tests: tuple[str, ...]) -> None:
-        """Raises ValueError when these tests fail without any bug; they are run once."""
+        """Raise ValueError if these tests fail without any bug; they run once."""
         if tests not in self._checked and (failing := self._first_failure(tests)) is not None:
             raise ValueError(f"the tests fail without any mutant: {failing}")
         self._checked.add(tests)
 
     def plant(self, mutant: Mutant) -> str | None:
-        """The test that catches it, or None."""
+        """Return the test that catches it, or None."""
         caught_by = self._with(mutant, mutant.tests)
         if caught_by is None and mutant.tests != ALL_TESTS:
             self.check(ALL_TESTS)
@@ -137,7 +138,7 @@ class Copy:
         source, at = path.read_text(encoding="utf-8"), path.stat().st_mtime
         path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
         self._planted += 1
-        os.utime(path, (self._planted, self._planted))  # compiled files are told apart by this time and by size
+        os.utime(path, (self._planted, self._planted))  # compiled files are distinguished by this time and by size
         try:
             return self._first_failure(tests)
         finally:
@@ -145,7 +146,7 @@ class Copy:
             os.utime(path, (at, at))
 
     def _first_failure(self, tests: tuple[str, ...]) -> str | None:
-        """The first test that fails, None when all pass."""
+        """Return the first test that fails, None if all pass."""
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-seed=1"),
             *("-o", f"timeout={MOST_SECONDS}", f"--ignore={LEFT_OUT}", *tests),

@@ -1,7 +1,7 @@
-"""The demo: a batch through the real command, then a look at each image with the example's own checker.
+"""Runs the demo: a batch with the real command, then a check of each image with the example's own checker.
 
-Makes outputs/demo anew. Ends with 0 only when every image was made and listed, enough of them show what their prompt
-and LoRAs say, and most tasks found their weights on the GPU.
+Replaces outputs/demo. Exits with 0 only if every image was generated and listed, enough of them match their prompt and
+LoRAs, and most tasks had their weights on the GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ sys.path.insert(0, str(ROOT))
 
 JOBS = Path("examples/demo.jsonl")
 OUTPUT = Path("outputs/demo")
-#: of a simulated GPU: room for the whole example model, and little more
+#: of a simulated GPU: just enough for the whole example model
 SIMULATED_VRAM = "64MiB"
 FEWEST_RIGHT = 8
 RIGHT_SHARE = 0.75
 
 
 def main() -> int:
-    """Run the demo; its exit code."""
+    """Run the demo; return its exit code."""
     shutil.rmtree(ROOT / OUTPUT, ignore_errors=True)
     command = ["batch", str(JOBS), "--model", "shapes", "--out", str(OUTPUT), *device_options(), "--json"]
     print(f"$ modelpool {' '.join(command)}", file=sys.stderr, flush=True)
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def device_options() -> list[str]:
-    """Up to two CUDA GPUs, or two simulated ones with little memory."""
+    """Return the options for up to two CUDA GPUs, or two simulated ones with little memory."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -52,30 +52,30 @@ def device_options() -> list[str]:
 
 
 def what_is_wrong(images: list[dict[str, Any]]) -> list[str]:
-    """Check what was made against the job file, the files on disk and the checker; complaints."""
+    """Check the results against the job file, the files on disk and the checker; return complaints."""
     complaints = []
     wanted = len((ROOT / JOBS).read_text().splitlines())
     if len(images) != wanted:
-        complaints.append(f"{len(images)} images were made, expected {wanted}")
+        complaints.append(f"{len(images)} images were generated, expected {wanted}")
     listed = (ROOT / OUTPUT / "manifest.jsonl").read_text().splitlines() if images else []
     if len(listed) != wanted:
         complaints.append(f"the manifest lists {len(listed)} images, expected {wanted}")
     if not (ROOT / OUTPUT / "contact_sheet.png").is_file():
         complaints.append("there is no contact sheet")
     right = count_right(images)
-    print(f"{right} of {len(images)} images show what their prompt and LoRAs say", file=sys.stderr)
+    print(f"{right} of {len(images)} images match their prompt and LoRAs", file=sys.stderr)
     if right < max(FEWEST_RIGHT, RIGHT_SHARE * wanted):
-        complaints.append(f"{right} right images are too few")
+        complaints.append(f"{right} correct images are too few")
     tasks = [task for image in images for task in image["tasks"] if not task["shared"]]
     resident = sum(task["resident"] for task in tasks)
-    print(f"{resident} of {len(tasks)} tasks found their weights on the GPU", file=sys.stderr)
+    print(f"{resident} of {len(tasks)} tasks had their weights on the GPU", file=sys.stderr)
     if 2 * resident <= len(tasks):
         complaints.append("most tasks had to load their weights")
     return complaints
 
 
 def count_right(images: Iterable[Mapping[str, Any]]) -> int:
-    """How many images show what was asked for. Prints those that do not."""
+    """Count the images that match their request; print the others."""
     import numpy as np
     from PIL import Image
 
@@ -87,11 +87,11 @@ def count_right(images: Iterable[Mapping[str, Any]]) -> int:
         with Image.open(ROOT / image["path"]) as opened:
             reading = read_image(np.asarray(opened))
         background = "light" if "light" in loras else "dark"
-        as_asked = matches(reading, image["prompt"]) and reading.background == background
-        if as_asked and reading.filled == ("outline" not in loras):
+        correct = matches(reading, image["prompt"]) and reading.background == background
+        if correct and reading.filled == ("outline" not in loras):
             right += 1
         else:
-            print(f"not right: {image['path']}: {reading}", file=sys.stderr)
+            print(f"wrong: {image['path']}: {reading}", file=sys.stderr)
     return right
 
 

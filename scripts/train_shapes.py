@@ -1,7 +1,7 @@
-"""Trains the example model and its LoRAs from nothing: python -m scripts.train_shapes --out examples/shapes
+"""Trains the example model and its LoRAs from scratch: python -m scripts.train_shapes --out examples/shapes
 
-Knows the stages, their seeds and their budgets in steps. A stage leaves a file in the work folder, and is not run
-again while the file is there. Does not know how a stage trains.
+Knows the stages, their seeds and their budgets in steps. A stage writes a file to the work folder, and is not repeated
+while the file exists. Does not know how a stage trains.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class LoraRecipe:
-    """The style a LoRA teaches, the steps of each of its rounds, and whether it changes the text encoder too.
+    """The style of a LoRA, the steps of each of its rounds, and whether it also changes the text encoder.
 
-    shipped_alpha  written into the file; below the alpha of training where that measured better
+    shipped_alpha  written to the file; below the alpha of training where that measured better
     """
 
     number: int
@@ -77,7 +77,7 @@ class LossLog:
         self.rows = [row for row in rows if row[0] != stage]
 
     def __call__(self, stage: str, step: int, loss: float) -> None:
-        """Note a step's loss. Effects: every 50 steps, rewrites the file and prints a line."""
+        """Record the loss of a step. Every 50 steps, rewrites the file and prints a line."""
         self.losses.append(loss)
         if step % self.EVERY:
             return
@@ -91,7 +91,7 @@ class LossLog:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """Where the stages keep their results, what they may spend, and the tokenizer."""
+    """Folders of the stages, their budget, and the tokenizer."""
 
     work: Path
     out: Path
@@ -115,7 +115,7 @@ class Workshop:
 
 
 def trained_vae(shop: Workshop) -> AutoencoderKL:
-    """Stage 1. The autoencoder, its latent scale folded into it: unit-variance latents divided by LATENT_SCALE."""
+    """Stage 1: the autoencoder, with its latent scale folded in: unit-variance latents divided by LATENT_SCALE."""
     path, stage = shop.work / "vae.safetensors", "vae"
     model = AutoencoderKL(**vae.CONFIG).eval().requires_grad_(False)
     if path.exists():
@@ -128,7 +128,7 @@ def trained_vae(shop: Workshop) -> AutoencoderKL:
     vae.polish(trained, shop.budget.vae_polish_steps, 0.006, images, seed + 1, shop.log("vae polish"))
     trained.eval().requires_grad_(False)
     images = vae.training_images(512, np.random.default_rng(shop.budget.seed + 1))
-    print(f"vae: {vae.psnr_decibels(trained, images):.1f} dB on images it has not seen")
+    print(f"vae: {vae.psnr_decibels(trained, images):.1f} dB on unseen images")
     fold_scale(trained, 1 / (float(vae.encode_all(trained, images).std()) * LATENT_SCALE))
     save_file({name: value.contiguous() for name, value in trained.state_dict().items()}, path)
     model.load_state_dict(load_file(path))
@@ -136,7 +136,7 @@ def trained_vae(shop: Workshop) -> AutoencoderKL:
 
 
 def refined_vae(shop: Workshop) -> AutoencoderKL:
-    """Stage 1b. The same latents, a decoder that was trained on; stage 1's module when the budget is 0."""
+    """Stage 1b: the same latents, with a refined decoder; the module of stage 1 if the budget is 0."""
     path, steps = shop.work / "decoder.safetensors", shop.budget.decoder_steps
     model = trained_vae(shop)
     if steps and not path.exists():
@@ -144,7 +144,7 @@ def refined_vae(shop: Workshop) -> AutoencoderKL:
         latents = vae.encode_all(model, images)
         vae.refine_decoder(model, latents, images, steps, 0.004, shop.budget.seed + 7, shop.log("decoder"))
         unseen = vae.training_images(256, np.random.default_rng(shop.budget.seed + 8))
-        print(f"decoder: {vae.psnr_decibels(model, unseen):.1f} dB on images it has not seen")
+        print(f"decoder: {vae.psnr_decibels(model, unseen):.1f} dB on unseen images")
         save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
     if path.exists():
         model.load_state_dict(load_file(path))
@@ -153,7 +153,7 @@ def refined_vae(shop: Workshop) -> AutoencoderKL:
 
 @torch.no_grad()
 def fold_scale(model: AutoencoderKL, factor: float) -> None:
-    """Multiply the latents by factor without changing a reconstruction. Effects: quant_conv and post_quant_conv."""
+    """Multiply the latents by factor without changing a reconstruction. Modifies quant_conv and post_quant_conv."""
     channels = model.config.latent_channels
     model.quant_conv.weight[:channels] *= factor
     model.quant_conv.bias[:channels] *= factor
@@ -162,7 +162,7 @@ def fold_scale(model: AutoencoderKL, factor: float) -> None:
 
 
 def trained_base(shop: Workshop, autoencoder: AutoencoderKL) -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """Stage 2. UNet and text encoder."""
+    """Stage 2: UNet and text encoder."""
     path, stage = shop.work / "base.safetensors", "text+unet"
     if not path.exists():
         rng = np.random.default_rng(shop.budget.seed + 2)
@@ -184,7 +184,7 @@ def trained_base(shop: Workshop, autoencoder: AutoencoderKL) -> tuple[UNet2DCond
 
 
 def export_model(shop: Workshop) -> None:
-    """Stage 3. The SD1-layout file, from stages 1 and 2."""
+    """Stage 3: the SD1-layout file, from stages 1 and 2."""
     unet, encoder = trained_base(shop, trained_vae(shop))
     autoencoder = refined_vae(shop)
     tensors = ldm_names.single_file(
@@ -202,7 +202,7 @@ def export_model(shop: Workshop) -> None:
 
 
 def export_lora(shop: Workshop, name: str) -> None:
-    """Stages 4 and 5. One LoRA on the frozen base, in rounds that each have their own warm-up and cosine."""
+    """Stages 4 and 5: one LoRA on the frozen base, in rounds with separate warm-up and cosine."""
     recipe = RECIPES[name]
     autoencoder = trained_vae(shop)
     unet, encoder = trained_base(shop, autoencoder)
@@ -226,7 +226,7 @@ def export_lora(shop: Workshop, name: str) -> None:
 
 
 def save_lora(shop: Workshop, name: str, trained: lora.Lora) -> None:
-    """Write one LoRA in kohya's layout and metadata. Effects: `trained` has the alpha that is shipped."""
+    """Write one LoRA in kohya's layout and metadata. Sets the alpha of `trained` to the shipped one."""
     trained.alpha = RECIPES[name].shipped_alpha
     about = shop.description(f"Shapes: {name}") | {
         "modelspec.architecture": "stable-diffusion-v1/lora",
@@ -242,7 +242,7 @@ def save_lora(shop: Workshop, name: str, trained: lora.Lora) -> None:
 
 
 def save(tensors: dict[str, torch.Tensor], path: Path, about: dict[str, str]) -> None:
-    """Write a safetensors file under a temporary name, then rename it. Effects: one file, and its folder."""
+    """Write a safetensors file under a temporary name, then rename it. Creates its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
     save_file(tensors, temporary, metadata=about)
@@ -252,7 +252,7 @@ def save(tensors: dict[str, torch.Tensor], path: Path, about: dict[str, str]) ->
 
 
 def report(shop: Workshop, seeds: int) -> None:
-    """Measure the exported files with every sampler, a line each. Effects: prints; sheets in the work folder."""
+    """Measure the exported files with every sampler, one line each. Prints, and writes sheets to the work folder."""
     settings: list[tuple[dict[str, float], Background, bool]] = [
         ({}, "dark", True),
         ({"light": 1.0}, "light", True),
@@ -285,7 +285,7 @@ def report(shop: Workshop, seeds: int) -> None:
 
 
 def main() -> None:
-    """Run the stages asked for, in order; all of them by default."""
+    """Run the requested stages in order; by default all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("examples/shapes"), help="holds models/, loras/, training/")
     parser.add_argument("--work", type=Path, default=Path("build/shapes"), help="finished stages; remove to start over")

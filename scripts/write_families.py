@@ -1,16 +1,18 @@
-"""Writes docs/families.md, and its summary in README.md, from what recognition knows and what the tests run.
+"""Writes docs/reference/families.md, and its summary in README.md, from the detection tables and the tests.
 
-python scripts/write_families.py           after joining a family, or adding one to a test
-python scripts/write_families.py --check   exit code 1 when a page is out of date (a test runs this)
+python scripts/write_families.py           after adding a family, or a test of one
+python scripts/write_families.py --check   exit code 1 if a page is out of date (a test runs this)
 
-The tests of tests/pool/families are read, not run: a family counts as compared with a pipeline of diffusers when a test
-there has it in a table beside code that names the pipeline. Whether the tests pass is for the tests to say.
+The tests of tests/pool/families and tests/pool/conditioning are read, not run: a family counts as compared with a
+pipeline of diffusers if a test there lists it in a table next to code that names the pipeline. The test run decides
+whether the comparison passes.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,29 +26,30 @@ from modelpool.pool.detection.layouts.signature import Signature  # noqa: E402
 from modelpool.pool.detection.signatures import SIGNATURES  # noqa: E402
 from modelpool.pool.detection.text_encoders import MEMBERS  # noqa: E402
 from modelpool.pool.families import family as unets  # noqa: E402 - the script may be run from anywhere
-from modelpool.pool.families.expert_pairs import PAIRS  # noqa: E402
 from modelpool.pool.families.family import Family  # noqa: E402
-from modelpool.pool.families.supported import running_families, why_not  # noqa: E402
+from modelpool.pool.families.supported import running_families  # noqa: E402
 from modelpool.pool.families.text_readings import readings_of  # noqa: E402
-from modelpool.pool.loading.vision_fit import vision_encoder_of  # noqa: E402
+from modelpool.pool.families.two_experts import TWO_EXPERTS  # noqa: E402
+from modelpool.pool.loading.vision_fit import vision_encoder_name  # noqa: E402
 
-PAGE, README, TESTS = ROOT / "docs" / "families.md", ROOT / "README.md", ROOT / "tests" / "pool" / "families"
+PAGE, README = ROOT / "docs" / "reference" / "families.md", ROOT / "README.md"
+TESTS = tuple(ROOT / "tests" / "pool" / folder for folder in ("families", "conditioning"))
 BEGIN, END = "<!-- families: written by scripts/write_families.py -->", "<!-- end of families -->"
-#: tables whose keys are families, or names that begin with one
+#: tables whose keys are families, or names that start with one
 _COMPARED, _MERGED = ("PIPELINES", "CASES"), "LORAS"
-#: families that are a compared one but in name
+#: families that differ from a compared one only in name
 _ALIKE = "ALIKE"
-#: why families are not compared
+#: reasons why families are not compared
 _REASONS = "NOT_COMPARED"
 
 
 @dataclass(slots=True)
 class Proof:
-    """What the tests do with each family, by name.
+    """Results that the tests verify for each family, by name.
 
-    pipelines  of diffusers that it is compared with
-    merged     those whose LoRAs draw what merged files draw
-    reasons    why others are not compared, where the tests say it
+    pipelines  pipelines of diffusers that it is compared with
+    merged     families whose LoRAs give the same images as merged files
+    reasons    why other families are not compared, if the tests state it
     """
 
     pipelines: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
@@ -55,7 +58,7 @@ class Proof:
 
 
 def main() -> int:
-    """Bring both pages up to date, or say that one is not."""
+    """Write both pages; with --check, return 1 if one of them is out of date."""
     proof = read_tests()
     pages = {PAGE: page(proof), README: _between(README.read_text(encoding="utf-8"), summary(proof))}
     if "--check" in sys.argv[1:]:
@@ -66,64 +69,74 @@ def main() -> int:
 
 
 def page(proof: Proof) -> str:
-    """The whole list."""
+    """The content of docs/reference/families.md."""
     running, rows = running_families(), _unique(SIGNATURES)
-    there = [row for row in rows if row.name in running]
+    run = [row for row in rows if row.name in running]
     waiting = [row for row in rows if row.name not in running and row.runs]
+    compared = sum(bool(proof.pipelines[row.name]) for row in run)
     lines = [
-        "# Families of models", "",
-        f"Written by `scripts/write_families.py`: {len(rows)} families are recognised, {len(there)} run, and "
-        f"{sum(bool(proof.pipelines[row.name]) for row in there)} of these are compared, whole, with diffusers "
-        "by the tests: text, latent and pixels of a tiny model with the same weights, texts and noise "
-        "(tests/pool/families).", "",
+        "# Families", "",
+        _wrapped(
+            f"Generated by `scripts/write_families.py`. {len(rows)} families are recognized; {len(run)} of them run. "
+            f"The tests in `tests/pool` compare {compared} of these with complete pipelines of diffusers: "
+            "text, latent and pixels of a tiny model with the same weights, texts and noise."
+        ), "",
         "## Families that run", "",
-        "| family | makes | encoders | latent | guidance, steps | equal to, in diffusers | LoRA = merged |",
+        "| family | output | encoders | latent | guidance, steps | equal to, in diffusers | LoRA = merged |",
         "|---|---|---|---|---|---|---|",
-        *(_row(row, running[row.name], proof) for row in there), "",
-        "Latent: the name of its kind and its channels. Guidance and steps are the usual ones, where a request says",
-        "nothing; those without an entry have the defaults of requests.", "",
-        "## Models that are two diffusion models", "",
-        "One for much noise and one for little, in files of their own or in a folder of diffusers; each of the two",
-        "runs alone as well. [models.md](models.md) says how they are named.", "",
-        "| model | each of the two | shift | guidance, of each | second from noise | steps |",
+        *(_row(row, running[row.name], proof) for row in run), "",
+        "The latent column contains the latent format and its number of channels. Guidance and steps are the defaults",
+        "of the model; families without an entry use the defaults of requests.", "",
+        "## Models with two experts", "",
+        "A high-noise and a low-noise expert, in separate files or in a diffusers folder. Each also runs alone.",
+        "[Models of several parts](../guides/composite_models.md) describes how they are named.", "",
+        "| model | each expert | shift | guidance of each | boundary | steps |",
         "|---|---|---|---|---|---|",
-        *(_pair_row(name, pair) for name, pair in PAIRS.items()), "",
-        "## Families that are recognised and do not run", "",
-        f"{why_not('...').replace(' (...)', '').capitalize()}:", "",
+        *(_pair_row(name, pair) for name, pair in TWO_EXPERTS.items()), "",
+        "## Families that are recognized and do not run", "",
+        "diffusers implements the architecture, but it is not integrated yet:", "",
         "| family | class |", "|---|---|",
-        *(f"| {row.title} (`{row.name}`) | {row.runs} |" for row in waiting), "",
-        f"{why_not('').capitalize()}: "
-        + ", ".join(f"{row.title} (`{row.name}`)" for row in rows if row.name not in running and not row.runs) + ".",
+        *(f"| {_title(row)} (`{row.name}`) | {row.runs} |" for row in waiting), "",
+        "No dependency of this version implements the architecture:", "",
+        *(f"- {_title(row)} (`{row.name}`)" for row in rows if row.name not in running and not row.runs),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
 def summary(proof: Proof) -> str:
-    """For the README: who runs, by what they make."""
+    """For the README: the families that run, by output."""
     made: dict[str, list[str]] = defaultdict(list)
     running, rows = running_families(), _unique(SIGNATURES)
     for row in rows:
         if row.name in running:
-            made[_makes(running[row.name])].append(row.title + ("" if proof.pipelines[row.name] else " *"))
-    lines = ["| makes | families that run |", "|---|---|"]
-    lines += [f"| {kind} | {', '.join(titles)} |" for kind, titles in sorted(made.items(), reverse=True)]
+            made[_makes(running[row.name])].append(_title(row) + ("" if proof.pipelines[row.name] else " (\\*)"))
+    lines = []
+    for kind in ("image", "video", "audio"):
+        lines += [_wrapped(f"- **{kind}**: {', '.join(made[kind])}", "  "), ""]
     rest = len(rows) - sum(map(len, made.values()))
-    lines += ["", f"\\* not compared with diffusers as a whole. {rest} more are recognised: [docs/families.md]"
-              "(docs/families.md)."]  # fmt: skip
-    return "\n".join(lines)
+    lines.append(f"(\\*) not compared with a complete pipeline of diffusers. {rest} more families are recognized:")
+    return "\n".join([*lines, "[Families](docs/reference/families.md)."])
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _title(row: Signature) -> str:
+    return row.title.removeprefix("the ")
 
 
 def _row(row: Signature, family: Family, proof: Proof) -> str:
-    usual = family.sampling.usual
+    defaults = family.sampling.defaults
     readings = readings_of(family.name)
     encoders = [r.encoder for r in readings] if readings else list(MEMBERS.get(family.name, ()))
-    encoders += [vision_encoder_of(family)] if family.sampling.sight else []
+    encoders += [vision_encoder_name(family)] if family.sampling.vision_use else []
     cells = (
-        f"{row.title} (`{row.name}`)",
+        f"{_title(row)} (`{row.name}`)",
         _makes(family),
         ", ".join(encoders) or "-",
         f"{row.latent} ({LATENT_FORMATS[row.latent].channels})" if row.latent in LATENT_FORMATS else "-",
-        "-" if usual is None else f"{usual.guidance.value} {usual.cfg:g}, {usual.steps} steps",
+        "-" if defaults is None else f"{defaults.guidance.value} {defaults.cfg:g}, {defaults.steps} steps",
         ", ".join(sorted(proof.pipelines[row.name])) or proof.reasons.get(row.name, "not compared"),
         "yes" if row.name in proof.merged else "-",
     )
@@ -131,17 +144,17 @@ def _row(row: Signature, family: Family, proof: Proof) -> str:
 
 
 def _pair_row(name: str, pair: Family) -> str:
-    usual, low = pair.sampling.usual, pair.sampling.low_noise
-    assert usual is not None
+    defaults, low = pair.sampling.defaults, pair.sampling.low_noise
+    assert defaults is not None
     assert low is not None
-    guidance = f"{usual.guidance.value} {usual.cfg:g} and {low.cfg:g}"
+    guidance = f"{defaults.guidance.value} {defaults.cfg:g} and {low.cfg:g}"
     cells = (
         pair.title,
         f"`{name}`",
         f"{pair.sampling.noise.shift:g}",
         guidance,
         f"{low.boundary:g}",
-        str(usual.steps),
+        str(defaults.steps),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -162,9 +175,11 @@ def _between(text: str, written: str) -> str:
 
 
 def read_tests() -> Proof:
-    """The tables of the tests, and the tiny models that modules without a table name."""
+    """Read the tables of the tests, and the tiny models that modules without a table name."""
     proof = Proof()
-    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(TESTS.glob("*.py"))}
+    modules = {
+        path: ast.parse(path.read_text(encoding="utf-8")) for folder in TESTS for path in sorted(folder.glob("*.py"))
+    }
     tiny = {name: family for module in modules.values() for name, family in _tiny_models(module)}
     alike: dict[str, str] = {}
     for path, module in modules.items():
@@ -196,7 +211,7 @@ def _functions(module: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def _brought(module: ast.Module, modules: Mapping[Path, ast.Module]) -> dict[str, ast.FunctionDef]:
-    """The functions of the other tests that a module imports."""
+    """Functions that a module imports from other tests."""
     others = {path.stem: _functions(other) for path, other in modules.items()}
     brought = [node for node in module.body if isinstance(node, ast.ImportFrom)]
     return {
@@ -209,20 +224,20 @@ def _brought(module: ast.Module, modules: Mapping[Path, ast.Module]) -> dict[str
 
 
 def _about(name: str, family: str, named: set[str]) -> str:
-    """`name`, but for a pipeline of a sister where the code chooses between the two."""
+    """Return `name`, or "" for the pipeline of a related family if the code selects between both."""
     own = [n for n in named if n.endswith("Pipeline") and family.replace("_", "") in n.lower()]
     return name if not own or name in own else ""
 
 
 def _family(key: str, value: ast.expr) -> str:
-    """The family that a row is about: its key, or the constant of `pool.families.family` that it begins with."""
+    """The family of a row: its key, or the constant of `pool.families.family` in its first argument."""
     first = value.args[0] if isinstance(value, ast.Call) and value.args else None
     found = getattr(unets, first.id, None) if isinstance(first, ast.Name) else None
     return found.name if isinstance(found, Family) else key
 
 
 def _tables(module: ast.Module) -> Iterator[tuple[str, Mapping[str, ast.expr]]]:
-    """The dictionaries of a module with texts for keys, by name."""
+    """Yield the name and content of each dictionary with string keys in a module."""
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict() as table):
@@ -236,7 +251,7 @@ def _tables(module: ast.Module) -> Iterator[tuple[str, Mapping[str, ast.expr]]]:
 
 
 def _tiny_models(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """Constants that are a tiny model, and its family."""
+    """Yield the name and the family of each constant that is a tiny model."""
     for node in module.body:
         match node:
             case ast.Assign(
@@ -247,7 +262,7 @@ def _tiny_models(module: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """Every name in a piece of code."""
+    """All names in a piece of code."""
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     return found | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 

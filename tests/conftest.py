@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
+import json
 import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -27,6 +30,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # no absolute times in tests: a slow machine is not a failure
 settings.register_profile("modelpool", deadline=None)
 settings.load_profile("modelpool")
+
+
+#: how long tests took when they were last recorded, on a machine with two cores
+DURATIONS = Path(__file__).with_name("durations.json")
+RECORDED_SECONDS, SLOW_SECONDS = 0.5, 2.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,7 +58,7 @@ def _made_once() -> Iterator[None]:
                 if name in sys.modules:
                     patch.setattr(sys.modules[name], "read_merges", read_merges)
         if figures := sys.modules.get("modelpool.pool.estimates.activation_estimator"):
-            patch.setattr(figures, "MetaAnswers", functools.cache(figures.MetaAnswers))
+            patch.setattr(figures, "MetaCache", functools.cache(figures.MetaCache))
         if opening := sys.modules.get("modelpool.pool.devices.opening"):
             patch.setattr(opening, "LINK_PROBE_BYTES", 1 << 20)
         yield
@@ -80,8 +88,51 @@ def _simulated_bytes() -> int:
     return used_bytes
 
 
+def pytest_collection_finish() -> None:
+    """Take everything that collection imported out of the garbage collector's sight: pools collect garbage where
+    memory is short, and a collection over all test modules takes seconds."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --record-durations."""
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json at the end")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Record durations where that is requested, in the process that hears of all tests."""
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(), "durations")
+
+
+class Durations:
+    """Records how long tests take: those above half a second, by id, rounded. Tests that did not run keep theirs."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = collections.defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        known = {**recorded_durations(), **self.seconds}
+        kept = {test: round(seconds, 1) for test, seconds in sorted(known.items()) if seconds > RECORDED_SECONDS}
+        DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
+
+
+def recorded_durations() -> dict[str, float]:
+    """Seconds by test id, of the last recording."""
+    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests on machines without CUDA, and keep the `ray` tests of one process together at the end."""
+    """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, and keep the
+    `ray` tests of one process together at the end."""
+    durations = recorded_durations()
+    for item in items:
+        if durations.get(item.nodeid, 0.0) > SLOW_SECONDS:
+            item.add_marker(pytest.mark.slow)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:

@@ -1,4 +1,4 @@
-"""`ModelPool`: what a driver script holds. Starts a pool or joins one, submits, and looks at it.
+"""`ModelPool`: starts or joins a pool, submits requests and reports its state.
 
 Ray is imported when a pool is started or joined, not with this module.
 """
@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.api.stage_result import StageResult
-from modelpool.actors.control.connection import Line
+from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.control.event_reader import Listener, NewsReader
+from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
-from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, GivenLatent, Order, SampleOrder
+from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.request.qos import TOO_LATE, user_of_this_process
+from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
-from modelpool.actors.worker.host_memory import HostMemory
+from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import TaskId, WorkerId
@@ -44,12 +44,12 @@ LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, s
 
 #: requests that travel together
 CHUNK = 256
-#: longest wait of one question about readiness
+#: longest wait of one readiness call
 _READY_SECONDS = 5.0
 
 
 class DeadlineTooSoon(UserWarning):
-    """Images that cannot be made by their deadline. The message says how many, and what they take."""
+    """Some images cannot finish by their deadline. The message says how many, and the time they need."""
 
 
 class PartialLora(UserWarning):
@@ -57,54 +57,60 @@ class PartialLora(UserWarning):
 
 
 class WorkersFailed(RuntimeError):
-    """Workers that do not come up. The message says which and why."""
+    """Workers failed to start. The message says which and why."""
 
 
 class ModelPool:
-    """A pool of models, open. Use it as a context manager, or `close` it. Any thread may call."""
+    """An open pool. Use it as a context manager, or call `close`. Thread-safe."""
 
-    def __init__(self, line: Line, close: Callable[[], None], output: Path | None, address: str = "") -> None:
-        """For `start` and `connect`. `close` lets go of what was started for this driver."""
-        self._line = line
+    def __init__(
+        self, connection: Connection, close: Callable[[], None], output: Path | None, address: str = ""
+    ) -> None:
+        """Called by `start` and `connect`. `close` releases what was started for this driver."""
+        self._connection = connection
         self._close = close
         self._output = output
         self._closed = False
-        #: whose share jobs count for that do not say
+        #: user of jobs that set none
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[Path, ImageWriter] = {}
-        self._reader = NewsReader(line, self._client_id)
-        #: where another driver on this machine, or one of the cluster, can connect to
+        self._reader = EventReader(connection, self._client_id)
+        #: where another driver on this machine, or of the cluster, can connect
         self.address = address
-        line.ask(Controller.enter, self._client_id)
+        connection.call(Controller.enter, self._client_id)
         self._reader.start()
 
     @classmethod
     def start(
         cls, config: str | Path | PoolConfig | None = None, *, address: str | None = None, **overrides: Any
     ) -> ModelPool:
-        """Start a pool: Ray where none is named, a controller, a worker for each GPU. It ends with `close`.
+        """Start a pool: Ray (unless an address is configured), a controller, and one worker per GPU. It ends with
+        `close`.
 
-        Returns when the controller answers; workers come up meanwhile, and jobs wait for them. `config` is a TOML file
-        or a PoolConfig (without one see `PoolConfig.find`), `address` and `overrides` change settings of it: workers,
-        device, vram, threads, models, loras, namespace, name, output.
-        Raises UserError for what is wrong with any of them.
+        Returns when the controller answers; workers start in the background, and jobs wait for them. `config` is a
+        TOML file or a PoolConfig (by default `PoolConfig.find`); `address` and `overrides` change its settings:
+        workers, device, vram, threads, models, loras, namespace, name, output.
+
+        Raises UserError if any of them is wrong.
         """
         from modelpool.actors.api.opening import start_pool
 
         settings = PoolConfig.find(config).override(address=address, **overrides)
         opened = start_pool(settings)
-        return cls._open(opened.line, opened.close, settings.output.folder, opened.address)
+        return cls._open(opened.connection, opened.close, settings.output.folder, opened.address)
 
     @classmethod
     def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
-        """Join a pool that runs: by its name or, as host:port, its Ray's address; without either, the one that
-        `modelpool up` started. Closing leaves that pool running. Raises UserError when there is none.
+        """Join a running pool: by its name or by its Ray address (host:port); by default the one that `modelpool up`
+        started last.
+
+        Closing leaves that pool running. Raises UserError if there is none.
         """
         from modelpool.actors.api.opening import join_pool
 
         opened = join_pool(name_or_address)
-        return cls._open(opened.line, opened.close, Path(output) if output else None, opened.address)
+        return cls._open(opened.connection, opened.close, Path(output) if output else None, opened.address)
 
     def submit(
         self,
@@ -115,27 +121,29 @@ class ModelPool:
         user: str | None = None,
         deadline: float | str | None = None,
     ) -> Jobs:
-        """Queue images. Seeds that are left out are drawn now. `output` is where they are written as they arrive:
-        left out, the folder of the configuration; False, nowhere.
+        """Queue requests. Missing seeds are drawn now. Outputs are written to `output` as they arrive: by default
+        the folder of the configuration; False writes nothing.
 
-        A list or tuple is checked whole before anything is queued. From another iterable, chunks of some hundred are
-        queued while the next is drawn; when one is refused, what was queued is cancelled. Either way, whoever gets an
-        exception has submitted nothing. A LoRA that the model has only a part of is told as a `PartialLora` warning.
-        `priority`, `user` and `deadline` ("10m", or seconds, from now) are for requests that do not say their own; a
-        deadline that cannot be met is told as a `DeadlineTooSoon` warning.
+        A list or tuple is checked completely before anything is queued. From another iterable, chunks of some hundred
+        are queued while the next is drawn; if one is refused, everything queued is cancelled. Either way, a call that
+        raises has submitted nothing. If a model matches only some keys of a LoRA, a `PartialLora` warning is issued.
+
+        `priority`, `user` and `deadline` ("10m", or seconds, from now) apply to requests that do not set them; a
+        deadline that cannot be met causes a `DeadlineTooSoon` warning.
+
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
         if isinstance(requests, GenerateRequest):
             requests = (requests,)
-        terms = _Terms(priority, user, deadline)
+        terms = _Qos(priority, user, deadline)
         submission_id = _new_submission()
         writer = self._writer(output)
         jobs = Jobs(
-            self._line, self._client_id, submission_id, writer, on_over=lambda: self._reader.forget(submission_id)
+            self._connection, self._client_id, submission_id, writer, on_over=lambda: self._reader.forget(submission_id)
         )
         self._reader.listen(submission_id, jobs)
         count = len(requests) if isinstance(requests, Sequence) else 0
-        ended_at, images = 0, InputImages(self._line.give)
+        ended_at, images = 0, InputImages(self._connection.give)
         try:
             for chunk in _chunks(map(terms.fill_in, requests)):
                 jobs.add(chunk)
@@ -144,35 +152,35 @@ class ModelPool:
                 hold = ended_at < count
                 name = self._user if terms.user is None else terms.user
                 part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
-                recipes = self._line.ask(Controller.submit, part)
-                _tell(text for recipe in recipes for text in recipe.warnings)
+                recipes = self._connection.call(Controller.submit, part)
+                _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
             self._reader.forget(submission_id)
-            self._line.ask(Controller.cancel, self._client_id, submission_id)
+            self._connection.call(Controller.cancel, self._client_id, submission_id)
             raise
         jobs.seal()
         return jobs
 
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
-        """What each request would be made by, or what is wrong with it. Queues nothing."""
+        """Return the recipe of each request, or its error. Queues nothing."""
         found: list[Recipe | UserError] = []
         images = InputImages(lambda image: None)
         for chunk in _chunks(requests):
             sent = images.bring_each(chunk)
             usable = tuple(one for one in sent if not isinstance(one, UserError))
-            answers = iter(self._line.ask(Controller.recipes, usable))
+            answers = iter(self._connection.call(Controller.recipes, usable))
             found += [one if isinstance(one, UserError) else next(answers) for one in sent]
         return tuple(found)
 
     def recipe(self, request: GenerateRequest) -> Recipe:
-        """What `request` would be made by. Queues nothing. Raises UserError."""
+        """Return the recipe of `request`. Queues nothing. Raises UserError."""
         found = self.recipes((request,))[0]
         if isinstance(found, UserError):
             raise found
         return found
 
     def encode(self, prompt: str, *, model: str, loras: Iterable[LoraLike] = ()) -> StageResult:
-        """A text as `model` reads it: an `Encoded`. Raises UserError."""
+        """Encode a text with the text encoders of `model`; the result is an `Encoded`. Raises UserError."""
         checked = GenerateRequest(model=model, prompt=prompt, loras=_choices(loras))
         return self._stage(EncodeOrder(model, checked.loras, prompt))
 
@@ -194,8 +202,9 @@ class ModelPool:
         frame_rate: float | None = None,
         seconds: float | None = None,
     ) -> StageResult:
-        """A denoised `Latent`, of a video or an audio clip where `model` makes those. Without `negative`, guidance is
-        against the empty text. Raises UserError."""
+        """Sample a denoised `Latent`, of an image, a video or an audio clip as `model` generates. Without
+        `negative`, guidance uses the empty text. Raises UserError.
+        """
         checked = _with_seed(
             GenerateRequest(
                 model=model,
@@ -234,44 +243,46 @@ class ModelPool:
         return self._stage(order, {**positive.held, **(negative.held if negative else {})})
 
     def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
-        """The `ImagePixels`, `VideoFrames` or `AudioSamples` of a latent, which may be the driver's own. Raises
-        UserError."""
+        """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
+        Raises UserError.
+        """
         if isinstance(latent, Latent):
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
-            own = GivenLatent(task_id, tuple(shape_CHW[1:]))
-            return self._stage(DecodeOrder(own, model), {own.task_id: self._line.give(latent)})
+            own = InputLatent(task_id, tuple(shape_CHW[1:]))
+            return self._stage(DecodeOrder(own, model), {own.task_id: self._connection.give(latent)})
         if not isinstance(latent.order, SampleOrder):
             raise unusable_field("latent", type(latent.order).__name__, "a result of sample(), or a Latent")
         return self._stage(DecodeOrder(latent.order, model), latent.held)
 
     def models(self) -> tuple[ModelListing, ...]:
-        """The checkpoints in the pool's folders."""
-        return self._line.ask(Controller.listings)[0]
+        """Return the checkpoints in the pool's folders."""
+        return self._connection.call(Controller.listings)[0]
 
     def loras(self) -> tuple[LoraListing, ...]:
-        """The LoRAs in the pool's folders."""
-        return self._line.ask(Controller.listings)[1]
+        """Return the LoRAs in the pool's folders."""
+        return self._connection.call(Controller.listings)[1]
 
     def status(self) -> PoolStatus:
-        """The pool at this moment."""
-        return self._line.ask(Controller.status)
+        """Return the current state of the pool."""
+        return self._connection.call(Controller.status)
 
     def history(self, job: str) -> JobHistory:
-        """What the pool remembers of a job, by its id or a part of it that no other has: each start of its tasks with
-        why, what was expected and what it took. Raises UnknownName."""
-        return self._line.ask(Controller.history, job)
+        """Return the history of a job, by its id or a unique part of it: each start of its tasks with the reason,
+        the expected and the measured time. Raises UnknownName.
+        """
+        return self._connection.call(Controller.history, job)
 
-    def memory(self) -> dict[WorkerId, HostMemory]:
-        """What each worker's process takes of its machine's memory."""
-        return self._line.ask(Controller.memory_reports)
+    def memory(self) -> dict[WorkerId, ProcessMemory]:
+        """Return the host memory of each worker's process."""
+        return self._connection.call(Controller.memory_reports)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until every worker is up. Raises WorkersFailed when one was given up, and TimeoutError."""
+        """Wait until every worker has started. Raises WorkersFailed if one was given up, and TimeoutError."""
         left = float("inf") if timeout is None else timeout
         while True:
-            status = self._line.ask(Controller.wait_ready, min(left, _READY_SECONDS))
+            status = self._connection.call(Controller.wait_ready, min(left, _READY_SECONDS))
             failed = [worker for worker in status.workers if worker.state == "given_up"]
             if failed:
                 raise WorkersFailed("; ".join(f"{worker.id}: {worker.trouble}" for worker in failed))
@@ -280,10 +291,10 @@ class ModelPool:
                 return
             left -= _READY_SECONDS
             if left <= 0:
-                raise TimeoutError(f"not up after {timeout} s: {', '.join(map(_told, starting))}")
+                raise TimeoutError(f"not ready after {timeout} s: {', '.join(map(_described, starting))}")
 
     def close(self) -> None:
-        """Write what is on the way, cancel what has not ended, and let go of the pool. Idempotent."""
+        """Write pending outputs, cancel unfinished jobs, and disconnect. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -301,18 +312,18 @@ class ModelPool:
         self.close()
 
     @classmethod
-    def _open(cls, line: Line, close: Callable[[], None], output: Path | None, address: str) -> ModelPool:
+    def _open(cls, connection: Connection, close: Callable[[], None], output: Path | None, address: str) -> ModelPool:
         try:
-            return cls(line, close, output, address)
+            return cls(connection, close, output, address)
         except BaseException:
             close()
             raise
 
     def _leave(self) -> None:
         try:
-            self._line.ask(Controller.leave, self._client_id)
+            self._connection.call(Controller.leave, self._client_id)
         except PoolLost:
-            return  # it left first
+            return  # the controller ended first
 
     def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
         folder = self._output if output is None else None if output is False else Path(output)
@@ -320,45 +331,45 @@ class ModelPool:
             return None
         folder = folder.absolute()
         if folder not in self._writers:
-            self._writers[folder] = ImageWriter(folder, self._line)
+            self._writers[folder] = ImageWriter(folder, self._connection)
         return self._writers[folder]
 
     def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
         submission_id = _new_submission()
-        result = StageResult(order, self._line, submission_id)
+        result = StageResult(order, self._connection, submission_id)
         listener: Listener = result
         self._reader.listen(submission_id, listener)
         try:
             part = StageSubmission(self._client_id, submission_id, order, given or {}, self._user)
-            _tell(self._line.ask(Controller.submit_stage, part), stacklevel=4)
+            _warn(self._connection.call(Controller.submit_stage, part), stacklevel=4)
         except BaseException:
             self._reader.forget(submission_id)
             raise
         return result
 
 
-class _Terms:
-    """What one `submit` says of all its requests. Raises UserError."""
+class _Qos:
+    """The scheduling arguments of one `submit`, for all its requests. Raises UserError."""
 
     def __init__(self, priority: int | None, user: str | None, deadline: float | str | None) -> None:
-        said = {"priority": priority, "user": user, "deadline": deadline}
-        given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-        checked = GenerateRequest(model="any", prompt="", **given)
+        arguments = {"priority": priority, "user": user, "deadline": deadline}
+        set_here: dict[str, Any] = {name: value for name, value in arguments.items() if value is not None}
+        checked = GenerateRequest(model="any", prompt="", **set_here)
         self.user = checked.user
-        self._given = {name: getattr(checked, name) for name in given}
+        self._set = {name: getattr(checked, name) for name in set_here}
 
     def fill_in(self, request: GenerateRequest) -> GenerateRequest:
-        """`request`, with what it does not say itself."""
-        if not self._given or not isinstance(request, GenerateRequest):
+        """Return `request` with the missing ones set."""
+        if not self._set or not isinstance(request, GenerateRequest):
             return request
-        missing = {name: value for name, value in self._given.items() if name not in request.model_fields_set}
+        missing = {name: value for name, value in self._set.items() if name not in request.model_fields_set}
         return request.model_copy(update=missing) if missing else request
 
 
-def _tell(texts: Iterable[str], stacklevel: int = 3) -> None:
-    """Warn of each thing once, at the line that called the pool."""
+def _warn(texts: Iterable[str], stacklevel: int = 3) -> None:
+    """Issue each warning once, at the line that called the pool."""
     for text in dict.fromkeys(texts):
-        category = DeadlineTooSoon if text.startswith(TOO_LATE) else PartialLora
+        category = DeadlineTooSoon if text.startswith(DEADLINE_PREFIX) else PartialLora
         warnings.warn(text, category, stacklevel=stacklevel)
 
 
@@ -373,14 +384,14 @@ def _with_seed(request: GenerateRequest) -> GenerateRequest:
 
 
 def _chunks(requests: Iterable[GenerateRequest]) -> Iterator[tuple[GenerateRequest, ...]]:
-    """`requests`, with seeds, some at a time; no more is drawn than is handed out."""
+    """Yield `requests` with seeds, in chunks; draws no more than it yields."""
     drawn = (_with_seed(request) for request in requests)
     while chunk := tuple(islice(drawn, CHUNK)):
         yield chunk
 
 
 def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
-    """For a request, which understands the short forms."""
+    """The short forms of LoRAs, which a request parses."""
     return cast("tuple[LoraChoice, ...]", tuple(loras))
 
 
@@ -390,5 +401,5 @@ def _encoded_by(stage: StageResult, name: str) -> EncodeOrder:
     return stage.order
 
 
-def _told(worker: WorkerStatus) -> str:
+def _described(worker: WorkerStatus) -> str:
     return f"{worker.id} ({worker.trouble})" if worker.trouble else worker.id

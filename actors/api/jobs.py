@@ -1,7 +1,7 @@
-"""`Jobs`: a submission in the driver's hands. Iterate over its images, watch it, cancel it from any thread.
+"""`Jobs`: one submission. Iterate over its results, watch it, cancel it from any thread.
 
-Results stay references until they are handed out, and each is handed out once: a batch of any size takes the memory of
-the images that the program keeps.
+Results stay references until they are returned, and each is returned once: a batch of any size takes only the memory
+of the images that the program keeps.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,98 +17,110 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from modelpool.actors.api.output_writer import ImageWriter
-from modelpool.actors.control.connection import Line, ResultGone
+from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
     AudioResult,
     ImageResult,
     JobFailure,
-    MadeResult,
+    OutputResult,
     Summary,
     TaskSummary,
     VideoResult,
-    own_seconds,
     sampled_by,
+    unshared_seconds,
 )
 from modelpool.actors.results.progress import Progress, RunningJob
-from modelpool.actors.wire.messages import ClientId, JobEnded, RunningTask, SubmissionId
+from modelpool.actors.wire.messages import ClientId, JobEnded, SubmissionId, TaskProgress
 from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
-Kind = TypeVar("Kind", bound=MadeResult)
+Kind = TypeVar("Kind", bound=OutputResult)
 
-#: how late Ctrl-C may be heard, see `Jobs._settled`
+#: maximum delay of Ctrl-C, see `Jobs._settled`
 _SIGNAL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Finished:
-    """An image that is ready to be handed out."""
+class _ReadyOutput:
+    """An output that is ready to be returned."""
 
     job: JobEnded
     path: Path | None
 
 
 class Jobs:
-    """What one `submit` call brought. Made by `ModelPool.submit`."""
+    """The jobs of one `ModelPool.submit` call."""
 
     def __init__(
         self,
-        line: Line,
+        connection: Connection,
         client_id: ClientId,
         submission_id: SubmissionId,
         writer: ImageWriter | None,
         on_over: Callable[[], None],
     ) -> None:
-        self._line = line
+        self._connection = connection
         self._client_id = client_id
         self._submission_id = submission_id
         self._writer = writer
         self._on_over = on_over
         self._started_at = time.monotonic()
-        #: guards all that follows; told when a job ended or no more news will come
+        #: guards everything below; notified when a job ends or no more events will come
         self._changed = threading.Condition()
         self._requests: list[GenerateRequest] = []
         self._sealed = False
-        self._waiting: deque[_Finished | JobFailure] = deque()
+        self._waiting: deque[_ReadyOutput | JobFailure] = deque()
         self._succeeded = 0
         self._ended = 0
         self._ended_at = self._started_at
         self._without_image: list[JobFailure] = []
         self._tasks: list[TaskSummary] = []
-        self._running: tuple[RunningTask, ...] = ()
+        self._running: tuple[TaskProgress, ...] = ()
         self._lost: Exception | None = None
 
     def images(self) -> Iterator[ImageResult]:
-        """The images as they finish, each once: a second iterator goes on where the first one stopped.
+        """Iterate over the images as they finish, each once: a second iterator continues where the first one
+        stopped.
 
-        Jobs without an image are passed over; see `failures`, and `results` for submissions that make videos too.
-        Raises PoolLost when no more can come.
+        Jobs without an image are skipped; see `failures`, and `results` for submissions that also generate videos.
+
+        Raises PoolLost if the pool ends first.
         """
-        return self._made(ImageResult)
+        return self._of_kind(ImageResult)
 
     def videos(self) -> Iterator[VideoResult]:
-        """As `images`, for videos."""
-        return self._made(VideoResult)
+        """Iterate over the videos, as `images`."""
+        return self._of_kind(VideoResult)
 
     def audios(self) -> Iterator[AudioResult]:
-        """As `images`, for audio clips."""
-        return self._made(AudioResult)
+        """Iterate over the audio clips, as `images`."""
+        return self._of_kind(AudioResult)
 
-    def results(self) -> Iterator[MadeResult | JobFailure]:
-        """All that was made as it finishes, each once, with the jobs that failed or were cancelled."""
+    def films(self) -> Iterator[VideoResult]:
+        """Deprecated: use `videos`."""
+        warnings.warn("Jobs.films() is deprecated; use Jobs.videos()", DeprecationWarning, stacklevel=2)
+        return self.videos()
+
+    def sounds(self) -> Iterator[AudioResult]:
+        """Deprecated: use `audios`."""
+        warnings.warn("Jobs.sounds() is deprecated; use Jobs.audios()", DeprecationWarning, stacklevel=2)
+        return self.audios()
+
+    def results(self) -> Iterator[OutputResult | JobFailure]:
+        """Iterate over all outputs as they finish, each once, including jobs that failed or were cancelled."""
         while (waiting := self._take()) is not None:
             try:
-                result = waiting if isinstance(waiting, JobFailure) else self._handed_out(waiting)
+                result = waiting if isinstance(waiting, JobFailure) else self._delivered(waiting)
             except BaseException:
                 self._put_back(waiting)
                 raise
             yield result
 
     def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job ended; images stay to be iterated. Raises TimeoutError, or PoolLost."""
+        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
         with self._changed:
             if not self._settled(lambda: self._over or self._lost is not None, timeout):
                 raise TimeoutError(f"{len(self._requests) - self._ended} of {len(self._requests)} jobs have not ended")
@@ -116,12 +129,12 @@ class Jobs:
             return self._summary()
 
     def cancel(self) -> None:
-        """End all that has not ended; what runs stops at its next step. Returns at once. Idempotent."""
+        """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
         if not self._over and self._lost is None:
-            self._line.ask(Controller.cancel, self._client_id, self._submission_id)
+            self._connection.call(Controller.cancel, self._client_id, self._submission_id)
 
     def progress(self) -> Progress:
-        """How far it is."""
+        """Return the current progress."""
         with self._changed:
             cancelled = sum(f.cancelled for f in self._without_image)
             return Progress(
@@ -132,48 +145,48 @@ class Jobs:
                 running=tuple(self._running_job(task) for task in self._running),
             )
 
-    def _made(self, kind: type[Kind]) -> Iterator[Kind]:
+    def _of_kind(self, kind: type[Kind]) -> Iterator[Kind]:
         for result in self.results():
             if isinstance(result, kind):
                 yield result
 
     @property
     def failures(self) -> tuple[JobFailure, ...]:
-        """The jobs that failed so far. Cancelled ones are not among them."""
+        """The jobs that failed so far, without cancelled ones."""
         with self._changed:
             return tuple(f for f in self._without_image if not f.cancelled)
 
     def summary(self) -> Summary:
-        """The numbers so far."""
+        """Return the totals so far."""
         with self._changed:
             return self._summary()
 
     def add(self, requests: Sequence[GenerateRequest]) -> None:
-        """These are about to be submitted. For `ModelPool.submit`."""
+        """Register requests that are about to be submitted. Called by `ModelPool.submit`."""
         with self._changed:
             self._requests.extend(requests)
 
     def seal(self) -> None:
-        """No more will be added. For `ModelPool.submit`."""
+        """Note that no requests will be added. Called by `ModelPool.submit`."""
         with self._changed:
             self._sealed = True
             self._note_over()
 
-    def heard_end(self, job: JobEnded) -> None:
+    def on_job_ended(self, job: JobEnded) -> None:
         """See `Listener`."""
         if job.outcome is not Outcome.SUCCEEDED:
             self._finish(job, self._failure(job))
         elif self._writer is None:
-            self._finish(job, _Finished(job, None))
+            self._finish(job, _ReadyOutput(job, None))
         else:
             self._writer.write(job, lambda path: self._finish(job, self._written(job, path)))
 
-    def heard_running(self, running: tuple[RunningTask, ...]) -> None:
+    def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
         with self._changed:
             self._running = running
 
-    def heard_loss(self, reason: Exception) -> None:
+    def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""
         with self._changed:
             self._lost = reason
@@ -184,7 +197,7 @@ class Jobs:
     def _over(self) -> bool:
         return self._sealed and self._ended == len(self._requests)
 
-    def _finish(self, job: JobEnded, end: _Finished | JobFailure) -> None:
+    def _finish(self, job: JobEnded, end: _ReadyOutput | JobFailure) -> None:
         with self._changed:
             self._tasks.extend(task for task in job.tasks if not task.shared)
             if isinstance(end, JobFailure):
@@ -202,8 +215,8 @@ class Jobs:
             self._running = ()
             self._on_over()
 
-    def _take(self) -> _Finished | JobFailure | None:
-        """The next end, waited for; None when there are no more. Raises when the news stopped before that."""
+    def _take(self) -> _ReadyOutput | JobFailure | None:
+        """Wait for the next end and return it; None if there are no more. Raises if the event stream ended before."""
         with self._changed:
             self._settled(lambda: self._waiting or self._over or self._lost is not None)
             if self._waiting:
@@ -213,8 +226,10 @@ class Jobs:
             return None
 
     def _settled(self, is_settled: Callable[[], object], timeout: float | None = None) -> bool:
-        """Wait until it is, `_changed` held; whether it is. In short pieces: a signal that comes just before a thread
-        falls asleep does not wake it, and Ctrl-C would be heard at the next change only, which may be hours away."""
+        """Wait for a condition, holding `_changed`, and return whether it holds. Waits in short pieces: a signal
+        that arrives just before a thread falls asleep does not wake it, and Ctrl-C would only take effect at the
+        next change, possibly hours later.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not is_settled():
             left = math.inf if deadline is None else deadline - time.monotonic()
@@ -223,21 +238,21 @@ class Jobs:
             self._changed.wait(min(left, _SIGNAL_SECONDS))
         return True
 
-    def _put_back(self, waiting: _Finished | JobFailure) -> None:
+    def _put_back(self, waiting: _ReadyOutput | JobFailure) -> None:
         with self._changed:
             self._waiting.appendleft(waiting)
 
-    def _handed_out(self, finished: _Finished) -> MadeResult | JobFailure:
+    def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure:
         job = finished.job
         try:
-            made = self._line.fetch(job.result)
+            output = self._connection.fetch(job.result)
         except ResultGone as gone:
             failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
             with self._changed:
                 self._succeeded -= 1
                 self._without_image.append(failure)
             return failure
-        assert job.recipe is not None, f"job {job.job_id} is a request's and has a recipe"
+        assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
         about: dict[str, Any] = {
             "index": job.index,
             "job_id": job.job_id,
@@ -245,32 +260,32 @@ class Jobs:
             "recipe": job.recipe,
             "path": finished.path,
             "worker": sampled_by(job.tasks),
-            "seconds": own_seconds(job.tasks),
+            "seconds": unshared_seconds(job.tasks),
             "tasks": job.tasks,
         }
-        match made:
+        match output:
             case ImagePixels():
-                return ImageResult(pixels=made.pixels_HWC, **about)
+                return ImageResult(pixels=output.pixels_HWC, **about)
             case VideoFrames():
-                return VideoResult(frames=made.frames_THWC, frame_rate=made.frame_rate, **about)
+                return VideoResult(frames=output.frames_THWC, frame_rate=output.frame_rate, **about)
             case AudioSamples():
-                return AudioResult(samples=made.samples_SC, samples_per_second=made.samples_per_second, **about)
-        raise AssertionError(f"job {job.job_id} was a request's and made {type(made).__name__}")
+                return AudioResult(samples=output.samples_SC, samples_per_second=output.samples_per_second, **about)
+        raise AssertionError(f"job {job.job_id} returned {type(output).__name__}")
 
-    def _written(self, job: JobEnded, path: Path | Exception) -> _Finished | JobFailure:
+    def _written(self, job: JobEnded, path: Path | Exception) -> _ReadyOutput | JobFailure:
         if isinstance(path, Exception):
-            return self._no_image(job, RunErrorKind.INTERNAL, f"the image could not be written: {path}")
-        return _Finished(job, path)
+            return self._no_image(job, RunErrorKind.INTERNAL, f"the output could not be written: {path}")
+        return _ReadyOutput(job, path)
 
     def _failure(self, job: JobEnded) -> JobFailure:
         if job.error is None:
-            return self._no_image(job, RunErrorKind.CANCELLED, "it was cancelled")
+            return self._no_image(job, RunErrorKind.CANCELLED, "cancelled")
         return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
 
     def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
         return JobFailure(job.index, job.job_id, self._requests[job.index], kind, message, traceback_text)
 
-    def _running_job(self, task: RunningTask) -> RunningJob:
+    def _running_job(self, task: TaskProgress) -> RunningJob:
         prompt = self._requests[task.index].prompt
         return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
 

@@ -1,11 +1,11 @@
-"""Opens a line to a pool: starts one, or joins one that runs. Puts session, plan and actors together."""
+"""Starts a pool or joins a running one: combines session, plan and actors into a connection."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from modelpool.actors.control.connection import Line
+from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.ray.ray_session import RaySession, open_session
@@ -19,48 +19,50 @@ DEFAULT_NAME = "modelpool"
 
 @dataclass(frozen=True, slots=True)
 class OpenedPool:
-    """A line, where its pool is, and how to let go of it."""
+    """A connection, the address of its pool, and a function that releases it."""
 
-    line: Line
+    connection: Connection
     address: str
     close: Callable[[], None]
 
 
 def start_pool(config: PoolConfig, make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool) -> OpenedPool:
-    """A new pool. `make_plan` decides what it will be (tests bring engines of their own). Raises UserError."""
+    """Start a new pool. `make_plan` decides its shape (tests substitute their own engines). Raises UserError."""
     cluster = config.cluster
     session = open_session(cluster.address, cluster.namespace, most_workers(config), bring_code=True)
     try:
         from modelpool.actors.ray.cluster import start_controller
-        from modelpool.actors.ray.ray_connection import RayLine
+        from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
         controller = start_controller(plan, cluster.namespace, cluster.name)
     except BaseException:
         session.close()
         raise
-    line = RayLine(controller)
+    connection = RayConnection(controller)
 
     def close() -> None:
         try:
-            line.ask(Controller.close)
+            connection.call(Controller.close)
         except PoolLost:
             pass  # it ended first
         finally:
-            line.end_controller()
+            connection.end_controller()
             session.close()
 
-    return OpenedPool(line, session.address, close)
+    return OpenedPool(connection, session.address, close)
 
 
 def join_pool(name_or_address: str | None) -> OpenedPool:
-    """A line to a pool that runs. Closing it leaves the pool alone. Raises UserError when there is none."""
+    """Connect to a running pool. Closing leaves the pool running. Raises UserError if there is none."""
     if name_or_address is not None and (":" in name_or_address or name_or_address == "auto"):
         return _join(name_or_address, DEFAULT_NAME, DEFAULT_NAME)
     running = running_pool(name_or_address)
     if running is None:
         called = "" if name_or_address is None else f" called {name_or_address!r}"
-        raise UserError(f"no pool{called} runs here; start one with `modelpool up`, or give an address (host:port)")
+        raise UserError(
+            f"no pool{called} is running on this machine; start one with `modelpool up`, or pass an address (host:port)"
+        )
     return _join(running.address, running.namespace, running.name)
 
 
@@ -68,10 +70,10 @@ def _join(address: str, namespace: str, name: str) -> OpenedPool:
     session: RaySession = open_session(address, namespace)
     try:
         from modelpool.actors.ray.cluster import find_controller
-        from modelpool.actors.ray.ray_connection import RayLine
+        from modelpool.actors.ray.ray_connection import RayConnection
 
-        line = RayLine(find_controller(namespace, name))
+        connection = RayConnection(find_controller(namespace, name))
     except BaseException:
         session.close()
         raise
-    return OpenedPool(line, session.address, session.close)
+    return OpenedPool(connection, session.address, session.close)

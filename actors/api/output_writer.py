@@ -1,5 +1,4 @@
-"""`ImageWriter`: writes finished images, videos and audio clips to one folder as they arrive, in a thread of its
-own."""
+"""`ImageWriter`: writes finished images, videos and audio clips to one folder as they arrive, in its own thread."""
 
 from __future__ import annotations
 
@@ -8,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modelpool.actors.control.connection import Line
-from modelpool.actors.results.outcomes import own_seconds, sampled_by
+from modelpool.actors.control.connection import Connection
+from modelpool.actors.results.outcomes import sampled_by, unshared_seconds
 from modelpool.actors.wire.messages import JobEnded
 from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 
@@ -18,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class ImageWriter:
-    """One folder of a driver."""
+    """Writes to one output folder of a driver."""
 
-    def __init__(self, folder: Path, line: Line) -> None:
-        """Make the folder and prove that it can be written. Raises OutputFailed."""
+    def __init__(self, folder: Path, connection: Connection) -> None:
+        """Create the folder and check that it is writable. Raises OutputFailed."""
         from modelpool.actors.outputs.folder import OutputFolder
 
         self._folder: OutputFolder = OutputFolder(folder)
-        self._line = line
+        self._connection = connection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="modelpool images")
 
     def write(self, job: JobEnded, done: Callable[[Path | Exception], None]) -> None:
-        """Fetch and write the image of `job`, soon; `done` is told where it is, or why it is nowhere."""
+        """Fetch and write the output of `job` in the background; calls `done` with its path or the error."""
 
         def write() -> None:
             try:
@@ -41,25 +40,25 @@ class ImageWriter:
         self._thread.submit(write)
 
     def close(self) -> None:
-        """Write what is on the way, and no more. Idempotent."""
+        """Write pending outputs and stop. Idempotent."""
         self._thread.shutdown(wait=True)
 
     def _write(self, job: JobEnded) -> Path:
-        from modelpool.actors.outputs.folder import Finished
+        from modelpool.actors.outputs.folder import FinishedOutput
 
-        made = self._line.fetch(job.result)
-        assert isinstance(made, ImagePixels | VideoFrames | AudioSamples), (
-            f"job {job.job_id} made {type(made).__name__}"
+        output = self._connection.fetch(job.result)
+        assert isinstance(output, ImagePixels | VideoFrames | AudioSamples), (
+            f"job {job.job_id} returned {type(output).__name__}"
         )
-        assert job.recipe is not None, f"job {job.job_id} is a request's and has a recipe"
+        assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
         return self._folder.write(
-            Finished(
+            FinishedOutput(
                 recipe=job.recipe,
-                made=made,
+                output=output,
                 index=job.index,
                 job_id=job.job_id,
                 worker=sampled_by(job.tasks),
-                seconds=own_seconds(job.tasks),
+                seconds=unshared_seconds(job.tasks),
                 tasks=job.tasks,
             )
         )

@@ -1,6 +1,7 @@
-"""`modelpool convert`: a model in another dtype, as one file or as a folder of diffusers. And what `merge` shares.
+"""`modelpool convert`: saves a model in another dtype, as one file or as a diffusers folder; also the base of
+`merge`.
 
-Reads the model and writes a new one; starts no pool and changes no file that it was not told to write over.
+Reads the model and writes a new one. Starts no pool, and overwrites a file only with --force.
 """
 
 from __future__ import annotations
@@ -28,34 +29,34 @@ if TYPE_CHECKING:
 
 
 class SavedDtype(StrEnum):
-    """What weights are saved in."""
+    """Dtype of saved weights."""
 
     FP16 = "fp16"
     BF16 = "bf16"
     FP32 = "fp32"
 
 
-class Layout(StrEnum):
-    """What is written."""
+class SavedLayout(StrEnum):
+    """Layout of a saved model."""
 
     CHECKPOINT = "checkpoint"
     DIFFUSERS = "diffusers"
 
 
-_MODEL = typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)
-_OUT = typer.Option("--out", "-o", help="Where to: a .safetensors file, or a new folder.", metavar="OUT")
-_DTYPE = typer.Option("--dtype", help="Store weights as this (default: as they are).", show_default=False)
-_TO = typer.Option("--to", help="One file, or a folder of diffusers.")
-_EMA = typer.Option("--ema/--no-ema", help="Keep averages of training (default: where no weight changes).")
-_FORCE = typer.Option("--force", help="Write over OUT.", metavar=" ")
+_MODEL = typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)
+_OUT = typer.Option("--out", "-o", help="Output: a .safetensors file, or a new folder.", metavar="OUT")
+_DTYPE = typer.Option("--dtype", help="Dtype of the weights (default: unchanged).", show_default=False)
+_TO = typer.Option("--to", help="One file, or a diffusers folder.")
+_EMA = typer.Option("--ema/--no-ema", help="Keep EMA weights (default: if no weight changes).")
+_FORCE = typer.Option("--force", help="Overwrite OUT.", metavar=" ")
 
-#: tensors that are named where some are left out
+#: number of left-out tensors that are listed by name
 _MOST_NAMED = 5
 
 ModelName = Annotated[str, _MODEL]
 Out = Annotated[Path, _OUT]
 Dtype = Annotated[SavedDtype | None, _DTYPE]
-To = Annotated[Layout, _TO]
+To = Annotated[SavedLayout, _TO]
 Ema = Annotated[bool | None, _EMA]
 Force = Annotated[bool, _FORCE]
 
@@ -64,14 +65,14 @@ def convert(
     model: ModelName,
     out: Out,
     dtype: Dtype = None,
-    to: To = Layout.CHECKPOINT,
+    to: To = SavedLayout.CHECKPOINT,
     ema: Ema = None,
     force: Force = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
     allow_pickle: options.AllowPickle = False,
 ) -> None:
-    """Save a MODEL again: in another dtype, as one .safetensors file, or as a folder of diffusers."""
+    """Save a MODEL in another dtype, as one .safetensors file or as a diffusers folder."""
     save(model, (), out, to, dtype, ema, force, as_json, PoolOptions(config=config, allow_pickle=allow_pickle))
 
 
@@ -79,82 +80,84 @@ def save(
     model: str,
     loras: Sequence[LoraChoice],
     out: Path,
-    to: Layout,
+    to: SavedLayout,
     dtype: SavedDtype | None,
     ema: bool | None,
     force: bool,
     as_json: bool,
     where: PoolOptions,
 ) -> None:
-    """Write `model` with `loras` merged to `out`, and tell of it.
+    """Write `model` with `loras` merged to `out`, and report the result.
 
-    Raises UserError for names that are not known, a place that is taken, and what else saving refuses.
+    Raises UserError for unknown names, an existing output, and whatever else saving refuses.
     """
     from modelpool.actors.cli.open_pool import settings_for
-    from modelpool.actors.cli.screen import people_console, print_json, say
-    from modelpool.actors.graph.expert_cut import check_halves
+    from modelpool.actors.cli.screen import print_json, say, user_console
+    from modelpool.actors.graph.expert_graph import check_expert_loras
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.loading.open_model import OpenModel
 
     if os.path.lexists(out) and not force:
-        raise OutputFailed(f"{out}: is there already, expected a new name, or --force to write over it")
-    if to is Layout.DIFFUSERS and ema is not None:
-        raise UserError("--ema: folders of diffusers have no place for averages of training, expected --to checkpoint")
-    console, folders = people_console(), settings_for(where).models
+        raise OutputFailed(f"{out}: already exists; use --force to overwrite it")
+    if to is SavedLayout.DIFFUSERS and ema is not None:
+        raise UserError("--ema: diffusers folders cannot hold EMA weights; use --to checkpoint")
+    console, folders = user_console(), settings_for(where).models
     catalog = Catalog(
         folders.folders, folders.loras, "cpu", folders.registry, True, folders.allow_pickle, folders.assemblies
     )
     opened = OpenModel(catalog.find_model(model, whole=False), "cpu", whole=False)
-    check_halves(loras, model, opened.checkpoint.family.sampling)
+    check_expert_loras(loras, model, opened.checkpoint.family.sampling)
     found = tuple(replace(catalog.find_lora(lora.name, lora.strength), noise=lora.noise) for lora in loras)
     warnings = {lora.name: warning for lora in found if (warning := opened.lora_warning(lora))}
     for name, warning in warnings.items():
         say(console, f"LoRA {name}: {warning}", "yellow")
-    with _shown(console, str(out)) as progress:
-        saved = _written(opened, out, to, dtype, ema, {"loras": found, "overwrite": force, "progress": progress})
+    with _progress(console, str(out)) as progress:
+        saved = _save_as(opened, out, to, dtype, ema, {"loras": found, "overwrite": force, "progress": progress})
     if as_json:
         print_json(sys.stdout, {"kind": "saved", **_plain(saved), "warnings": warnings})
         return
-    patched = f", {saved.patched} weights of the model patched" if found else ""
-    say(console, f"{saved.path} is written: {saved.tensors} tensors, {format_bytes(saved.file_bytes)}{patched}")
-    for lack in saved.lacks:
-        say(console, f"it has no {lack}", "yellow")
+    patched = f", {saved.patched} weights patched" if found else ""
+    say(console, f"written: {saved.path} ({saved.tensors} tensors, {format_bytes(saved.file_bytes)}{patched})")
+    for lack in saved.missing:
+        say(console, f"without {lack}", "yellow")
     if saved.left_out:
         say(console, _left_out(saved.left_out), "yellow")
 
 
 def _plain(saved: Saved) -> dict[str, Any]:
-    """What was written, as programs read it."""
+    """Return the result as JSON values."""
     plain = {"path": str(saved.path), "file_bytes": saved.file_bytes, "tensors": saved.tensors}
     left_out = {"tensors": len(saved.left_out), "first": saved.left_out[:_MOST_NAMED]}
-    return {**plain, "patched": saved.patched, "lacks": saved.lacks, "left_out": left_out}
+    return {**plain, "patched": saved.patched, "lacks": saved.missing, "left_out": left_out}
 
 
 def _left_out(keys: Sequence[str]) -> str:
-    """Which tensors are not in a folder, as people read it."""
+    """Describe the tensors that were left out of a folder."""
     others = len(keys) - _MOST_NAMED
     named = ", ".join(keys[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
     count = (
-        "1 tensor that no component takes is" if len(keys) == 1 else f"{len(keys)} tensors that no component takes are"
+        "1 tensor that belongs to no component was"
+        if len(keys) == 1
+        else f"{len(keys)} tensors that belong to no component were"
     )
     return f"{count} left out: {named}"
 
 
-def _written(
-    model: Any, out: Path, to: Layout, dtype: SavedDtype | None, ema: bool | None, beside: dict[str, Any]
+def _save_as(
+    model: Any, out: Path, to: SavedLayout, dtype: SavedDtype | None, ema: bool | None, saving: dict[str, Any]
 ) -> Saved:
     from modelpool.pool.saving.checkpoint_file import SAVED_DTYPES, save_checkpoint
     from modelpool.pool.saving.diffusers_folder import save_diffusers
 
     stored = None if dtype is None else SAVED_DTYPES[dtype.value]
-    if to is Layout.DIFFUSERS:
-        return save_diffusers(model, out, dtype=stored, **beside)
-    return save_checkpoint(model, out, dtype=stored, keep_ema=ema, **beside)
+    if to is SavedLayout.DIFFUSERS:
+        return save_diffusers(model, out, dtype=stored, **saving)
+    return save_checkpoint(model, out, dtype=stored, keep_ema=ema, **saving)
 
 
 @contextlib.contextmanager
-def _shown(console: Console, name: str) -> Iterator[Callable[[int, int], None] | None]:
-    """How far writing is: a bar on a terminal, nothing elsewhere."""
+def _progress(console: Console, name: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Show progress: a bar on a terminal, nothing elsewhere."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield None
         return

@@ -1,7 +1,7 @@
-"""A pool that outlives the command that started it: `modelpool up` and `modelpool down`.
+"""Runs a pool that outlives the command that started it: `modelpool up` and `modelpool down`.
 
-The daemon is a process of its own that owns Ray (unless it joined a cluster) and the controller, and waits. A run file
-says where it is; other programs connect to it. Run as a module it reads its configuration from standard input.
+The daemon is a separate process that owns Ray (unless it joined a cluster) and the controller. A run file tells other
+programs where to connect. Run as a module, it reads its configuration from standard input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from modelpool.pool.core.errors import UserError
 if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
 
-#: how often the daemon looks whether its controller is alive
+#: interval at which the daemon checks its controller
 HEALTH_SECONDS = 5.0
 _READY = "ready"
 
@@ -39,14 +39,16 @@ _READY = "ready"
 def start_in_background(config: PoolConfig) -> RunningPool:
     """Start a daemon for `config` and wait until its controller answers.
 
-    Raises UserError with what the daemon says is wrong, or when a pool of that name runs already.
+    Raises UserError with the daemon's message, or if a pool of that name runs already.
     """
     name = config.cluster.name
     if (known := running_pool(name)) is not None:
-        raise UserError(f"a pool called {name!r} runs already (process {known.pid}); end it with `modelpool down`")
+        raise UserError(
+            f"a pool called {name!r} is already running (process {known.pid}); stop it with `modelpool down`"
+        )
     log = _log_of(name)
-    hear, say = os.pipe()
-    with log.open("wb") as output, os.fdopen(hear) as answer:
+    reading_end, say = os.pipe()
+    with log.open("wb") as output, os.fdopen(reading_end) as answer:
         daemon = subprocess.Popen(
             [sys.executable, "-P", "-m", "modelpool.actors.cli.daemon", "--ready-fd", str(say)],
             stdin=subprocess.PIPE,
@@ -58,20 +60,20 @@ def start_in_background(config: PoolConfig) -> RunningPool:
             env={**os.environ, "PYTHONPATH": code_path()},
         )
         os.close(say)
-        assert daemon.stdin is not None, "a pipe was asked for"
+        assert daemon.stdin is not None, "opened with stdin=PIPE"
         daemon.stdin.write(config.model_dump_json().encode())
         daemon.stdin.close()
-        said = answer.read()  # ends with the daemon's word, or with the daemon
-    if said != _READY:
+        answer_text = answer.read()  # ends when the daemon reports, or when it exits
+    if answer_text != _READY:
         daemon.wait()
-        raise UserError(said or f"the pool did not start; its last words, in {log}:\n{_tail(log)}")
+        raise UserError(answer_text or f"the pool did not start; last lines of {log}:\n{_tail(log)}")
     running = running_pool(name)
-    assert running is not None, "the daemon writes its run file before it says that it is ready"
+    assert running is not None, "the daemon writes its run file before it reports that it is ready"
     return running
 
 
 def stop_running_pool(name: str | None = None, patience_seconds: float = 30.0) -> RunningPool | None:
-    """End the pool called `name`, or the one started last, and wait until it is gone. None when none runs."""
+    """Stop the pool called `name`, or the latest one, and wait until its process has ended. None if none runs."""
     pool = running_pool(name)
     process = process_of(pool) if pool is not None else None
     if pool is None or process is None:
@@ -87,9 +89,9 @@ def stop_running_pool(name: str | None = None, patience_seconds: float = 30.0) -
 
 
 def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
-    """Keep a pool for `config` until SIGTERM or SIGINT, or until its controller is lost.
+    """Run a pool for `config` until SIGTERM or SIGINT, or until its controller is lost.
 
-    Raises UserError when it cannot start, and PoolLost.
+    Raises UserError if it cannot start, and PoolLost.
     """
     from modelpool.actors.api.opening import start_pool
 
@@ -98,7 +100,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"a pool called {name!r} is starting or running already") from None
+            raise UserError(f"a pool called {name!r} is already starting or running") from None
         opened = start_pool(config)
         try:
             _serve(opened, config, on_ready)
@@ -109,11 +111,11 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
 def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None]) -> None:
     stop = threading.Event()
 
-    def ask_to_stop(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has put its own handlers there
-        signal.signal(number, ask_to_stop)
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has installed its own handlers
+        signal.signal(number, request_stop)
     me = psutil.Process()
     running = RunningPool(
         name=config.cluster.name,
@@ -127,7 +129,7 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
     try:
         on_ready()
         while not stop.wait(HEALTH_SECONDS):
-            opened.line.ask(Controller.status)
+            opened.connection.call(Controller.status)
     finally:
         remove_run_file(running)
 
@@ -141,24 +143,24 @@ def _tail(log: Path, lines: int = 20) -> str:
 
 
 def main() -> None:
-    """Serve the configuration on standard input; say how starting went on the file descriptor that is named."""
+    """Serve the configuration on standard input; report the result of starting on the named file descriptor."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ready-fd", type=int, required=True)
     ready_fd: int = parser.parse_args().ready_fd
     os.set_inheritable(ready_fd, False)
-    told = False
+    reported = False
 
-    def tell(word: str) -> None:
-        nonlocal told
-        if not told:
-            told = True
+    def report(word: str) -> None:
+        nonlocal reported
+        if not reported:
+            reported = True
             os.write(ready_fd, word.encode())
             os.close(ready_fd)
 
     try:
-        serve_forever(PoolConfig.model_validate_json(sys.stdin.read()), lambda: tell(_READY))
+        serve_forever(PoolConfig.model_validate_json(sys.stdin.read()), lambda: report(_READY))
     except (UserError, PoolLost) as problem:
-        tell(str(problem))
+        report(str(problem))
         sys.exit(str(problem))
 
 

@@ -1,6 +1,7 @@
-"""`modelpool doctor`: what this machine has, what a pool decides from it and why, and what to do about what is wrong.
+"""`modelpool doctor`: reports this machine's devices and software, the settings a pool derives from them, and
+problems.
 
-Starts nothing and takes no memory of a GPU.
+Starts nothing and allocates no GPU memory.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from modelpool.pool.devices.detection import TorchBuild
     from modelpool.pool.devices.kind_names import DeviceKind
     from modelpool.pool.devices.nvml import NvmlReading
-    from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, Wanted
+    from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, DiagnosisSettings
 
 EXIT_BROKEN = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Software:
-    """What runs here."""
+    """Versions of the installed software."""
 
     modelpool: str
     python: str
@@ -39,7 +40,7 @@ class Software:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the command tells."""
+    """The complete report."""
 
     software: Software
     diagnosis: Diagnosis
@@ -53,26 +54,28 @@ def doctor(
     config: options.Config = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what this machine has and what is decided from it, with the reasons. Exits with 1 when no pool can run."""
-    from modelpool.actors.cli.screen import people_console, print_json, show
+    """Show the devices of this machine, the settings chosen for them with reasons, and suggestions. Exits with 1 if
+    no pool can run.
+    """
+    from modelpool.actors.cli.screen import print_json, show, user_console
 
     report = make_report(PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram))
     if as_json:
         print_json(sys.stdout, as_plain(report))
     else:
-        console = people_console(sys.stdout)
+        console = user_console(sys.stdout)
         for part in views(report):
             show(console, part)
     raise typer.Exit(0 if report.diagnosis.is_usable else EXIT_BROKEN)
 
 
-def make_report(given: PoolOptions) -> Report:
-    """Ask this machine. Raises UserError for an option or a configuration that is wrong."""
+def make_report(settings: PoolOptions) -> Report:
+    """Inspect this machine. Raises UserError for a wrong option or configuration."""
     from modelpool.pool.devices.detection import detect
     from modelpool.pool.devices.nvml import find_nvml, read_nvml
     from modelpool.pool.engine.diagnosis import diagnose, self_test_problems
 
-    wanted = _wanted(given)
+    wanted = _requested_settings(settings)
     nvml = read_nvml(find_nvml())
     found = detect(nvml)
     kinds = {device.kind for device in found.devices}
@@ -81,26 +84,26 @@ def make_report(given: PoolOptions) -> Report:
 
 
 def as_plain(report: Report) -> dict[str, Any]:
-    """The report as what JSON can say, and `usable`: whether a pool can run."""
+    """Return the report as JSON values, plus `usable`: whether a pool can run."""
     plain = _plain(report)
     assert isinstance(plain, dict), "a report is a dataclass"
     return {**plain, "usable": report.diagnosis.is_usable}
 
 
 def views(report: Report) -> list[RenderableType]:
-    """The report for people, a table a topic."""
+    """Return the report as tables, one per topic."""
     from modelpool.actors.cli.tables import facts_table, rows_table
     from modelpool.pool.core.errors import format_bytes
 
     software, diagnosis = report.software, report.diagnosis
     torch = software.torch
-    built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.rocm}" if torch.rocm else "the CPU alone"
+    built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.rocm}" if torch.rocm else "CPU only"
     facts = [
         ("modelpool", f"{software.modelpool}, Python {software.python}, Ray {software.ray}"),
         ("torch", f"{torch.version}, built for {built}"),
         *([("driver", f"Nvidia {software.driver}")] if software.driver else []),
         ("host memory", _host_line(diagnosis)),
-        ("may be pinned", format_bytes(diagnosis.pinned_budget_bytes)),
+        ("pinnable", format_bytes(diagnosis.pinned_budget_bytes)),
     ]
     parts: list[RenderableType] = [facts_table(facts)]
     for one in diagnosis.devices:
@@ -109,17 +112,17 @@ def views(report: Report) -> list[RenderableType]:
         parts.append(rows_table(("decided", "what", "because"), rows))
     if diagnosis.problems:
         rows = [("broken" if p.is_broken else "note", p.what, p.remedy) for p in diagnosis.problems]
-        parts.append(rows_table(("", "what is not as it might be", "what to do"), rows))
+        parts.append(rows_table(("", "suggestions", "remedy"), rows))
     return parts
 
 
-def _wanted(given: PoolOptions) -> Wanted:
+def _requested_settings(settings: PoolOptions) -> DiagnosisSettings:
     from modelpool.actors.cli.open_pool import settings_for
     from modelpool.pool.devices.kind_names import DeviceKind
-    from modelpool.pool.engine.diagnosis import Wanted
+    from modelpool.pool.engine.diagnosis import DiagnosisSettings
 
-    pool = settings_for(given).pool
-    return Wanted(
+    pool = settings_for(settings).pool
+    return DiagnosisSettings(
         device=None if pool.device == "auto" else DeviceKind(pool.device),
         budget_bytes=pool.budget_bytes,
         policy=pool.policy,
@@ -155,13 +158,13 @@ def _host_line(diagnosis: Diagnosis) -> str:
     from modelpool.pool.core.errors import format_bytes
 
     host, machine_bytes = diagnosis.host, int(psutil.virtual_memory().total)
-    limited = f", a control group's limit (the machine has {format_bytes(machine_bytes)})"
+    limited = f", limited by a control group (the machine has {format_bytes(machine_bytes)})"
     limit = limited if host.total_bytes < machine_bytes else ""
     return f"{format_bytes(host.available_bytes)} free of {format_bytes(host.total_bytes)}{limit}"
 
 
 def device_lines(one: DeviceDiagnosis) -> list[tuple[str, str]]:
-    """What one device is and has: names and texts."""
+    """Return names and values of one device."""
     from modelpool.pool.core.errors import format_bytes
 
     device = one.device
@@ -170,23 +173,23 @@ def device_lines(one: DeviceDiagnosis) -> list[tuple[str, str]]:
     total = format_bytes(device.capabilities.total_bytes)
     memory = f"{format_bytes(one.free_bytes or 0)} free of {total}"
     if one.free_bytes is None:
-        memory = f"{total}; free: not asked, {_why_not_asked(device.kind)}" if device.kind.facts.tells_memory else "?"
+        memory = f"{total}; free: unknown, {_why_unknown(device.kind)}" if device.kind.facts.reports_memory else "?"
     users = [f"{u.name} ({u.pid})" + (f" {format_bytes(u.used_bytes)}" if u.used_bytes else "") for u in device.users]
     lines = [
-        (f"{device.kind.value}:{device.index}", name + (", which a pool uses" if one.is_used else "")),
+        (f"{device.kind.value}:{device.index}", name + (", used by pools" if one.is_used else "")),
         ("memory", memory),
     ]
     return lines + ([("used by", ", ".join(users))] if users else [])
 
 
-def _why_not_asked(kind: DeviceKind) -> str:
+def _why_unknown(kind: DeviceKind) -> str:
     if kind.value == "cuda":
         return "install nvidia-ml-py"
-    return "since the answer takes memory of the device; its maker's own tool tells"
+    return "as querying it would allocate device memory; use the vendor's tool"
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, enumerations and tuples as dictionaries, their values and lists."""
+    """Convert dataclasses, enumerations and tuples to dictionaries, values and lists."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""`modelpool why` and `modelpool story`: what a running pool remembers of one job."""
+"""`modelpool why` and `modelpool story`: explain the placement and the event log of one job of a running pool."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
     from modelpool.pool.specs.spec import TaskId
     from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
-    from modelpool.scheduler.tables.placement_record import Candidate
+    from modelpool.scheduler.tables.placement_record import PlacementOption
 
 Job = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="A job's id (see --json, the manifest, top), or a part that no other has."),
+    typer.Argument(metavar="JOB", help="A job id (see --json, the manifest, top), or a unique part of one."),
 ]
 
 
 def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
-    """Show why each task of a job ran where it did, what was expected of that, and what it took."""
-    from modelpool.actors.cli.screen import people_console, print_json
+    """Show why each task of a job ran where it did, with expected and measured times."""
+    from modelpool.actors.cli.screen import print_json, user_console
 
     history = _history(context, job, pool)
     if as_json:
         print_json(sys.stdout, _plain(history))
     else:
-        _tell_why(people_console(sys.stdout), history)
+        _print_why(user_console(sys.stdout), history)
 
 
 def story(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
-    """Show every move of a job and its tasks with what caused it, oldest first."""
-    from modelpool.actors.cli.screen import people_console, print_json, say, show
+    """Show the event log of a job and its tasks, oldest first."""
+    from modelpool.actors.cli.screen import print_json, say, show, user_console
     from modelpool.actors.cli.tables import rows_table
 
     history = _history(context, job, pool)
@@ -53,11 +53,11 @@ def story(context: typer.Context, job: Job, as_json: options.AsJson = False, poo
         for line in history.lines:
             print_json(sys.stdout, dataclasses.asdict(line))
         return
-    console = people_console(sys.stdout)
+    console = user_console(sys.stdout)
     say(console, headline(history), "bold")
     names = {str(history.job_id): "job", **task_names(history)}
     since = history.submitted_at if history.submitted_at is not None else history.at
-    when = "when" if history.submitted_at is not None else "from now"
+    when = "when" if history.submitted_at is not None else "relative to now"
     rows = [
         (
             f"{line.at - since:+.3f} s",
@@ -74,7 +74,7 @@ def story(context: typer.Context, job: Job, as_json: options.AsJson = False, poo
 
 
 def task_names(history: JobHistory) -> dict[str, str]:
-    """What people call the tasks of a job: their stage, with a number where there are several of it."""
+    """Return the display names of a job's tasks: the stage, numbered if there are several of it."""
     several = Counter(task.stage for task in history.tasks)
     seen: Counter[Enum] = Counter()
     names: dict[str, str] = {}
@@ -86,31 +86,33 @@ def task_names(history: JobHistory) -> dict[str, str]:
 
 
 def headline(history: JobHistory) -> str:
-    """The job in a line."""
+    """Summarise the job in one line."""
     text = f"job {history.job_id}: {history.status}"
     if history.submitted_at is not None:
         until = history.at if history.ended_at is None else history.ended_at
         took = f"{until - history.submitted_at:.2f} s"
         text += f" for {took}" if history.ended_at is None else f" after {took}"
-    asked = _asked(history)
-    text += f" ({', '.join(asked)})" if asked else ""
+    qos = _qos_terms(history)
+    text += f" ({', '.join(qos)})" if qos else ""
     note = history.note.removeprefix(history.status).removeprefix(": ")
     text += f": {note}" if note else ""
     if history.submitted_at is None:
-        text += f"; {'when it came' if history.tasks else 'its story'} is not remembered any more"
+        text += f"; {'submission time' if history.tasks else 'event log'} no longer available"
     return text
 
 
-def _asked(history: JobHistory) -> list[str]:
-    """On what terms the job was asked for; a deadline counts from its submission, or from now where that is gone."""
-    asked = [f"of {history.user}"] if history.user else []
-    asked += [f"priority {history.priority}"] if history.priority else []
+def _qos_terms(history: JobHistory) -> list[str]:
+    """Return the scheduling terms of the job; a deadline counts from submission, or from now if that time is
+    unknown.
+    """
+    qos = [f"user {history.user}"] if history.user else []
+    qos += [f"priority {history.priority}"] if history.priority else []
     if history.deadline is None:
-        return asked
+        return qos
     if history.submitted_at is not None:
-        return [*asked, f"wanted within {history.deadline - history.submitted_at:.1f} s"]
+        return [*qos, f"deadline after {history.deadline - history.submitted_at:.1f} s"]
     left = history.deadline - history.at
-    return [*asked, f"wanted {left:.1f} s from now" if left >= 0 else f"wanted {-left:.1f} s ago"]
+    return [*qos, f"deadline in {left:.1f} s" if left >= 0 else f"deadline {-left:.1f} s ago"]
 
 
 def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
@@ -120,7 +122,7 @@ def _history(context: typer.Context, job: str, pool: str | None) -> JobHistory:
         return running.history(job)
 
 
-def _tell_why(console: Console, history: JobHistory) -> None:
+def _print_why(console: Console, history: JobHistory) -> None:
     from modelpool.actors.cli.screen import say, show
 
     say(console, headline(history), "bold")
@@ -134,42 +136,42 @@ def _tell_why(console: Console, history: JobHistory) -> None:
 
 
 def _without_attempts(history: JobHistory, task: TaskHistory) -> str:
-    """Why there is nothing to tell of a task."""
+    """Explain why a task has no attempts."""
     if task.status == "blocked":
         return "waits for the result of an earlier task"
     if task.status == "ready":
         if task.held_back:
-            return "waits: its user has as much running as is allowed"
-        return "waits for a worker" + (f"; later tasks went first {task.passed:.1f} times" if task.passed else "")
+            return "waits: its user has reached the limit of running tasks"
+        return "waits for a worker" + (f"; overtaken by later tasks {task.passed:.1f} times" if task.passed else "")
     if history.status == "succeeded":
-        return "did not run: its result was there already, of a job that is not remembered any more"
+        return "did not run: an earlier job had already produced its result"
     if history.status == "active":
-        return "its result is there, of a run that is not remembered any more"
-    return "did not run" if history.complete else "is not needed any more"
+        return "its result exists, from a run that is no longer in the history"
+    return "did not run" if history.complete else "is no longer needed"
 
 
 def _started(history: JobHistory, task: TaskHistory, attempt: Attempt) -> str:
     if history.submitted_at is None:
         when = f"{history.at - attempt.at:.2f} s ago"
     elif attempt.at >= history.submitted_at:
-        when = f"{attempt.at - history.submitted_at:.2f} s after the job came"
+        when = f"{attempt.at - history.submitted_at:.2f} s after submission"
     else:
-        when = f"{history.submitted_at - attempt.at:.2f} s before, for an earlier job"
+        when = f"{history.submitted_at - attempt.at:.2f} s before submission, for an earlier job"
     again = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
     choice = attempt.why
     among = f"{choice.idle} idle and {choice.busy} busy"
     because = choice.note or choice.rule.value
     batched = 1 if attempt.cost is None else attempt.cost.batched
-    again += f", {batched} tasks in one run" if batched > 1 else ""
+    again += f", batch of {batched} tasks" if batched > 1 else ""
     text = f"{attempt.worker_id}{again}, {when}, of {among}, because {because}: {attempt.end.replace('_', ' ')}"
     return f"{text} ({attempt.error.message})" if attempt.error is not None else text
 
 
 def _numbers(attempt: Attempt) -> Table:
-    """Expected and measured, and what the other workers would have taken."""
+    """Build the table of expected and measured times, with the candidates that were not chosen."""
     from modelpool.actors.cli.tables import rows_table
 
-    headings = ["", "worker", "wait", "set up", "run", "together", "uploaded", "streamed", "patch switches"]
+    headings = ["", "worker", "wait", "setup", "run", "together", "uploaded", "streamed", "patch switches"]
     choice = attempt.why
     moved = [format_bytes(choice.upload_bytes), format_bytes(choice.streamed_bytes), str(choice.switches)]
     rows = [["expected", *_seconds(choice.chosen), *moved]]
@@ -181,13 +183,13 @@ def _numbers(attempt: Attempt) -> Table:
 
 def _measured(attempt: Attempt, ended_at: float) -> list[str]:
     cost = attempt.cost
-    assert cost is not None, "only what ended with a report is measured"
+    assert cost is not None, "only runs that ended with a report are measured"
     times = ["", f"{cost.load_seconds:.2f} s", f"{cost.run_seconds:.2f} s", f"{ended_at - attempt.at:.2f} s"]
     moved = [format_bytes(cost.uploaded_bytes), format_bytes(cost.streamed_bytes), str(cost.patch_switches)]
     return ["measured", str(attempt.worker_id), *times, *moved]
 
 
-def _seconds(candidate: Candidate) -> list[str]:
+def _seconds(candidate: PlacementOption) -> list[str]:
     seconds = (candidate.wait_seconds, candidate.extra_seconds, candidate.run_seconds, candidate.seconds)
     return [str(candidate.worker_id), *(f"{value:.2f} s" for value in seconds)]
 
@@ -199,13 +201,13 @@ def _move(before: str, after: str) -> str:
 
 
 def _shortened(text: str, names: dict[str, str]) -> str:
-    """`text` with whole ids replaced by what people call them."""
+    """Replace complete ids in `text` by display names."""
     ids = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     return re.sub(rf"(?<![\w-])({ids})(?![\w-])", lambda found: names[found[0]], text)
 
 
 def _plain(history: JobHistory) -> dict[str, Any]:
-    """All of it for programs; each `why` also in words."""
+    """Return everything as JSON values; each `why` also as a sentence."""
     found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(history), default=_value))
     del found["lines"]
     for (_, attempt), written in zip(_attempts(history), _written_attempts(found), strict=True):
@@ -222,5 +224,5 @@ def _written_attempts(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _value(item: object) -> object:
-    assert isinstance(item, Enum), f"{item!r} is no plain value"
+    assert isinstance(item, Enum), f"{item!r} is not a plain value"
     return item.value

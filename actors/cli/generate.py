@@ -1,4 +1,4 @@
-"""`modelpool generate`: prompts on the command line to images in a folder."""
+"""`modelpool generate`: generates images from prompts on the command line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: seeds that are drawn stay small enough to read out
+#: random seeds stay small enough to read out
 _DRAWN_SEEDS = 2**32
 _SEEDS = 2**64
 
 
 def generate(
     context: typer.Context,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="What to show.", show_default=False)],
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT", help="Text prompt; repeatable.", show_default=False)
+    ],
     model: options.Model = None,
     lora: options.Lora = None,
     negative: options.Negative = None,
@@ -78,19 +80,21 @@ def generate(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Make images, or what the model makes: -n of each PROMPT, as PNG, MP4 or WAV files that carry their recipe."""
+    """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
     fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder, low_noise)
     fields |= image_options.image_fields(image, mask, strength, no_paste, hires, control, region)
-    fields |= image_options.shown_fields(reference, reference_as, image_cfg, noise_level)
-    fields |= options.terms(priority, user, deadline) | video_options.video_fields(frames, fps, seconds, format_name)
-    fields |= video_options.told_fields(last_image, motion, image_noise, elevation, video, video_mask)
+    fields |= image_options.reference_fields(reference, reference_as, image_cfg, noise_level)
+    fields |= options.qos_fields(priority, user, deadline) | video_options.video_fields(
+        frames, fps, seconds, format_name
+    )
+    fields |= video_options.conditioning_fields(last_image, motion, image_noise, elevation, video, video_mask)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    raise typer.Exit(_make(context, where, _Wanted.of(prompts, n, seed, model, fields), out, resume, as_json))
+    raise typer.Exit(_make(context, where, _PromptBatch.of(prompts, n, seed, model, fields), out, resume, as_json))
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """`n` of each of `prompts`, from `first_seed` on, with these fields of a request."""
+class _PromptBatch:
+    """`n` outputs for each of `prompts`, with seeds from `first_seed` on and these fields of a request."""
 
     prompts: tuple[str, ...]
     n: int
@@ -99,18 +103,20 @@ class _Wanted:
     fields: dict[str, Any]
 
     @classmethod
-    def of(cls, prompts: Sequence[str], n: int, seed: int | None, model: str | None, fields: dict[str, Any]) -> _Wanted:
-        """With a seed that is drawn where none is said."""
+    def of(
+        cls, prompts: Sequence[str], n: int, seed: int | None, model: str | None, fields: dict[str, Any]
+    ) -> _PromptBatch:
+        """Create from the command line; draws a random seed if `seed` is None."""
         first = secrets.randbelow(_DRAWN_SEEDS) if seed is None else seed
         return cls(tuple(prompts), n, first, model, fields)
 
 
 def _make(
-    context: typer.Context, where: PoolOptions, wanted: _Wanted, out: Path | None, resume: bool, as_json: bool
+    context: typer.Context, where: PoolOptions, wanted: _PromptBatch, out: Path | None, resume: bool, as_json: bool
 ) -> int:
-    """Make it; the exit code. Raises UserError, for what is wrong with a request before a pool is started."""
+    """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
     from modelpool.actors.cli.open_pool import output_for
-    from modelpool.actors.cli.run_jobs import Run, Wanted, make_all, started
+    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
     from modelpool.actors.request.requests import GenerateRequest
 
     session = session_of(context)
@@ -122,21 +128,23 @@ def _make(
     with started(session, where) as running:
         name = options.model_or_only_one(wanted.model, running)
         requests = tuple(
-            Wanted(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
+            WantedOutput(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
             for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
         )
-        go_on = how_to_go_on(session.arguments, wanted.first_seed)
-        return make_all(Run(requests, output_for(where, out), resume, as_json, go_on, all_or_nothing=True), running)
+        go_on = resume_command(session.arguments, wanted.first_seed)
+        return run_requests(
+            CommandRun(requests, output_for(where, out), resume, as_json, go_on, all_or_nothing=True), running
+        )
 
 
 def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:
-    """Every prompt with the same `n` seeds, so that images of one seed can be compared."""
+    """Return every prompt with the same `n` seeds, so that images of one seed can be compared."""
     return [(prompt, (first_seed + i) % _SEEDS) for prompt in prompts for i in range(n)]
 
 
-def how_to_go_on(arguments: Sequence[str], first_seed: int) -> str:
-    """The command line that makes what is missing of this one: same seed, what is there left out."""
-    says_seed = any(a == "--seed" or a.startswith("--seed=") for a in arguments)
-    seed = [] if says_seed else ["--seed", str(first_seed)]
+def resume_command(arguments: Sequence[str], first_seed: int) -> str:
+    """Return the command line that generates what is missing: same seed, existing images skipped."""
+    has_seed = any(a == "--seed" or a.startswith("--seed=") for a in arguments)
+    seed = [] if has_seed else ["--seed", str(first_seed)]
     resume = [] if "--resume" in arguments else ["--resume"]
     return shlex.join(["modelpool", *arguments, *seed, *resume])

@@ -1,4 +1,4 @@
-"""`modelpool inspect`: what a file or folder of weights, a list of keys or an image is, from itself alone."""
+"""`modelpool inspect`: identifies a file or folder of weights, a list of keys, or an output file."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from modelpool.pool.detection.facts import FileFacts
     from modelpool.pool.loading.describe import CheckpointInfo, LoraInfo
 
-#: metadata of training tools run to kilobytes a value
+#: metadata values of training tools can have kilobytes
 _MOST_CHARACTERS = 200
 _MOST_NAMES = 5
 
 
-_CHECK = "Read every weight, and make sure that all are finite numbers; ends with 2 where one is not."
+_CHECK = "Read all weights and check that they are finite numbers; exits with 2 if not."
 Check = Annotated[bool, typer.Option("--check", help=_CHECK, metavar=" ", show_default=False)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found: for programs, and for people."""
+    """The result of an inspection, as JSON values and as tables."""
 
     plain: dict[str, Any]
-    shown: tuple[RenderableType, ...]
+    tables: tuple[RenderableType, ...]
 
 
 def inspect_file(
@@ -54,27 +54,27 @@ def inspect_file(
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
-    """Show what a FILE is: a checkpoint or a part of one, a LoRA (and which models it belongs to), an image's recipe.
+    """Identify a FILE: a checkpoint or a part of one, a LoRA (with matching models), or the recipe of an output.
 
-    Weights are recognised from the names and shapes of their tensors: which family, how large, how stored, what is
-    inside, and whether this version can run it. A folder may be one of diffusers or hold loose files.
+    Weights are identified by the names and shapes of their tensors: family, size, storage, components, and whether
+    this version can run them. A folder may be a diffusers folder or contain loose files.
     """
-    from modelpool.actors.cli.screen import people_console, print_json, show
+    from modelpool.actors.cli.screen import print_json, show, user_console
 
     where = PoolOptions(config=config, allow_pickle=allow_pickle)
-    found = look_at(file, where)
+    found = inspect_path(file, where)
     if check:
         found = _checked(file, found, where)
     if as_json:
         print_json(sys.stdout, found.plain)
         return
-    console = people_console(sys.stdout)
-    for part in found.shown:
+    console = user_console(sys.stdout)
+    for part in found.tables:
         show(console, part)
 
 
-def look_at(file: Path, options: PoolOptions) -> Findings:
-    """What `file` is. Raises UserError when it is nothing of ours."""
+def inspect_path(file: Path, options: PoolOptions) -> Findings:
+    """Inspect `file`. Raises UserError if it is not recognised."""
     if file.is_dir():
         return _folder(file, options)
     if not file.is_file():
@@ -89,17 +89,17 @@ def look_at(file: Path, options: PoolOptions) -> Findings:
 
 
 def _checked(file: Path, found: Findings, options: PoolOptions) -> Findings:
-    """`found`, after every weight of `file` was read. Raises CorruptFile naming those that are not finite numbers."""
+    """Add the check of all weights to `found`. Raises CorruptFile naming tensors with non-finite numbers."""
     from modelpool.actors.cli.inspect_weights import files_of_weights
     from modelpool.actors.cli.tables import facts_table
     from modelpool.pool.mapping.mapped_file import MappedFile, check_finite
 
     if found.plain["kind"] in ("image", "video", "audio") or _is_key_list(file):
-        raise UserError(f"--check: {file} holds no weights, expected a file or folder of weights")
+        raise UserError(f"--check: {file} contains no weights; expected a file or folder of weights")
     for each in files_of_weights(file):
         check_finite(MappedFile.open(each, allow_pickle=_models(options).allow_pickle))
-    shown = facts_table([("checked", "every weight is a finite number")])
-    return Findings({**found.plain, "finite": True}, (*found.shown, shown))
+    tables = facts_table([("checked", "all weights are finite numbers")])
+    return Findings({**found.plain, "finite": True}, (*found.tables, tables))
 
 
 def _is_key_list(file: Path) -> bool:
@@ -116,7 +116,7 @@ def _models(options: PoolOptions) -> ModelsSection:
 
 
 def _weights(file: Path, options: PoolOptions) -> Findings:
-    """A file of weights: one that runs with what it would run as, anything else with why it does not."""
+    """Inspect a file of weights: runnable ones as checkpoints, others with the reason."""
     from modelpool.actors.cli.inspect_weights import file_facts
     from modelpool.pool.detection.facts import Kind
     from modelpool.pool.loading.describe import describe, describe_lora
@@ -132,8 +132,8 @@ def _weights(file: Path, options: PoolOptions) -> Findings:
             return _lora(info, _sha256(file, options), options)
         if facts.kind is Kind.UNKNOWN:
             raise
-        plain, shown = file_facts(file, facts, str(problem).removeprefix(f"{file}: "))
-        return Findings(plain, shown)
+        plain, tables = file_facts(file, facts, str(problem).removeprefix(f"{file}: "))
+        return Findings(plain, tables)
 
 
 def _key_list(file: Path) -> Findings:
@@ -149,15 +149,17 @@ def _folder(folder: Path, options: PoolOptions) -> Findings:
     from modelpool.pool.loading.recognition_input import recognise_folder
 
     facts = recognise_folder(folder)
-    plain, shown = folder_facts(folder, facts)
+    plain, tables = folder_facts(folder, facts)
     if not facts.pipeline:
-        return Findings(plain, shown)
-    runs, said = _runs(folder, _models(options).allow_pickle)
-    return Findings({**plain, "runs": runs, "problem": "" if runs else said}, (*shown, facts_table([("runs", said)])))
+        return Findings(plain, tables)
+    runs, description = _runs(folder, _models(options).allow_pickle)
+    return Findings(
+        {**plain, "runs": runs, "problem": "" if runs else description}, (*tables, facts_table([("runs", description)]))
+    )
 
 
 def _runs(folder: Path, allow_pickle: bool) -> tuple[bool, str]:
-    """Whether this version runs the model in a folder of diffusers, and as what or why not."""
+    """Return whether this version runs the model in a diffusers folder, and as what or why not."""
     from modelpool.pool.loading.describe import describe
 
     try:
@@ -168,7 +170,7 @@ def _runs(folder: Path, allow_pickle: bool) -> tuple[bool, str]:
 
 
 def _recipe_lines(file: Path, recipe: Recipe) -> list[tuple[str, str]]:
-    """A recipe, line by line. Raises UserError for one with values of other types than a recipe has."""
+    """Return the lines of a recipe. Raises UserError if its values have wrong types."""
     from modelpool.actors.cli.recipe_table import recipe_facts
 
     try:
@@ -191,7 +193,7 @@ def _image(file: Path) -> Findings:
         facts = [("prompt", parameters.prompt), ("negative", parameters.negative), *parameters.values.items()]
         return Findings(
             {"kind": "image", "path": str(file), "parameters": dataclasses.asdict(parameters)},
-            (facts_table([("image", f"{file} (A1111 parameters; no recipe of modelpool)"), *facts]),),
+            (facts_table([("image", f"{file} (A1111 parameters, no modelpool recipe)"), *facts]),),
         )
     plain = {"kind": "image", "path": str(file), "digest": recipe.digest, "recipe": recipe.as_json()}
     return Findings(plain, (facts_table([("image", str(file)), *_recipe_lines(file, recipe)]),))
@@ -229,7 +231,7 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Fin
         )
         for component in info.components
     ]
-    headings = ("component", "tensors", "parameters", "in the file", "of it")
+    headings = ("component", "tensors", "parameters", "in the file", "dtypes")
     device, decided = _decisions(info)
     running = {"device": device, "components": decided}
     plain = {
@@ -243,14 +245,14 @@ def _checkpoint(info: CheckpointInfo, recognised: FileFacts, sha256: str) -> Fin
         facts.append(("prediction", predictions(recognised.prediction)))
     table = rows_table(headings, rows, right=headings[1:4])
     here = facts_table(
-        [("on this machine", device), *((role.replace("_", " "), said) for role, said in decided.items())]
+        [("on this machine", device), *((role.replace("_", " "), description) for role, description in decided.items())]
     )
     found = facts_table(sizes(recognised.diffusion) if recognised.diffusion else ())
     return Findings(plain, (facts_table(facts), table, here, found, facts_table(_metadata(info.metadata))))
 
 
 def _decisions(info: CheckpointInfo) -> tuple[str, dict[str, str]]:
-    """This machine's device, and what each component would run with on it, and why."""
+    """Return the name of this machine's device, and the casting decision and reason for each component."""
     from modelpool.pool.devices.capabilities import default_device_kind, detect_capabilities
     from modelpool.pool.engine.load_decisions import component_operations
 
@@ -266,7 +268,7 @@ def _lora(info: LoraInfo, sha256: str, options: PoolOptions) -> Findings:
     matches = lora_matches(info, sha256, options)
     facts = [
         ("LoRA", info.path),
-        ("kind", f"{', '.join(info.algorithms)}, keys named as {', '.join(info.styles)} does"),
+        ("kind", f"{', '.join(info.algorithms)}, {', '.join(info.styles)} key naming"),
         ("size", f"{format_bytes(info.file_bytes)} in {info.tensors} tensors"),
         *((role.value.replace("_", " "), f"{count} modules") for role, count in info.modules.items()),
         ("ranks", ", ".join(f"{rank} ({count})" for rank, count in info.ranks.items()) or "none"),
@@ -275,15 +277,15 @@ def _lora(info: LoraInfo, sha256: str, options: PoolOptions) -> Findings:
     ]
     if info.unknown:
         more = f" and {len(info.unknown) - _MOST_NAMES} more" if len(info.unknown) > _MOST_NAMES else ""
-        facts.append(("not understood", ", ".join(info.unknown[:_MOST_NAMES]) + more))
+        facts.append(("not recognised", ", ".join(info.unknown[:_MOST_NAMES]) + more))
     plain = {"kind": "lora", "sha256": sha256, "models": matches, **plain_value(info)}
-    table = rows_table(("model", "belongs to it"), [(m["model"], m["verdict"]) for m in matches])
-    shown = (facts_table(facts), *((table,) if matches else ()), facts_table(_metadata(info.metadata)))
-    return Findings(plain, shown)
+    table = rows_table(("model", "matches"), [(m["model"], m["verdict"]) for m in matches])
+    tables = (facts_table(facts), *((table,) if matches else ()), facts_table(_metadata(info.metadata)))
+    return Findings(plain, tables)
 
 
 def lora_matches(info: LoraInfo, sha256: str, options: PoolOptions) -> list[dict[str, Any]]:
-    """How the LoRA meets each model that is known: the counts of its keys, in words where it does not belong."""
+    """Match the LoRA with each known model: counts of its keys, or the reason why it does not fit."""
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.core.stage_params import LoraRef
     from modelpool.pool.loading.open_model import OpenModel
@@ -315,7 +317,7 @@ def _metadata(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _sha256(file: Path, options: PoolOptions) -> str:
-    """The hash that the registry knows the weights by, which remembers it."""
+    """Return the SHA-256 that the registry keeps for the weights."""
     from modelpool.pool.registry.folders import weights_file
     from modelpool.pool.registry.registry import open_registry
 

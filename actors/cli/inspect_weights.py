@@ -1,4 +1,4 @@
-"""What `modelpool inspect` shows of weights that this version does not run whole: any file, folder or list of keys."""
+"""Tables of `modelpool inspect` for weights that this version does not run as a model: files, folders, key lists."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ if TYPE_CHECKING:
     from modelpool.pool.detection.facts import ComponentFacts, FileFacts, FolderFacts, PredictionHint
 
 _BILLION, _MILLION = 10**9, 10**6
-#: how files are used that are no models, by what their titles begin with
+#: how files that are not models are used, by the beginning of their titles
 _USES = {
-    "a ControlNet": "beside a model of the kind that it was made for: --control NAME=PICTURE",
+    "a ControlNet": "with a matching model: --control NAME=IMAGE",
     "a textual inversion embedding": "in a prompt: embedding:NAME",
 }
-#: the options of `modelpool models assemble` for parts of models, by the name of their kind
+#: options of `modelpool models assemble` for parts of models, by the name of their kind
 _PART_OPTIONS = {"VAE": "--vae", "text encoder": "--text-encoder", "vision encoder": "--vision-encoder"}
 
 
 def file_facts(path: Path, facts: FileFacts, problem: str = "") -> tuple[dict[str, Any], tuple[RenderableType, ...]]:
-    """What a file is, for programs and for people; `problem` says why this version does not run it by itself."""
+    """Describe a file as JSON values and as tables; `problem` is why this version does not run it."""
     from modelpool.actors.cli.plain_values import plain_value
     from modelpool.actors.cli.tables import facts_table
 
-    told = {"kind": facts.kind.value, "path": str(path), **_without(plain_value(facts), "kind"), "problem": problem}
-    lines = [("file", str(path)), ("what it is", verdict(facts))]
+    plain = {"kind": facts.kind.value, "path": str(path), **_without(plain_value(facts), "kind"), "problem": problem}
+    lines = [("file", str(path)), ("description", verdict(facts))]
     use = _use(facts)
     if problem and use:
-        lines.append(("to use it", use))
+        lines.append(("usage", use))
     elif problem:
-        lines.append(("to run it", problem))
+        lines.append(("problem", problem))
     if facts.prediction:
         lines.append(("prediction", predictions(facts.prediction)))
     if facts.components and facts.other_tensors:
-        beside = f"{_tensors(facts.other_tensors)} that belong to no component"
-        lines.append(("beside", beside + (f", {format_bytes(facts.other_bytes)}" if facts.other_bytes else "")))
+        rest = f"{_tensors(facts.other_tensors)} that belong to no component"
+        lines.append(("other", rest + (f", {format_bytes(facts.other_bytes)}" if facts.other_bytes else "")))
     tables: list[RenderableType] = [facts_table(lines)]
     if facts.components:
         tables.append(components_table({str(i): each for i, each in enumerate(facts.components)}))
     if facts.diffusion is not None:
         tables.append(facts_table(sizes(facts.diffusion)))
-    return told, tuple(tables)
+    return plain, tuple(tables)
 
 
 def _use(facts: FileFacts) -> str:
-    """How a file that is no model by itself is used with one; empty for others."""
+    """Return how a file that is not a model is used with one; empty for others."""
     option = _PART_OPTIONS.get(facts.kind.value)
     if option and any(each.name for each in facts.components):
-        return f"in a model of separate files: modelpool models assemble NAME {option} FILE ..."
+        return f"as part of a model: modelpool models assemble NAME {option} FILE ..."
     return next((use for title, use in _USES.items() if facts.title.startswith(title)), "")
 
 
 def folder_facts(path: Path, facts: FolderFacts) -> tuple[dict[str, Any], tuple[RenderableType, ...]]:
-    """What a folder is, in the same way."""
+    """Describe a folder as JSON values and as tables."""
     from modelpool.actors.cli.plain_values import plain_value
     from modelpool.actors.cli.tables import facts_table, rows_table
 
-    told = {"kind": "folder", "path": str(path), **plain_value(facts)}
-    lines = [("folder", str(path)), ("what it is", facts.title)]
+    plain = {"kind": "folder", "path": str(path), **plain_value(facts)}
+    lines = [("folder", str(path)), ("description", facts.title)]
     if facts.pipeline:
         lines.append(("pipeline", facts.pipeline))
     if facts.prediction:
@@ -74,15 +74,15 @@ def folder_facts(path: Path, facts: FolderFacts) -> tuple[dict[str, Any], tuple[
         models = [each for each in facts.components.values() if each.config and each.latent]
         tables += [facts_table(sizes(each)) for each in models[:1]]
     if facts.files:
-        rows = [(name, *_told(found)) for name, found in facts.files.items()]
-        tables.append(rows_table(("file", "kind", "what it is"), rows))
-    return told, tuple(tables)
+        rows = [(name, *_kind_and_description(found)) for name, found in facts.files.items()]
+        tables.append(rows_table(("file", "kind", "description"), rows))
+    return plain, tuple(tables)
 
 
 def files_of_weights(place: Path) -> tuple[Path, ...]:
-    """The files that the weights at `place` are in: itself, or what a folder has of files and of indexes of files.
+    """Return the files of the weights at `place`: the file itself, or the files and shards of a folder.
 
-    Raises CorruptFile and UnsafeFile for a damaged folder, and for a link that leads out of it.
+    Raises CorruptFile and UnsafeFile for a damaged folder, and for a link that points outside it.
     """
     from modelpool.pool.formats.containment import contained
     from modelpool.pool.formats.model_folder import CONFIG_FILES, is_model_folder, read_component, read_model_folder
@@ -98,25 +98,25 @@ def files_of_weights(place: Path) -> tuple[Path, ...]:
 
 
 def verdict(facts: FileFacts) -> str:
-    """One sentence on a file: what it is, how large, and whether its family runs."""
+    """Describe a file in one sentence: what it is, its size, and whether its family runs."""
     from modelpool.pool.families.supported import running_families, why_not
 
     if not facts.components:
         return f"{facts.title} ({_tensors(facts.other_tensors)})"
     first = facts.diffusion or facts.components[0]
-    said = f"recognised as {first.title} ({_size(first)})"
+    description = f"recognised as {first.title} ({_size(first)})"
     if facts.diffusion is None or not first.name:
-        return said
+        return description
     if first.name in running_families():
-        return f"{said}; its family runs"
-    return f"{said}; recognised, does not run: {why_not(first.runs)}"
+        return f"{description}; its family runs"
+    return f"{description}; recognised, does not run: {why_not(first.runs)}"
 
 
 def components_table(components: Mapping[str, ComponentFacts]) -> RenderableType:
-    """One row for each component: what it is, its size, how it is stored, and where."""
+    """Build the table of components: description, size, storage and prefix."""
     from modelpool.actors.cli.tables import rows_table
 
-    headings = ("component", "what it is", "tensors", "parameters", "in the file", "of it", "where")
+    headings = ("component", "description", "tensors", "parameters", "in the file", "dtypes", "where")
     rows = [
         (
             each.kind.value,
@@ -133,10 +133,10 @@ def components_table(components: Mapping[str, ComponentFacts]) -> RenderableType
 
 
 def sizes(model: ComponentFacts) -> Iterable[tuple[str, str]]:
-    """What is known of a diffusion model beside its size, line by line."""
+    """Yield what is known about a diffusion model in addition to its size."""
     if model.name:
         yield "family", model.name + (f" ({model.comfyui} in ComfyUI)" if model.comfyui else "")
-    yield "architecture", f"{model.runs} of diffusers" if model.runs else "none of our dependencies has it"
+    yield "architecture", f"{model.runs} (diffusers)" if model.runs else "not available in any dependency"
     yield "naming", model.naming
     if model.latent:
         yield "latents", model.latent
@@ -145,7 +145,7 @@ def sizes(model: ComponentFacts) -> Iterable[tuple[str, str]]:
 
 
 def predictions(hints: Iterable[PredictionHint]) -> str:
-    """What a file says of the meaning of its model's output."""
+    """Return the prediction types of a model, with their sources."""
     return ", ".join(f"{hint.kind} ({hint.source})" for hint in hints)
 
 
@@ -154,7 +154,7 @@ def _size(component: ComponentFacts) -> str:
 
 
 def counted(parameters: int) -> str:
-    """A count of parameters as people say it: 860 M, 3.3 B."""
+    """Format a number of parameters: 860 M, 3.3 B."""
     if parameters >= _BILLION:
         return f"{parameters / _BILLION:.1f} B"
     return f"{parameters / _MILLION:.0f} M" if parameters >= _MILLION else f"{parameters:,}"
@@ -164,7 +164,7 @@ def _tensors(count: int) -> str:
     return "1 tensor" if count == 1 else f"{count} tensors"
 
 
-def _told(found: FileFacts | str) -> tuple[str, str]:
+def _kind_and_description(found: FileFacts | str) -> tuple[str, str]:
     return ("problem", found) if isinstance(found, str) else (found.kind.value, verdict(found))
 
 

@@ -1,6 +1,6 @@
-"""Ctrl-C, twice: the first asks to stop, the second ends the process at once.
+"""Handles Ctrl-C: the first requests a stop, the second ends the process at once.
 
-Knows signals; not what is running. The handler only sets a flag, because it may run in the middle of any call.
+Knows signals, not what is running. The handler only sets a flag, because it may run in the middle of any call.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ EXIT_INTERRUPTED = 130
 
 
 class StopRequest:
-    """While it is entered, the first Ctrl-C sets `asked` and the second ends the process. Main thread only.
+    """While entered, the first Ctrl-C sets `requested` and the second ends the process. Main thread only.
 
-    Outside, Ctrl-C does what it did before.
+    Afterwards the previous handler is restored.
     """
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._requested = threading.Event()
         self._previous: Any = None
 
     @property
-    def asked(self) -> bool:
-        """Someone wants to stop."""
-        return self._asked.is_set()
+    def requested(self) -> bool:
+        """Whether a stop was requested."""
+        return self._requested.is_set()
 
     def __enter__(self) -> StopRequest:
         self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
@@ -41,8 +41,8 @@ class StopRequest:
         signal.signal(signal.SIGINT, self._previous)
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if self._asked.is_set():
+        if self._requested.is_set():
             show_cursor = "\x1b[?25h\n" if sys.stderr.isatty() else ""
-            os.write(2, f"{show_cursor}modelpool: ended at once\n".encode())
+            os.write(2, f"{show_cursor}modelpool: terminated\n".encode())
             os._exit(EXIT_INTERRUPTED)
-        self._asked.set()
+        self._requested.set()

@@ -1,9 +1,9 @@
-"""Job files: one `GenerateRequest` a line, as JSON lines or as CSV with a header of field names.
+"""Reads job files: one `GenerateRequest` per line, as JSON lines or as CSV with a header of field names.
 
-Knows text and field names; not which models exist. Rules
-1. A line that cannot be used is reported by number; it does not touch the others.
-2. A line without a seed gets one made of what it says and of how often the file has said it before, so that the same
-   file asks for the same images each time, and a batch that was stopped can go on.
+Knows text and field names, not which models exist. Rules
+1. An invalid line is reported by number and does not affect the others.
+2. A line without a seed gets one derived from its content and from how often the same content occurred before, so that
+   the same file always means the same images, and a stopped batch can resume.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from modelpool.actors.request.qos import TERMS
+from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
-#: fields that requests had not always: where they are not used, seeds are what they were
+#: fields added after the first version: if they are not used, seeds stay what they were
 LATER_FIELDS = (
     "image",
     "mask",
@@ -49,13 +49,13 @@ LATER_FIELDS = (
     "decoder",
     "low_noise",
 )
-#: between the LoRAs, the ControlNets, the regions or the references of a CSV cell: "light:0.8; outline:1"
+#: between the LoRAs, ControlNets, regions or references of a CSV cell: "light:0.8; outline:1"
 LORA_SEPARATOR = ";"
 
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A usable line. `request.seed` is set."""
+    """A valid line. `request.seed` is set."""
 
     number: int
     request: GenerateRequest
@@ -63,7 +63,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """A line that cannot be used, and why."""
+    """An invalid line, with the reason."""
 
     number: int
     message: str
@@ -71,7 +71,7 @@ class BrokenLine:
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What a file asks for, line by line in its order."""
+    """The lines of a file, in order."""
 
     path: Path
     lines: tuple[JobLine, ...]
@@ -79,14 +79,14 @@ class JobFile:
 
 
 def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
-    """The requests of a .jsonl or .csv file. `defaults` fill in fields that a line does not have; `seed` varies the
-    seeds of lines that have none.
+    """Read the requests of a .jsonl or .csv file. `defaults` fill in missing fields; `seed` varies the seeds of
+    lines without one.
 
-    Raises UserError when the file as a whole cannot be used: missing, empty, another kind, a header with a wrong name.
+    Raises UserError if the whole file is unusable: missing, empty, of another kind, or with an unknown column.
     """
     lines: list[JobLine] = []
     broken: list[BrokenLine] = []
-    seen: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     for number, found in _rows(path):
         if isinstance(found, str):
             broken.append(BrokenLine(number, found))
@@ -96,14 +96,14 @@ def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Job
         except UserError as error:
             broken.append(BrokenLine(number, str(error)))
             continue
-        lines.append(JobLine(number, _seeded(request, seed, seen)))
+        lines.append(JobLine(number, _seeded(request, seed, occurrences)))
     if not lines and not broken:
-        raise UserError(f"{path}: found no lines, expected one request a line")
+        raise UserError(f"{path}: no lines; expected one request per line")
     return JobFile(path, tuple(lines), tuple(broken))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Each line's number with its fields, or with what is wrong with it."""
+    """Yield each line's number with its fields, or with its problem."""
     readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
     reader = readers.get(path.suffix.lower())
     if reader is None:
@@ -131,14 +131,14 @@ def _json_row(line: bytes) -> dict[str, Any] | str:
     except UserError as error:
         return str(error)
     if _holds_half_characters(fields):
-        return "found half of a character (a lone surrogate such as \\ud800), expected whole ones"
+        return "found half a character (a lone surrogate such as \\ud800), expected complete ones"
     if not isinstance(fields, dict):
         return f"found {type(fields).__name__}, expected an object such as " + '{"model": "shapes", "prompt": "..."}'
     return fields
 
 
 def _holds_half_characters(fields: object) -> bool:
-    """JSON can spell what no text can hold."""
+    """Whether `fields` contain lone surrogates, which JSON can express but UTF-8 cannot."""
     try:
         json.dumps(fields, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
@@ -150,7 +150,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise UserError(f"field {repeated!r} is given twice")
+        raise UserError(f"field {repeated!r} occurs twice")
     return fields
 
 
@@ -168,11 +168,11 @@ def _csv_rows(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] 
             if not names:
                 names = _header(path, cells)
             elif len(cells) > len(names):
-                yield reader.line_num, f"found {len(cells)} cells, expected the {len(names)} of the header"
+                yield reader.line_num, f"found {len(cells)} cells, expected at most the {len(names)} of the header"
             else:
                 yield reader.line_num, _csv_row(names, cells)
     except csv.Error as error:
-        yield reader.line_num, f"not CSV: {error}; the lines after it are not read"
+        yield reader.line_num, f"not CSV: {error}; later lines are not read"
 
 
 def _header(path: Path, cells: list[str]) -> list[str]:
@@ -181,12 +181,12 @@ def _header(path: Path, cells: list[str]) -> list[str]:
         if name not in GenerateRequest.model_fields:
             raise UserError(f"{path}: header: {unknown_name('column', name, GenerateRequest.model_fields)}")
         if names.count(name) > 1:
-            raise UserError(f"{path}: header: column {name!r} is there twice")
+            raise UserError(f"{path}: header: column {name!r} occurs twice")
     return names
 
 
 def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
-    """The fields of one row; an empty cell is a field that is not given."""
+    """Return the fields of one row; an empty cell is a field that is not set."""
     fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
     for several in ("loras", "controls", "regions", "reference"):
         if several in fields:
@@ -194,11 +194,11 @@ def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
     return fields
 
 
-def _seeded(request: GenerateRequest, seed: int, seen: Counter[str]) -> GenerateRequest:
+def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[str]) -> GenerateRequest:
     if request.seed is not None:
         return request
-    unsaid = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
-    said = json.dumps(request.model_dump(exclude={"seed", *TERMS, *unsaid}))
-    digest = hashlib.sha256(f"{seed} {seen[said]} {said}".encode()).digest()
-    seen[said] += 1
+    unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
+    content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *unset}))
+    digest = hashlib.sha256(f"{seed} {occurrences[content]} {content}".encode()).digest()
+    occurrences[content] += 1
     return request.model_copy(update={"seed": int.from_bytes(digest[:4])})

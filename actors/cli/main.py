@@ -1,6 +1,6 @@
-"""The `modelpool` command: its subcommands, its exit codes.
+"""The `modelpool` command: its subcommands and exit codes.
 
-Exit codes: 0 all is made; 1 something failed; 2 the command or a file is wrong, and nothing was started; 130 Ctrl-C.
+Exit codes: 0 success; 1 something failed; 2 wrong usage or a wrong file, nothing was started; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,18 +32,16 @@ EXIT_FAILED = 1
 EXIT_WRONG = 2
 
 HELP = (
-    "Images from a pool of GPUs."
-    "\n\n"
-    "Without --config, the first of these that is there is used: the file that MODELPOOL_CONFIG names; modelpool.toml "
-    "here; the folders ./models and ./loras here; what `modelpool models add` added; the small example model of a "
-    "checkout. What --gpus, --device and --vram say goes before what a configuration says."
-    "\n\n"
-    'Try:  modelpool generate "a red circle" "a blue square" -n 4 --out images'
+    "Generate images, video and audio with a pool of GPUs.\n\nWithout --config, the first of these "
+    "is used: the file named by MODELPOOL_CONFIG; modelpool.toml in this folder; the folders "
+    "./models and ./loras; files added with `modelpool models add`; the example model of a checkout. "
+    'Command-line options override the configuration file.\n\nTry:  modelpool generate "a red '
+    'circle" "a blue square" -n 4 --out images'
 )
 
 
 def build_app() -> typer.Typer:
-    """The command with all its subcommands."""
+    """Build the command with all its subcommands."""
     app = typer.Typer(
         name="modelpool",
         help=HELP,
@@ -75,55 +73,51 @@ def build_app() -> typer.Typer:
 
 
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
-    """Run the command; its exit code. What a person got wrong is one line on stderr."""
-    from modelpool.actors.cli.screen import people_console, say
+    """Run the command and return its exit code. User errors are printed as one line on stderr."""
+    from modelpool.actors.cli.screen import say, user_console
 
-    warnings.showwarning = lambda message, *_: say(people_console(), f"modelpool: {message}", "yellow")
+    warnings.showwarning = lambda message, *_: say(user_console(), f"modelpool: {message}", "yellow")
     try:
         build_app()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except UserError as error:
-        say(people_console(), f"modelpool: {error}", "red")
+        say(user_console(), f"modelpool: {error}", "red")
         return EXIT_WRONG
     except RuntimeError as error:
-        if not _is_told(error):
+        if not _is_complete_message(error):
             raise
-        say(people_console(), f"modelpool: {error}", "red")
+        say(user_console(), f"modelpool: {error}", "red")
         return EXIT_FAILED
     return 0
 
 
-def _is_told(error: RuntimeError) -> bool:
-    """An error of ours that says all there is to say: the pool went away."""
+def _is_complete_message(error: RuntimeError) -> bool:
+    """Whether the message of `error` is all that the user needs: the pool ended."""
     from modelpool.actors.results.outcomes import PoolLost
 
     return isinstance(error, PoolLost)
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     sys.exit(run(sys.argv[1:]))
 
 
-def _version_asked(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import PackageNotFoundError, version
-
+def _print_version(show: bool) -> None:
+    if show:
+        from modelpool import __version__
         from modelpool.scheduler.core import state
 
         core = "" if str(state.__file__).endswith(".py") else ", scheduler compiled"
-        try:
-            typer.echo(f"modelpool {version('modelpool')}{core}")
-        except PackageNotFoundError:
-            typer.echo(f"modelpool, not installed: run from its folder{core}")
+        typer.echo(f"modelpool {__version__}{core}")
         raise typer.Exit
 
 
 _VERSION = typer.Option(
-    False, "--version", help="Show the version.", metavar=" ", callback=_version_asked, is_eager=True
+    False, "--version", help="Print the version.", metavar=" ", callback=_print_version, is_eager=True
 )
 
 
 def _version(version: bool = _VERSION) -> None:
-    """`version` is handled by its callback."""
+    """Handle --version; the callback does the work."""

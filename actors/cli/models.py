@@ -1,6 +1,6 @@
-"""`modelpool models`: which files of weights there are, and adding, naming, hashing and forgetting them.
+"""`modelpool models`: lists, adds, names, hashes and removes files of weights.
 
-Reads headers, and whole files where hashes are wanted. Starts no pool and changes no file of weights.
+Reads headers, and complete files for hashes. Starts no pool and changes no file of weights.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from modelpool.pool.core.errors import CorruptFile
 
 if TYPE_CHECKING:
     from modelpool.actors.settings.config import ModelsSection
-    from modelpool.pool.registry.registry import Entry, Registry
+    from modelpool.pool.registry.registry import Registry, RegistryEntry
 
-_ADD = "Add FILES and FOLDERS of weights, as ComfyUI, A1111 and Forge lay them out, and hash what is new in them."
-_ASSEMBLE = (
-    "Make one model, NAME, of separate files: writes NAME.model.json into the folder of models that they lie in."
-)
-_REMOVE = "Forget what was added, or an alias. No file of weights is touched."
-_SCAN = "Hash what has no hash yet, so that all can be named by hash; ends with 1 where a file cannot be used."
-_ALIAS = "Call what TARGET means NAME too: the file at a path or of a name, or the content with a hash."
+_ADD = "Add files and folders of weights, in the layouts of ComfyUI, A1111 and Forge, and hash new files."
+_ASSEMBLE = "Combine separate files into one model: writes NAME.model.json into the model folder that contains them."
+_REMOVE = "Remove an added path or an alias. Files of weights are never touched."
+_SCAN = "Hash new files, so that they can be named by hash. Exits with 1 if a file cannot be used."
+_ALIAS = "Give TARGET a second name: a file (by path or name), or the content with a hash."
 
-Hashing = Annotated[bool, typer.Option("--hash/--no-hash", help="Hash new files now (default), or when they are used.")]
+Hashing = Annotated[bool, typer.Option("--hash/--no-hash", help="Hash new files now (default), or on first use.")]
 
 
 def _file(flag: str, text: str) -> Any:
@@ -37,22 +35,24 @@ def _file(flag: str, text: str) -> Any:
 
 DiffusionModel = Annotated[str | None, _file("--diffusion-model", "The diffusion model.")]
 LowNoise = Annotated[
-    str | None, _file("--low-noise", "Of two diffusion models (Wan 2.2 of 14B) the one for low noise.")
+    str | None, _file("--low-noise", "The low-noise expert, for models with two experts (Wan 2.2 14B).")
 ]
-Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that has it.")]
-TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "May be given again; in any order.")]
-VisionEncoder = Annotated[str | None, _file("--vision-encoder", "CLIP's, for models that see an image.")]
-WholeCheckpoint = Annotated[str | None, _file("--checkpoint", "A whole checkpoint, for all that is not given.")]
-_FOLDER = "Where to write it; all files lie there (default: the folder of models around them)."
+Vae = Annotated[str | None, _file("--vae", "The VAE, or a checkpoint that contains it.")]
+TextEncoders = Annotated[list[str] | None, _file("--text-encoder", "Repeatable, in any order.")]
+VisionEncoder = Annotated[
+    str | None, _file("--vision-encoder", "The CLIP vision encoder, for models with an image input.")
+]
+WholeCheckpoint = Annotated[str | None, _file("--checkpoint", "A complete checkpoint, for all parts that are not set.")]
+_FOLDER = "Where to write; must contain all files (default: the models folder that contains them)."
 Folder = Annotated[Path | None, typer.Option("--folder", help=_FOLDER, metavar="DIR", show_default=False)]
-_FORCE = "Write over a description that is there."
+_FORCE = "Overwrite an existing description."
 Force = Annotated[bool, typer.Option("--force", help=_FORCE, metavar=" ", show_default=False)]
 
 
 def models_app() -> typer.Typer:
-    """The command with its subcommands; alone it lists."""
+    """Build the command with its subcommands; without one it lists."""
     app = typer.Typer(
-        help="List the models, LoRAs and other files of weights that can be named; add, name and forget them.",
+        help="List, add, name and remove models, LoRAs and other files of weights.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -79,7 +79,7 @@ def _alone(
     flags = (("--allow-pickle", allow_pickle), ("--json", as_json), ("--config", config), ("--pool", pool))
     for flag, given in flags:
         if given:
-            raise typer.BadParameter(f"{flag} belongs after {context.invoked_subcommand}", context)
+            raise typer.BadParameter(f"place {flag} after {context.invoked_subcommand}", context)
 
 
 def list_models(
@@ -89,7 +89,7 @@ def list_models(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """List what can be named, what is not used and why. With --pool: the models and LoRAs of a running pool."""
+    """List all usable files, and the unusable ones with reasons. With --pool: models and LoRAs of a running pool."""
     from modelpool.actors.cli.models_view import print_pool, print_registry
 
     if pool is not None:
@@ -100,28 +100,28 @@ def list_models(
 
 
 def add(
-    places: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders.", show_default=False)],
+    locations: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files or folders.", show_default=False)],
     hashing: Hashing = True,
     allow_pickle: options.AllowPickle = False,
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
     """See _ADD."""
-    from modelpool.actors.cli.models_view import told_added
-    from modelpool.actors.cli.screen import people_console, print_json, say
-    from modelpool.pool.registry.changes import add_place
+    from modelpool.actors.cli.models_view import added_report
+    from modelpool.actors.cli.screen import print_json, say, user_console
+    from modelpool.pool.registry.changes import add_location
 
     registry = _registry(config, allow_pickle)
     roots = []
-    for path in places:
-        added = add_place(registry, path)
+    for path in locations:
+        added = add_location(registry, path)
         roots.append(added.path)
-        plain, lines = told_added(added)
+        plain, lines = added_report(added)
         if as_json:
             print_json(sys.stdout, plain)
         for line, style in lines if not as_json else ():
-            say(people_console(), line, style)
-    if hashing:  # as a pool would see them now: where nothing is configured, added models take the example's place
+            say(user_console(), line, style)
+    if hashing:  # reopened as a pool would open it now: if nothing is configured, added models replace the example
         _hash(_registry(config, allow_pickle), as_json, tuple(roots))
 
 
@@ -130,7 +130,7 @@ def scan(
 ) -> None:
     """See _SCAN."""
     from modelpool.actors.cli.models_view import refused_table
-    from modelpool.actors.cli.screen import counted, people_console, print_json, say, show
+    from modelpool.actors.cli.screen import counted, print_json, say, show, user_console
 
     registry = _registry(config, allow_pickle)
     failed = _hash(registry, as_json, None)
@@ -138,11 +138,11 @@ def scan(
     for refused in listing.refused if as_json else ():
         print_json(sys.stdout, {"kind": "refused", "path": str(refused.path), "problem": refused.problem})
     if not as_json:
-        console = people_console()
+        console = user_console()
         if listing.refused:
             show(console, refused_table(listing.refused))
         unfinished = f", {counted(len(listing.unfinished), 'unfinished download')}" if listing.unfinished else ""
-        say(console, f"{counted(len(listing.entries), 'file')}, {len(listing.refused)} not used{unfinished}")
+        say(console, f"{counted(len(listing.entries), 'file')}, {len(listing.refused)} unusable{unfinished}")
     if failed or listing.refused:
         raise typer.Exit(1)
 
@@ -155,19 +155,19 @@ def alias(
     config: options.Config = None,
 ) -> None:
     """See _ALIAS."""
-    from modelpool.actors.cli.screen import people_console, print_json, say
+    from modelpool.actors.cli.screen import print_json, say, user_console
     from modelpool.pool.registry.changes import set_alias
 
-    made, before = set_alias(_registry(config, allow_pickle), name, target)
+    found, before = set_alias(_registry(config, allow_pickle), name, target)
     if as_json:
-        print_json(sys.stdout, {"kind": "alias", "name": made.name, "path": made.path, "sha256": made.sha256})
+        print_json(sys.stdout, {"kind": "alias", "name": found.name, "path": found.path, "sha256": found.sha256})
         return
-    stood = f" (it stood for {before.target})" if before is not None and before.target != made.target else ""
-    say(people_console(), f"{made.name} is {made.target}{stood}")
+    stood = f" (was {before.target})" if before is not None and before.target != found.target else ""
+    say(user_console(), f"{found.name} is {found.target}{stood}")
 
 
 def assemble(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call the model.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.", show_default=False)],
     diffusion_model: DiffusionModel = None,
     vae: Vae = None,
     text_encoder: TextEncoders = None,
@@ -182,32 +182,36 @@ def assemble(
 ) -> None:
     """See _ASSEMBLE."""
     from modelpool.actors.cli.plain_values import plain_value
-    from modelpool.actors.cli.screen import counted, people_console, print_json, say
-    from modelpool.pool.registry.assembling import Chosen
-    from modelpool.pool.registry.assembling import assemble as put_together
+    from modelpool.actors.cli.screen import counted, print_json, say, user_console
+    from modelpool.pool.registry.assembling import SelectedFiles
+    from modelpool.pool.registry.assembling import assemble as assemble_files
 
     registry, allowed = _registry(config, allow_pickle), _models(config, allow_pickle).allow_pickle
     encoders = tuple(text_encoder or ())
     files = (checkpoint, diffusion_model, vae, vision_encoder, low_noise)
     whole, model, autoencoder, seeing, low = (file or "" for file in files)
-    chosen = Chosen(whole, model, autoencoder, encoders, seeing, low)
-    made = put_together(registry, name, chosen, folder, overwrite=force, allow_pickle=allowed)
+    chosen = SelectedFiles(whole, model, autoencoder, encoders, seeing, low)
+    found = assemble_files(registry, name, chosen, folder, overwrite=force, allow_pickle=allowed)
     if as_json:
-        print_json(sys.stdout, {"kind": "model", "name": name, "is_known": made.is_known, **plain_value(made.info)})
+        print_json(sys.stdout, {"kind": "model", "name": name, "is_known": found.is_known, **plain_value(found.info)})
         return
     count = counted(len(set(filter(None, (*files, *encoders)))), "file")
-    say(people_console(), f"{name} is {made.info.title}, of {count}: {made.path}")
-    if not made.is_known:
-        say(people_console(), f"no pool looks there yet: modelpool models add {made.path.parent}", "yellow")
+    say(user_console(), f"{name} is {found.info.title}, from {count}: {found.path}")
+    if not found.is_known:
+        say(
+            user_console(),
+            f"this folder is not part of any pool yet; run: modelpool models add {found.path.parent}",
+            "yellow",
+        )
 
 
 def remove(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="What was added, or an alias.", show_default=False)],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="An added path, or an alias.", show_default=False)],
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
     """See _REMOVE."""
-    from modelpool.actors.cli.screen import people_console, print_json, say
+    from modelpool.actors.cli.screen import print_json, say, user_console
     from modelpool.pool.registry import changes
 
     gone = changes.remove(_registry(config), what)
@@ -215,8 +219,8 @@ def remove(
     if as_json:
         print_json(sys.stdout, {"removed": "place" if is_place else "alias", "name": str(what), "path": _target(gone)})
         return
-    kept = "its files stay where they are" if is_place else f"it stood for {_target(gone)}"
-    say(people_console(), f"{gone if is_place else what} is forgotten; {kept}")
+    kept = "its files are not deleted" if is_place else f"it was an alias of {_target(gone)}"
+    say(user_console(), f"{gone if is_place else what} is removed; {kept}")
 
 
 def _target(gone: object) -> str:
@@ -230,7 +234,7 @@ def _models(config: Path | None, allow_pickle: bool = False) -> ModelsSection:
 
 
 def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
-    """The registry of a pool that would be started here."""
+    """Open the registry that a pool started here would use."""
     from modelpool.pool.registry.registry import open_registry
 
     models = _models(config, allow_pickle)
@@ -244,14 +248,14 @@ def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
 
 
 def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> int:
-    """Hash what has no hash yet, below `roots` where they are given; how many could not be read."""
+    """Hash the entries without a hash, below `roots` if set; return how many could not be read."""
     from modelpool.actors.cli.models_view import entry_plain, hashing_view
-    from modelpool.actors.cli.screen import people_console, print_json
+    from modelpool.actors.cli.screen import print_json, user_console
     from modelpool.pool.registry.changes import hash_all, unhashed
 
     entries = tuple(entry for entry in unhashed(registry) if roots is None or _is_below(entry, roots))
     failed = 0
-    with hashing_view(people_console(), entries) as view:
+    with hashing_view(user_console(), entries) as view:
         for entry, result in hash_all(registry, entries, view.begin):
             failed += isinstance(result, CorruptFile)
             view.done(entry, result)
@@ -260,5 +264,5 @@ def _hash(registry: Registry, as_json: bool, roots: tuple[Path, ...] | None) -> 
     return failed
 
 
-def _is_below(entry: Entry, roots: tuple[Path, ...]) -> bool:
+def _is_below(entry: RegistryEntry, roots: tuple[Path, ...]) -> bool:
     return any(entry.file.path.is_relative_to(root) for root in roots)

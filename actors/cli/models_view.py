@@ -1,4 +1,4 @@
-"""What `modelpool models` shows, to people and to programs; and how far hashing is."""
+"""The output of `modelpool models`, as tables and as JSON, and the progress of hashing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from modelpool.actors.cli.screen import counted, duration, people_console, print_json, say, show
+from modelpool.actors.cli.screen import counted, duration, print_json, say, show, user_console
 from modelpool.actors.cli.tables import loras_table, models_table, rows_table
 from modelpool.pool.core.errors import CorruptFile, format_bytes
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from modelpool.pool.registry.changes import Added
-    from modelpool.pool.registry.folders import Refused
+    from modelpool.pool.registry.changes import AddedLocation
+    from modelpool.pool.registry.folders import RejectedFile
     from modelpool.pool.registry.hashes import FileHashes, OnBytes
     from modelpool.pool.registry.listings import LoraListing, ModelListing
-    from modelpool.pool.registry.registry import Entry, Listing, Registry
+    from modelpool.pool.registry.registry import Registry, RegistryEntry, RegistryListing
 
-#: rows of files that are not used, in a table; `models scan` names all
+#: rows in the table of unusable files; `models scan` lists all
 _MOST_REFUSED = 20
 
 
 def print_pool(pool: str, models: Sequence[ModelListing], loras: Sequence[LoraListing], as_json: bool) -> None:
-    """What a running pool says that it has."""
+    """Print the models and LoRAs of a running pool."""
     if as_json:
         _print_listings(models, loras, {})
         return
-    console = people_console(sys.stdout)
+    console = user_console(sys.stdout)
     if models:
         show(console, models_table(models))
     if loras:
@@ -44,38 +44,38 @@ def print_pool(pool: str, models: Sequence[ModelListing], loras: Sequence[LoraLi
 
 
 def print_registry(registry: Registry, as_json: bool) -> None:
-    """Everything that a pool started here could use."""
-    from modelpool.pool.registry.kinds import Kind
+    """Print everything that a pool started here could use."""
+    from modelpool.pool.registry.kinds import FileKind
 
     listing, models, loras = registry.listing(), registry.models(), registry.loras()
-    told = {model.path for model in models} | {lora.path for lora in loras}
+    listed = {model.path for model in models} | {lora.path for lora in loras}
     if as_json:
         by_path = {str(entry.file.path): entry for entry in listing.entries}
         _print_listings(models, loras, by_path)
         for entry in listing.entries:
-            if str(entry.file.path) not in told:
+            if str(entry.file.path) not in listed:
                 print_json(sys.stdout, entry_plain(entry, entry.hashes))
         for refused in listing.refused:
-            if str(refused.path) not in told:
+            if str(refused.path) not in listed:
                 plain = {"kind": "refused", "path": str(refused.path), "problem": refused.problem}
                 print_json(sys.stdout, plain)
         for path in listing.unfinished:
             print_json(sys.stdout, {"kind": "unfinished", "path": str(path)})
         return
-    console = people_console(sys.stdout)
+    console = user_console(sys.stdout)
     if listing.entries:
         show(console, _entries_table(listing, models, loras))
     if listing.refused:
         show(console, refused_table(listing.refused))
     if listing.unfinished:
-        say(console, f"{counted(len(listing.unfinished), 'unfinished download')} left out")
+        say(console, f"{counted(len(listing.unfinished), 'unfinished download')} skipped")
     if not models:
-        places = ", ".join(str(place.path) for place in registry.places() if place.kind is not Kind.LORA)
-        say(console, _nothing(places or "no folder (none is configured or added)"))
+        places = ", ".join(str(place.path) for place in registry.locations() if place.kind is not FileKind.LORA)
+        say(console, _nothing(places or "any folder; no model folder is configured or added"))
 
 
-def entry_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
-    """One file, for programs."""
+def entry_plain(entry: RegistryEntry, hashes: FileHashes | None) -> dict[str, Any]:
+    """Return one file as JSON values."""
     return {
         "kind": _kind_word(entry),
         "name": entry.name,
@@ -88,16 +88,16 @@ def entry_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
     }
 
 
-def refused_table(refused: Sequence[Refused]) -> Table:
-    """What is not used, and why."""
+def refused_table(refused: Sequence[RejectedFile]) -> Table:
+    """Build the table of unusable files with reasons."""
     rows = [(str(one.path), one.problem) for one in refused[:_MOST_REFUSED]]
     if len(refused) > _MOST_REFUSED:
-        rows.append((f"and {len(refused) - _MOST_REFUSED} more", "modelpool models --json tells all"))
-    return rows_table(("not used", "why"), rows)
+        rows.append((f"and {len(refused) - _MOST_REFUSED} more", "modelpool models --json lists all"))
+    return rows_table(("unusable", "why"), rows)
 
 
-def told_added(added: Added) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """What adding a place did: for programs, and as lines with their style."""
+def added_report(added: AddedLocation) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Describe an added path: as JSON values, and as lines with their style."""
     plain = {
         "kind": "place",
         "path": str(added.path),
@@ -110,30 +110,30 @@ def told_added(added: Added) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     if added.is_new:
         did = f"{added.path} is added"
     elif added.within is not None and added.within != added.path:
-        did = f"{added.path} is there already, in {added.within}"
+        did = f"{added.path} was already added, as part of {added.within}"
     else:
-        did = f"{added.path} is there already"
+        did = f"{added.path} was already added"
     counts = [counted(len(added.files), "file")]
     counts += [counted(len(added.unfinished), "unfinished download")] if added.unfinished else []
     lines = [(f"{did}: {', '.join(counts)}", "")]
-    lines += [(f"not used: {refused.path}: {refused.problem}", "yellow") for refused in added.refused]
+    lines += [(f"unusable: {refused.path}: {refused.problem}", "yellow") for refused in added.refused]
     return plain, lines
 
 
 class _LinesView:
-    """A line a file."""
+    """Prints one line per file."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._began_seconds = time.monotonic()
 
-    def begin(self, entry: Entry) -> OnBytes:
-        """Called when a file is next; what it gives is told of each read."""
+    def begin(self, entry: RegistryEntry) -> OnBytes:
+        """Called before a file is read; returns a callback that counts the bytes read."""
         self._began_seconds = time.monotonic()
         return lambda count: None
 
-    def done(self, entry: Entry, result: FileHashes | CorruptFile) -> None:
-        """Called when a file is read, or cannot be."""
+    def done(self, entry: RegistryEntry, result: FileHashes | CorruptFile) -> None:
+        """Called when a file was read or failed."""
         if isinstance(result, CorruptFile):
             say(self._console, str(result), "red")
             return
@@ -143,22 +143,22 @@ class _LinesView:
 
 
 class _BarView(_LinesView):
-    """One bar over all files, and a line for each that is done."""
+    """One bar over all files, and a line for each finished one."""
 
     def __init__(self, console: Console, bar: Progress, total_bytes: int) -> None:
         super().__init__(console)
         self._bar = bar
         self._task = bar.add_task("", total=total_bytes)
 
-    def begin(self, entry: Entry) -> OnBytes:
+    def begin(self, entry: RegistryEntry) -> OnBytes:
         super().begin(entry)
         self._bar.update(self._task, description=entry.name)
         return lambda count: self._bar.advance(self._task, count)
 
 
 @contextlib.contextmanager
-def hashing_view(console: Console, entries: Sequence[Entry]) -> Iterator[_LinesView]:
-    """Shows how far hashing `entries` is: a bar on a terminal, lines elsewhere."""
+def hashing_view(console: Console, entries: Sequence[RegistryEntry]) -> Iterator[_LinesView]:
+    """Show the progress of hashing `entries`: a bar on a terminal, lines elsewhere."""
     if not console.is_terminal or console.is_dumb_terminal or not entries:
         yield _LinesView(console)
         return
@@ -167,7 +167,9 @@ def hashing_view(console: Console, entries: Sequence[Entry]) -> Iterator[_LinesV
         yield _BarView(console, bar, sum(entry.file.fingerprint.size_bytes for entry in entries))
 
 
-def _print_listings(models: Iterable[ModelListing], loras: Iterable[LoraListing], entries: dict[str, Entry]) -> None:
+def _print_listings(
+    models: Iterable[ModelListing], loras: Iterable[LoraListing], entries: dict[str, RegistryEntry]
+) -> None:
     for kind, listings in (("model", models), ("lora", loras)):
         for listing in listings:
             entry = entries.get(listing.path)
@@ -175,8 +177,8 @@ def _print_listings(models: Iterable[ModelListing], loras: Iterable[LoraListing]
             print_json(sys.stdout, {"kind": kind, **dataclasses.asdict(listing), **names})
 
 
-def _names_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
-    """What else a file is called; null for hashes that are not known."""
+def _names_plain(entry: RegistryEntry, hashes: FileHashes | None) -> dict[str, Any]:
+    """Return aliases and hashes as JSON values; null for unknown hashes."""
     return {
         "aliases": list(entry.aliases),
         "sha256": hashes.sha256 if hashes is not None else None,
@@ -186,8 +188,8 @@ def _names_plain(entry: Entry, hashes: FileHashes | None) -> dict[str, Any]:
     }
 
 
-def _kind_word(entry: Entry) -> str:
-    """As programs read it: "model" is what images can be made with."""
+def _kind_word(entry: RegistryEntry) -> str:
+    """The kind in JSON; "model" is what can generate images."""
     from modelpool.pool.registry.kinds import MODELS
 
     if entry.kind is None:
@@ -195,33 +197,33 @@ def _kind_word(entry: Entry) -> str:
     return "model" if entry.kind in MODELS else entry.kind.name.lower()
 
 
-def _entries_table(listing: Listing, models: Iterable[ModelListing], loras: Iterable[LoraListing]) -> Table:
-    """Every file that can be named: by kind, with what a pool says of those that it runs."""
-    said: dict[str, str] = {}
+def _entries_table(listing: RegistryListing, models: Iterable[ModelListing], loras: Iterable[LoraListing]) -> Table:
+    """Build the table of every named file: kind, and what a pool knows of it."""
+    descriptions: dict[str, str] = {}
     for model in models:
-        made_for = f", {model.width}x{model.height}" if model.width else ""
-        said[model.path] = _problem(model) or f"{model.family}{made_for}"
+        native_size = f", {model.width}x{model.height}" if model.width else ""
+        descriptions[model.path] = _problem(model) or f"{model.family}{native_size}"
     for lora in loras:
         ranks = ", ".join(map(str, lora.ranks)) or "none"
-        said[lora.path] = _problem(lora) or f"{lora.modules} modules, rank {ranks}"
+        descriptions[lora.path] = _problem(lora) or f"{lora.modules} modules, rank {ranks}"
     rows = []
     for entry in listing.entries:
-        own = said.get(str(entry.file.path)) or entry.facts.title
+        name_or_description = descriptions.get(str(entry.file.path)) or entry.facts.title
         names = ", ".join((entry.name, *entry.aliases))
         kind = entry.kind.value if entry.kind is not None else "unknown"
         size = format_bytes(entry.file.fingerprint.size_bytes)
         digits = entry.hashes.autov2.upper() if entry.hashes is not None else "-"
-        rows.append((names, kind, own or "-", size, digits, str(entry.file.path)))
-    return rows_table(("name", "kind", "what it is", "size", "hash", "file"), rows, right=("size",))
+        rows.append((names, kind, name_or_description or "-", size, digits, str(entry.file.path)))
+    return rows_table(("name", "kind", "description", "size", "hash", "file"), rows, right=("size",))
 
 
 def _problem(listed: ModelListing | LoraListing) -> str:
-    """Why it cannot be run, without the path, which stands beside it."""
+    """The problem without the path, which is in another column."""
     return listed.problem.removeprefix(f"{listed.path}: ")
 
 
 def _nothing(places: str) -> str:
     return (
-        f"No models in {places}: put .safetensors files there, add a folder with `modelpool models add FOLDER`, or "
-        "name a configuration with --config"
+        f"No models found in {places}: put .safetensors files there, add a folder with "
+        "`modelpool models add FOLDER`, or name a configuration with --config"
     )

@@ -1,4 +1,4 @@
-"""Gets a pool for a command: starts one as the options and the configuration say, or joins one that runs."""
+"""Opens a pool for a command: starts one from options and configuration, or joins a running one."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from modelpool.actors.api.client import ModelPool
     from modelpool.actors.settings.config import PoolConfig
 
-#: used when no configuration is named or found and this folder is there; LoRAs beside it
+#: used if no configuration is named or found and this folder exists; LoRAs next to it
 MODELS_FOLDER = Path("models")
 LORAS_FOLDER = Path("loras")
 OUTPUT_FOLDER = Path("outputs")
 
 
 def settings_for(options: PoolOptions) -> PoolConfig:
-    """The configuration of a pool to start, single options applied. Raises UserError.
+    """Return the configuration of a pool to start, with options applied. Raises UserError.
 
-    Without --config: what MODELPOOL_CONFIG names; modelpool.toml here; the folders ./models and ./loras here; what was
-    added to the registry of models; the example of a checkout.
+    Without --config: the file named by MODELPOOL_CONFIG; modelpool.toml in the working folder; the folders ./models
+    and ./loras; models added to the registry; the example of a checkout.
     """
     from modelpool.actors.settings.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
 
@@ -31,7 +31,7 @@ def settings_for(options: PoolOptions) -> PoolConfig:
         config = PoolConfig.find(options.config)
     elif MODELS_FOLDER.is_dir():
         config = PoolConfig().override(models=[MODELS_FOLDER], loras=[LORAS_FOLDER], output=OUTPUT_FOLDER)
-    else:  # the example's models, but this folder's images
+    else:  # the models of the example, but outputs in the working folder
         config = PoolConfig.find().override(output=OUTPUT_FOLDER)
     device = options.device.value if options.device is not None else None
     policy = options.vram_policy.value if options.vram_policy is not None else None
@@ -45,10 +45,10 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     )
 
 
-def output_for(options: PoolOptions, given: Path | None) -> Path:
-    """The folder for images: as given, else as configured, else ./outputs."""
-    if given is not None:
-        return given
+def output_for(options: PoolOptions, passed: Path | None) -> Path:
+    """Return the output folder: as passed, else as configured, else ./outputs."""
+    if passed is not None:
+        return passed
     configured = None if options.pool is not None else settings_for(options).output.folder
     if configured is None:
         return OUTPUT_FOLDER
@@ -57,7 +57,7 @@ def output_for(options: PoolOptions, given: Path | None) -> Path:
 
 
 def open_pool(options: PoolOptions) -> ModelPool:
-    """A pool that is ours until it is closed, or a line to one that runs. Raises UserError."""
+    """Start a pool that ends with the returned object, or connect to a running one. Raises UserError."""
     from modelpool.actors.api.client import ModelPool
 
     if options.pool is not None:

@@ -1,7 +1,7 @@
-"""The options that several commands share, and what their text means.
+"""Options that several commands share, and the parsing of their text.
 
-Knows words on a command line; not what they are for. Defaults of a request stand in `GenerateRequest`; options that are
-not given are left out, so that there is one place for them.
+Knows words on a command line, not what they are for. The defaults of a request are in `GenerateRequest`; options that
+are not set are left out, so that each default has one place.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool
 
-_POOL = "The pool"
-_IMAGE = "The image"
-_OUTPUT = "What comes out"
-_TERMS = "When, and for whom"
-#: in the place of a flag's value, where typer would write <bool>
+_POOL = "Pool"
+_IMAGE = "Image"
+_OUTPUT = "Output"
+_TERMS = "Scheduling"
+#: metavar of a flag, where typer would write <bool>
 _NO_VALUE = " "
 
 
-class DeviceKind(StrEnum):
-    """What workers run on."""
+class DeviceOption(StrEnum):
+    """The device kinds that workers can run on."""
 
     AUTO = "auto"
     CUDA = "cuda"
@@ -46,60 +46,68 @@ def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any
     return typer.Option(flag, help=text, rich_help_panel=panel, show_default=False, metavar=metavar)
 
 
-# Defaults are told here and set in `GenerateRequest` and `PoolConfig`; a test compares.
-_LORA = "LoRA and strength; may be given again. Of a model that is two, :high or :low after it says for which."
+# Defaults are described here and set in `GenerateRequest` and `PoolConfig`; a test compares the two.
+_LORA = "LoRA and strength; repeatable. For models with two experts, append :high or :low."
 _SAMPLERS = "euler, euler_ancestral, dpmpp_2m, ddim, uni_pc, uni_pc_2 (default: euler)."
-_SCHEDULES = "normal, karras, simple, ... (default: the sampler's own)."
-_CLIP_SKIP = "Last layers of CLIP left out; A1111's number less one (default: 0)."
-_DECODER = "Of Stable Cascade: the model of stage B, its steps and guidance (default: the one beside --model)."
-_LOW_NOISE = "Of a model that is two: guidance of the second, and below which noise it begins (default: its own)."
-_FOLDER = "Folder for images, manifest, contact sheet (default: outputs)."
-_DEVICES = "What to run on (default: cuda where there is a GPU, else sim)."
-_POLICIES = "How eagerly weights are kept on a GPU (default: what the device suggests, mostly normal)."
-_PICKLE = "Read PyTorch pickles (.ckpt, .pt) too; only weights are read (default: no)."
-_RESERVE = "Leave so much of each GPU to other programs (default: 400MiB)."
+_SCHEDULES = "normal, karras, simple, ... (default: depends on the sampler)."
+_CLIP_SKIP = "Number of final CLIP layers to skip; one less than in A1111 (default: 0)."
+_DECODER = "Stable Cascade: stage B model, its steps and guidance (default: the one next to --model)."
+_LOW_NOISE = "Two experts: guidance of the low-noise expert, and its boundary (default: depends on the model)."
+_FOLDER = "Folder for images, manifest and contact sheet (default: outputs)."
+_DEVICES = "Device to run on (default: cuda if a GPU is found, else sim)."
+_POLICIES = "How much of the weights to keep on the GPU (default: depends on the device, usually normal)."
+_PICKLE = "Also read PyTorch pickles (.ckpt, .pt); only weights are read (default: no)."
+_RESERVE = "GPU memory to leave to other programs (default: 400MiB)."
 
-Model = Annotated[str | None, _option("--model", "Model by name (default: the only one there is).", _IMAGE, "NAME")]
+Model = Annotated[str | None, _option("--model", "Model name (default: the only one found).", _IMAGE, "NAME")]
 Lora = Annotated[list[str] | None, _option("--lora", _LORA, _IMAGE, "NAME:X")]
-Negative = Annotated[str | None, _option("--negative", "What the image should not show.", _IMAGE, "TEXT")]
+Negative = Annotated[str | None, _option("--negative", "What to avoid in the image.", _IMAGE, "TEXT")]
 Steps = Annotated[int | None, _option("--steps", "Sampling steps (default: 20).", _IMAGE, "N")]
-Cfg = Annotated[float | None, _option("--cfg", "Guidance scale, 1 is none (default: 5).", _IMAGE, "X")]
+Cfg = Annotated[float | None, _option("--cfg", "Guidance scale; 1 disables guidance (default: 5).", _IMAGE, "X")]
 Sampler = Annotated[str | None, _option("--sampler", _SAMPLERS, _IMAGE, "NAME")]
 Schedule = Annotated[str | None, _option("--schedule", _SCHEDULES, _IMAGE, "NAME")]
 ClipSkip = Annotated[int | None, _option("--clip-skip", _CLIP_SKIP, _IMAGE, "N")]
 Decoder = Annotated[str | None, _option("--decoder", _DECODER, _IMAGE, "NAME:N:X")]
 LowNoise = Annotated[str | None, _option("--low-noise", _LOW_NOISE, _IMAGE, "X:B")]
-Size = Annotated[str | None, _option("--size", "Pixels, such as 512x768 (default: the model's own).", _IMAGE, "WxH")]
-Seed = Annotated[int | None, _option("--seed", "Of the first image, then counting (default: drawn).", _IMAGE, "N")]
-Number = Annotated[int, _option("-n", "Images of each prompt (default: 1).", _IMAGE, "N")]
+Size = Annotated[
+    str | None, _option("--size", "Size in pixels, such as 512x768 (default: depends on the model).", _IMAGE, "WxH")
+]
+Seed = Annotated[
+    int | None, _option("--seed", "Seed of the first image; later ones count up (default: random).", _IMAGE, "N")
+]
+Number = Annotated[int, _option("-n", "Images per prompt (default: 1).", _IMAGE, "N")]
 
-Priority = Annotated[int | None, _option("--priority", "Higher ones go first (default: 0).", _TERMS, "N")]
-User = Annotated[str | None, _option("--user", "Whose share it counts for (default: your login name).", _TERMS, "NAME")]
+Priority = Annotated[int | None, _option("--priority", "Higher priorities run first (default: 0).", _TERMS, "N")]
+User = Annotated[
+    str | None, _option("--user", "User for fair-share scheduling (default: your login name).", _TERMS, "NAME")
+]
 Deadline = Annotated[
-    str | None, _option("--deadline", "When it should be done: 45s, 10m, 2h (default: none).", _TERMS, "TIME")
+    str | None, _option("--deadline", "Target completion time: 45s, 10m, 2h (default: none).", _TERMS, "TIME")
 ]
 
 Out = Annotated[Path | None, _option("--out", _FOLDER, _OUTPUT, "DIR")]
-Resume = Annotated[bool, _option("--resume", "Leave out images that are there already.", _OUTPUT, _NO_VALUE)]
-AsJson = Annotated[bool, _option("--json", "JSON on stdout, an object a line.", _OUTPUT, _NO_VALUE)]
+Resume = Annotated[bool, _option("--resume", "Skip images that already exist.", _OUTPUT, _NO_VALUE)]
+AsJson = Annotated[bool, _option("--json", "Print JSON to stdout, one object per line.", _OUTPUT, _NO_VALUE)]
 
-Gpus = Annotated[int | None, _option("--gpus", "Workers, one for each GPU (default: all, or 2 simulated).", _POOL, "N")]
-Device = Annotated[DeviceKind | None, _option("--device", _DEVICES, _POOL)]
-Vram = Annotated[str | None, _option("--vram", "Use no more of each GPU than this: 24GiB, 64MiB.", _POOL, "SIZE")]
+Gpus = Annotated[int | None, _option("--gpus", "Workers, one per GPU (default: all, or 2 simulated).", _POOL, "N")]
+Device = Annotated[DeviceOption | None, _option("--device", _DEVICES, _POOL)]
+Vram = Annotated[str | None, _option("--vram", "GPU memory limit per worker: 24GiB, 64MiB.", _POOL, "SIZE")]
 Policy = Annotated[VramPolicy | None, _option("--vram-policy", _POLICIES, _POOL)]
 Reserve = Annotated[str | None, _option("--reserve-vram", _RESERVE, _POOL, "SIZE")]
-Config = Annotated[Path | None, _option("--config", "Configuration (default: see modelpool --help).", _POOL, "FILE")]
+Config = Annotated[
+    Path | None, _option("--config", "Configuration file (default: see modelpool --help).", _POOL, "FILE")
+]
 AllowPickle = Annotated[bool, _option("--allow-pickle", _PICKLE, _POOL, _NO_VALUE)]
 PoolName = Annotated[str | None, _option("--pool", "Use a running pool, by name or host:port.", _POOL, "NAME")]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Which pool to use, or how to start one. None is "not said"."""
+    """Which pool to use, or how to start one. None means not set."""
 
     config: Path | None = None
     gpus: int | None = None
-    device: DeviceKind | None = None
+    device: DeviceOption | None = None
     vram: str | None = None
     pool: str | None = None
     vram_policy: VramPolicy | None = None
@@ -118,7 +126,7 @@ class PoolOptions:
         }
         given = [flag for flag, value in starting.items() if value is not None]
         if self.pool is not None and given:
-            raise UserError(f"{given[0]}: belongs to starting a pool, and --pool {self.pool} uses a running one")
+            raise UserError(f"{given[0]} cannot be combined with --pool {self.pool}: it applies to starting a pool")
         if self.gpus is not None and self.gpus < 1:
             raise unusable_field("--gpus", self.gpus, "a whole number from 1")
 
@@ -135,7 +143,7 @@ def request_fields(
     decoder: str | None = None,
     low_noise: str | None = None,
 ) -> dict[str, Any]:
-    """The fields of a request that were given."""
+    """Return the fields of a request that were set."""
     fields: dict[str, Any] = {
         "negative": negative,
         "loras": tuple(lora) if lora else None,
@@ -152,14 +160,14 @@ def request_fields(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def terms(priority: int | None, user: str | None, deadline: str | None) -> dict[str, Any]:
-    """The fields of a request that were given and say nothing about the image."""
-    said = {"priority": priority, "user": user, "deadline": deadline}
-    return {name: value for name, value in said.items() if value is not None}
+def qos_fields(priority: int | None, user: str | None, deadline: str | None) -> dict[str, Any]:
+    """Return the scheduling fields of a request that were set."""
+    fields = {"priority": priority, "user": user, "deadline": deadline}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """(64, 96) of '64x96'. Raises UnusableField."""
+    """Return (64, 96) for '64x96'. Raises UnusableField."""
     width, cross, height = text.lower().partition("x")
     if not (cross and width.strip().isdecimal() and height.strip().isdecimal()):
         raise unusable_field("--size", text, "WIDTHxHEIGHT in pixels, such as 512x768")
@@ -167,7 +175,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def require_text(name: str, text: str) -> None:
-    """Raise UnusableField for bytes that are no text in the terminal's encoding."""
+    """Raise UnusableField for bytes that are not text in the encoding of the terminal."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -175,11 +183,11 @@ def require_text(name: str, text: str) -> None:
 
 
 def model_or_only_one(given: str | None, pool: Pool) -> str:
-    """The model that was named, or the only one. Raises UserError when that leaves a choice."""
+    """Return the named model, or the only one of the pool. Raises UserError if there are several or none."""
     if given is not None:
         return given
     names = sorted(listing.name for listing in pool.models())
     if len(names) != 1:
         known = ", ".join(names) or "none"
-        raise UserError(f"--model: nothing was given, expected one of the models that the pool has: {known}")
+        raise UserError(f"--model is required; models of this pool: {known}")
     return names[0]

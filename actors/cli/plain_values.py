@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Converts values to JSON values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain_value(value: Any) -> Any:
-    """`value` as JSON can hold it: dataclasses and mappings as objects, enum members as their values."""
+    """Convert `value` to JSON values: dataclasses and mappings to objects, enum members to their values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

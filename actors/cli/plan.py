@@ -1,4 +1,4 @@
-"""`modelpool plan`: what a model would do in so much memory, without running it and without a GPU."""
+"""`modelpool plan`: predicts how a model runs in a given amount of GPU memory, without running it."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelpool.actors.control.forecast import Forecast, StageForecast
-    from modelpool.actors.graph.build_graph import CutJob
+    from modelpool.actors.graph.build_graph import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.plan.residency import ModuleBytes
     from modelpool.pool.specs.spec import ComponentKey
 
-#: what a link is taken to carry in a second: pinned memory over PCIe 4.0 x8, or unpinned over x16
+#: assumed bytes per second to the GPU: pinned memory over PCIe 4.0 x8, or unpinned over x16
 ASSUMED_LINK = "12GB"
-_PLAN = "The plan"
-_VRAM = "The memory to plan for: 24GiB, 64MiB (default: as configured; simulated GPUs and the CPU have a usual one)."
-_RESERVE = "Of that, leave so much to other programs (default: as configured, else nothing)."
-_LINK = f"Bytes a second from host to GPU (default: {ASSUMED_LINK}, assumed)."
+_PLAN = "Plan"
+_VRAM = "Memory to plan for: 24GiB, 64MiB (default: as configured; simulated GPUs and the CPU have their own defaults)."
+_RESERVE = "Part of it to leave to other programs (default: as configured, else nothing)."
+_LINK = f"Bytes per second from host to GPU (default: {ASSUMED_LINK}, assumed)."
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What `modelpool plan` says.
+    """The result of `modelpool plan`.
 
-    device        the kind of device that it is for, and where that comes from
-    policy        how eagerly weights are kept there, and where that comes from
-    link          bytes a second, and where that comes from
-    reserve_bytes of the memory given, what is left to other programs
-    ahead_bytes   of the memory given, what copies ahead of computing take beside the plan
-    batch_limit   how many images the pool would run together at most
-    batch_bytes   what a stage's activations would be with all images in one run
+    device_source, policy_source, link_source  where the value comes from
+    link_bytes_per_second                      host to device
+    reserve_bytes  of the memory, left to other programs
+    ahead_bytes    of the memory, taken by copies ahead of computing, in addition to the plan
+    batch_limit    the most images that the pool would run together
+    batch_bytes    activations of each stage with all images in one run
     """
 
     model: str
@@ -67,15 +66,17 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model by name or path.", show_default=False)],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
     size: options.Size = None,
-    batch: Annotated[int, options._option("--batch", "Images to make (default: 1).", _PLAN, "N")] = 1,
+    batch: Annotated[int, options._option("--batch", "Number of images (default: 1).", _PLAN, "N")] = 1,
     lora: options.Lora = None,
     steps: options.Steps = None,
     cfg: options.Cfg = None,
     sampler: options.Sampler = None,
-    prompt: Annotated[str, options._option("--prompt", "Its length counts (default: none).", _PLAN, "TEXT")] = "",
+    prompt: Annotated[
+        str, options._option("--prompt", "Prompt; only its length matters (default: empty).", _PLAN, "TEXT")
+    ] = "",
     link: Annotated[str | None, options._option("--link", _LINK, _PLAN, "SIZE")] = None,
     device: options.Device = None,
     vram_policy: options.Policy = None,
@@ -83,11 +84,11 @@ def plan_memory(
     as_json: options.AsJson = False,
     config: options.Config = None,
 ) -> None:
-    """Show what making images with a MODEL would do to a GPU's memory, and how much slower a small one would be.
+    """Show how generating images with a MODEL uses GPU memory, and how much slower a small GPU would be.
 
-    Nothing is run and no GPU is needed. The figures are those that a pool would plan with.
+    Runs nothing and needs no GPU. The figures are those that a pool would plan with.
     """
-    from modelpool.actors.cli.screen import people_console, print_json, show
+    from modelpool.actors.cli.screen import print_json, show, user_console
 
     if batch < 1:
         raise unusable_field("--batch", batch, "a whole number from 1")
@@ -97,24 +98,24 @@ def plan_memory(
     if as_json:
         print_json(sys.stdout, as_plain(found))
         return
-    console = people_console(sys.stdout)
-    for part in shown(found):
+    console = user_console(sys.stdout)
+    for part in tables_of(found):
         show(console, part)
 
 
 def memory_plan(
     model: str, prompt: str, fields: dict[str, Any], batch: int, link: str | None, options: PoolOptions
 ) -> MemoryPlan:
-    """The plan for `batch` images. Raises UserError; DoesNotFit when they cannot be made in the memory given."""
+    """Plan `batch` images. Raises UserError, and DoesNotFit if they cannot be generated in this memory."""
     from modelpool.actors.cli.open_pool import settings_for
     from modelpool.actors.control.forecast import Speeds, forecast, needs_most
-    from modelpool.actors.graph.build_graph import cut_request
-    from modelpool.actors.graph.fits import too_small
-    from modelpool.actors.request.placeholders import with_stand_ins
+    from modelpool.actors.graph.build_graph import build_graph
+    from modelpool.actors.graph.memory_fit import too_little_memory
+    from modelpool.actors.request.placeholders import with_placeholders
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.devices.kind_names import DeviceKind
-    from modelpool.pool.devices.vram_policy import capacity_bytes as room_beside
+    from modelpool.pool.devices.vram_policy import capacity_bytes as usable_bytes
     from modelpool.pool.devices.vram_policy import choose_policy, rules_for
 
     config = settings_for(options)
@@ -124,22 +125,22 @@ def memory_plan(
     rules = rules_for(policy.value)
     vram_bytes = config.pool.budget_bytes or _usual_bytes(kind)
     reserve_bytes = 0 if DeviceKind(kind).computes_on_host else config.pool.reserve_bytes or 0
-    room_bytes = room_beside(None, vram_bytes, reserve_bytes)
+    room_bytes = usable_bytes(None, vram_bytes, reserve_bytes)
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
     models = config.models
     catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies)
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
-    request = with_stand_ins(request, catalog.made_for(catalog.find_model(model)))
-    recipe, cut = cut_request(request, JobId("planned"), catalog)
-    task, least_bytes = needs_most(cut, rules)
+    request = with_placeholders(request, catalog.model_defaults(catalog.find_model(model)))
+    recipe, graph = build_graph(request, JobId("planned"), catalog)
+    task, least_bytes = needs_most(graph, rules)
     if least_bytes > capacity_bytes:
-        beside = "" if rules.may_stream else f", and all weights: the policy {policy.value} does not stream"
-        beside += ", room for copies ahead" if ahead_bytes else ""
-        beside += f", {format_bytes(reserve_bytes)} for other programs" if reserve_bytes else ""
-        raise too_small(task, memory_for(least_bytes, kind, reserve_bytes), vram_bytes, beside)
+        notes = "" if rules.may_stream else f" and all weights (policy {policy.value} does not stream)"
+        notes += ", room for copies ahead" if ahead_bytes else ""
+        notes += f", {format_bytes(reserve_bytes)} for other programs" if reserve_bytes else ""
+        raise too_little_memory(task, memory_for(least_bytes, kind, reserve_bytes), vram_bytes, notes)
     speeds = Speeds(link_bytes, overlaps=ahead_bytes > 0, ahead_bytes=ahead_bytes)
-    found = forecast(cut, capacity_bytes, speeds, batch, lambda key: _modules(catalog, cut, key), rules)
+    found = forecast(graph, capacity_bytes, speeds, batch, lambda key: _modules(catalog, graph, key), rules)
     return MemoryPlan(
         model=recipe.model,
         device_kind=kind,
@@ -147,7 +148,7 @@ def memory_plan(
         policy=policy.value.value,
         policy_source=policy.reason,
         link_bytes_per_second=link_bytes,
-        link_source="as given" if link else "assumed",
+        link_source="from --link" if link else "assumed",
         vram_bytes=vram_bytes,
         reserve_bytes=reserve_bytes,
         ahead_bytes=ahead_bytes,
@@ -156,27 +157,27 @@ def memory_plan(
         steps=recipe.steps,
         forecast=found,
         batch_limit=config.scheduler.batch_limit,
-        batch_bytes=_batch_bytes(catalog, cut, request, batch) if batch > 1 else {},
+        batch_bytes=_batch_bytes(catalog, graph, request, batch) if batch > 1 else {},
     )
 
 
-def shown(found: MemoryPlan) -> tuple[RenderableType, ...]:
-    """For people."""
+def tables_of(found: MemoryPlan) -> tuple[RenderableType, ...]:
+    """Return the plan as tables."""
     from modelpool.actors.cli.tables import facts_table
 
     made = found.forecast
-    parts: list[RenderableType] = [facts_table(_given(found)), _stages_table("first image", made.first)]
+    parts: list[RenderableType] = [facts_table(_settings_facts(found)), _stages_table("first image", made.first)]
     if made.again:
-        parts.append(_stages_table("each later one", made.again))
+        parts.append(_stages_table("later images", made.again))
     why = [(stage.stage.value, sentence) for stage in made.first for sentence in stage.why]
     if why:
         parts.append(facts_table(why))
-    parts.append(facts_table(_together(found)))
+    parts.append(facts_table(_summary_facts(found)))
     return tuple(parts)
 
 
 def as_plain(found: MemoryPlan) -> dict[str, Any]:
-    """For programs: the same as JSON holds it."""
+    """Return the plan as JSON values."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -192,52 +193,52 @@ def as_plain(found: MemoryPlan) -> dict[str, Any]:
     return result
 
 
-def _given(found: MemoryPlan) -> list[tuple[str, str]]:
-    parts = {"left to other programs": found.reserve_bytes, "for copies ahead": found.ahead_bytes}
-    taken = " and ".join(f"{format_bytes(count)} are {use}" for use, count in parts.items() if count)
+def _settings_facts(found: MemoryPlan) -> list[tuple[str, str]]:
+    parts = {"reserved for other programs": found.reserve_bytes, "used for copies ahead": found.ahead_bytes}
+    taken = " and ".join(f"{format_bytes(count)} {use}" for use, count in parts.items() if count)
     link = f"{found.link_bytes_per_second / 1e9:.3g} GB/s, {found.link_source}"
     return [
         ("model", f"{found.model} at {found.width}x{found.height}, {found.steps} steps"),
         ("device", f"{found.device_kind} ({found.device_source})"),
         ("policy", f"{found.policy} ({found.policy_source})"),
         ("memory", format_bytes(found.vram_bytes) + (f", of which {taken}" if taken else "")),
-        ("speeds", f"link {link}; computing is a guess, good to an order of magnitude"),
+        ("speeds", f"link {link}; compute speed is a rough estimate (order of magnitude)"),
     ]
 
 
-def _together(found: MemoryPlan) -> list[tuple[str, str]]:
+def _summary_facts(found: MemoryPlan) -> list[tuple[str, str]]:
     from modelpool.actors.cli.screen import counted, duration
 
     made = found.forecast
     facts = [
         (
             counted(made.images, "image"),
-            f"one at a time: about {duration(made.seconds)}, {format_bytes(made.bus_bytes)} over the bus",
+            f"one at a time: about {duration(made.seconds)}, {format_bytes(made.bus_bytes)} transferred",
         )
     ]
     if found.batch_bytes:
         activations = ", ".join(f"{stage} {format_bytes(count)}" for stage, count in found.batch_bytes.items())
         words = _batch_words(found.batch_limit, made.images)
-        facts.append(("in one run", f"would take activations of {activations}; {words}"))
+        facts.append(("as one batch", f"activations of {activations}; {words}"))
     smallest, whole, resident = (
         format_bytes(memory_for(count, found.device_kind, found.reserve_bytes)) if count is not None else "never"
         for count in (made.smallest_bytes, made.whole_bytes, made.resident_bytes)
     )
-    streams = "none streams" if found.policy == VramPolicy.HIGH else "all streams"
+    streams = "no streaming" if found.policy == VramPolicy.HIGH else "fully streamed"
     facts += [
-        ("smallest memory", f"{smallest}: {streams}, divided as far as can be"),
-        ("undivided from", whole),
-        ("all stays from", resident if made.resident_bytes is not None else f"never: the policy is {found.policy}"),
+        ("minimum", f"{smallest} ({streams}, tiled)"),
+        ("no tiling from", whole),
+        ("fully resident from", resident if made.resident_bytes is not None else f"never, with policy {found.policy}"),
     ]
     return facts
 
 
 def _batch_words(limit: int, images: int) -> str:
-    """What the pool would do of it; that it pays is found out while it runs."""
+    """Describe what the pool would batch; whether batching is faster is measured at run time."""
     if limit == 1:
-        return "the pool makes one at a time, as batch_limit is 1"
-    so_many = "all" if limit >= images else f"at most {limit}"
-    return f"with batch_limit {limit} the pool makes {so_many} together where that fits and takes less time for each"
+        return "the pool runs one image at a time (batch_limit is 1)"
+    so_many = "all" if limit >= images else f"up to {limit}"
+    return f"with batch_limit {limit} the pool batches {so_many} images if they fit and batching is faster"
 
 
 def _stages_table(title: str, stages: Sequence[StageForecast]) -> RenderableType:
@@ -278,28 +279,28 @@ def _divided(stage: StageForecast) -> str:
 
 
 def _link_bytes(given: str | None) -> int:
-    """Bytes a second. Raises UnusableField."""
+    """Parse bytes per second. Raises UnusableField."""
     try:
         return parse_bytes(given if given is not None else ASSUMED_LINK)
     except UserError:
-        raise unusable_field("--link", given, "bytes a second, such as 12GB") from None
+        raise unusable_field("--link", given, "bytes per second, such as 12GB") from None
 
 
 def _device_kind(config: PoolConfig) -> tuple[str, str]:
-    """The kind that a pool on this machine would use, and where that comes from."""
+    """Return the device kind that a pool on this machine would use, and its source."""
     from modelpool.pool.devices.capabilities import default_device_kind
     from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 
     is_disabled = config.pool.policy is VramPolicy.DISABLED
-    asked = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
-    seen = () if asked is not None or is_disabled else (default_device_kind(),)
-    has_gpus = any(kind in RAY_COUNTS for kind in seen)
-    found = choose_kind(asked, seen, has_gpus, is_disabled).value
+    requested = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
+    detected = () if requested is not None or is_disabled else (default_device_kind(),)
+    has_gpus = any(kind in RAY_COUNTS for kind in detected)
+    found = choose_kind(requested, detected, has_gpus, is_disabled).value
     if is_disabled:
-        return found, "the policy is not to use a GPU"
-    if asked is not None:
-        return found, "as given"
-    return found, "as this machine has" if has_gpus else "this machine has no GPU that a pool would use by itself"
+        return found, "the policy disables GPUs"
+    if requested is not None:
+        return found, "from configuration"
+    return found, "detected" if has_gpus else "no GPU detected that a pool would use by default"
 
 
 def _usual_bytes(kind: str) -> int:
@@ -309,12 +310,11 @@ def _usual_bytes(kind: str) -> int:
         return DEFAULT_SIM_BYTES
     if kind == "cpu":
         return CpuMemory(None).total_bytes()
-    raise UserError("--vram: say how much memory to plan for, such as 8GiB")
+    raise UserError("--vram is required: the memory to plan for, such as 8GiB")
 
 
 def memory_for(capacity_bytes: int, kind: str, reserve_bytes: int = 0) -> int:
-    """The least memory on such a device that leaves `capacity_bytes` beside what copies ahead take, and
-    `reserve_bytes` for other programs."""
+    """Return the least memory of such a device that leaves `capacity_bytes` after copies ahead and `reserve_bytes`."""
     memory_bytes = capacity_bytes
     while memory_bytes - ahead_bytes_of(kind, memory_bytes) < capacity_bytes:
         memory_bytes += capacity_bytes - (memory_bytes - ahead_bytes_of(kind, memory_bytes))
@@ -322,27 +322,28 @@ def memory_for(capacity_bytes: int, kind: str, reserve_bytes: int = 0) -> int:
 
 
 def ahead_bytes_of(kind: str, vram_bytes: int) -> int:
-    """What an engine keeps for copies ahead on a device of this kind."""
+    """Return the bytes that an engine keeps for copies ahead on a device of this kind."""
     from modelpool.pool.devices.uploads import AHEAD_BYTES
     from modelpool.pool.engine.engine import AHEAD_SHARE
 
     return min(AHEAD_BYTES, vram_bytes // AHEAD_SHARE) if kind in ("cuda", "rocm") else 0
 
 
-def _modules(catalog: Catalog, cut: CutJob, key: ComponentKey) -> Sequence[ModuleBytes]:
-    task = next(t for t in cut.job.tasks if any(use.component == key for use in t.uses))
-    work = cut.works[task.task_id]
+def _modules(catalog: Catalog, graph: JobGraph, key: ComponentKey) -> Sequence[ModuleBytes]:
+    task = next(t for t in graph.job.tasks if any(use.component == key for use in t.uses))
+    work = graph.works[task.task_id]
     return catalog.figures.modules(work.model, work)
 
 
-def _batch_bytes(catalog: Catalog, cut: CutJob, request: GenerateRequest, batch: int) -> dict[str, int]:
-    """The activations of one run of all images, by stage, of that with most of them where a stage has several; texts
-    are encoded once in any case."""
+def _batch_bytes(catalog: Catalog, graph: JobGraph, request: GenerateRequest, batch: int) -> dict[str, int]:
+    """Return the activations of one run of all images by stage (the largest task of each stage); texts are encoded
+    once in any case.
+    """
     tokens = catalog.text_tokens(catalog.find_model(request.model), request.prompt)
     most_bytes = {Stage.SAMPLE.value: 0, Stage.DECODE.value: 0}
-    for task in cut.job.tasks:
+    for task in graph.job.tasks:
         if task.stage.value in most_bytes:
-            work = cut.works[task.task_id]
+            work = graph.works[task.task_id]
             needed_bytes = catalog.figures.batch_bytes(work.model, work, batch, tokens)
             most_bytes[task.stage.value] = max(most_bytes[task.stage.value], needed_bytes)
     return most_bytes

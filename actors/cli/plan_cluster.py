@@ -1,6 +1,6 @@
-"""`modelpool plan-cluster`: how many GPUs a workload needs to be done in time, found by simulating it.
+"""`modelpool plan-cluster`: finds how many GPUs finish a workload in time, by simulation.
 
-Needs no GPU and starts no pool. The search itself is `scheduler.simulator.sizing`.
+Needs no GPU and starts no pool. The search is in `scheduler.simulator.sizing`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ if TYPE_CHECKING:
     from modelpool.scheduler.simulator.sizing import Goal, LeastCount
     from modelpool.scheduler.workloads.workload import Workload
 
-_GOAL = "The goal"
-_KINDS = "Kinds of GPU to try, each by itself, such as H100,4090."
-_DEADLINE = "All jobs are done so long after the first came: 90s, 30m, 2h."
-_LATENCY = "99% of the jobs take no longer than this, from submission to the end."
-_MOST = "Try no more GPUs than this (default: 256)."
-_POLICY = "Who decides where tasks run (default: modelpool)."
+_GOAL = "Goal"
+_KINDS = "GPU kinds to try, each separately, such as H100,4090."
+_DEADLINE = "All jobs end within this time after the first arrives: 90s, 30m, 2h."
+_LATENCY = "99% of the jobs take at most this time from submission to end."
+_MOST = "Maximum number of GPUs to try (default: 256)."
+_POLICY = "Placement policy (default: modelpool)."
 EXIT_NONE = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KindPlan:
-    """The answer for one kind. `problem` is why none could be simulated; `simulated` has all that was tried."""
+    """The answer for one kind. `problem` is why it could not be simulated; `simulated` has everything that was
+    tried.
+    """
 
     group: GpuGroup
     found: LeastCount | None
@@ -46,7 +48,7 @@ class KindPlan:
 
     @property
     def cost(self) -> float | None:
-        """Of the least number; None without one or without a price."""
+        """Cost of the smallest number; None without one or without a price."""
         if self.found is None or self.found.count is None or self.price is None:
             return None
         return self.simulated[self.found.count].figures.cost({self.group.kind: self.price})
@@ -54,7 +56,7 @@ class KindPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What `modelpool plan-cluster` says."""
+    """The result of `modelpool plan-cluster`."""
 
     workload: str
     jobs: int
@@ -78,11 +80,12 @@ def plan_cluster(
     seed: shared.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Find the least number of GPUs that finishes a workload in time, by simulating it.
+    """Find the smallest number of GPUs that finishes a workload in time, by simulation.
 
-    TRACE is as for simulate. One GPU more and one less are simulated too, and shown. Exits with 1 when no number does.
+    TRACE is as for simulate. One GPU more and one less are also simulated and shown. Exits with 1 if no number
+    suffices.
     """
-    from modelpool.actors.cli.screen import people_console, print_json, show
+    from modelpool.actors.cli.screen import print_json, show, user_console
     from modelpool.actors.cli.simulate_runs import setting_of
 
     goal = _goal(deadline, latency)
@@ -90,8 +93,8 @@ def plan_cluster(
     if as_json:
         print_json(sys.stdout, as_plain(found))
     else:
-        console = people_console(sys.stdout)
-        for part in shown(found):
+        console = user_console(sys.stdout)
+        for part in tables_of(found):
             show(console, part)
     if all(kind.found is None or kind.found.count is None for kind in found.kinds):
         raise typer.Exit(EXIT_NONE)
@@ -102,7 +105,7 @@ def _goal(deadline: str | None, latency: str | None) -> Goal:
     from modelpool.scheduler.simulator.sizing import Goal
 
     if deadline is None and latency is None:
-        raise UserError("--deadline, --latency: nothing was given, expected one of them, such as --deadline 2h")
+        raise UserError("--deadline or --latency is required, such as --deadline 2h")
     return Goal(
         None if deadline is None else parse_seconds(deadline, "--deadline"),
         None if latency is None else parse_seconds(latency, "--latency"),
@@ -112,7 +115,7 @@ def _goal(deadline: str | None, latency: str | None) -> Goal:
 def make_plan(
     trace: str, seed: int, goal: Goal, most: int, policy: str, setting: Setting, price: list[str] | None
 ) -> ClusterPlan:
-    """The least number of each kind. Raises UserError for what is wrong, before anything is simulated."""
+    """Find the smallest number of each kind. Raises UserError for wrong arguments before anything is simulated."""
     from modelpool.actors.cli.simulate_runs import parse_policies, parse_prices, prices_of
     from modelpool.actors.cli.simulate_workload import load_work
     from modelpool.scheduler.simulator.gpu_spec import MOST_GPUS
@@ -120,7 +123,7 @@ def make_plan(
     if not 1 <= most <= MOST_GPUS:
         raise unusable_field("--most", most, f"a whole number from 1 to {MOST_GPUS}")
     if any(group.count != 1 for group in setting.groups):
-        raise unusable_field("--gpus", setting.words, "kinds without numbers: how many is what is asked")
+        raise unusable_field("--gpus", setting.words, "kinds without numbers: the number is the result")
     policies = parse_policies(policy)
     if len(policies) != 1:
         raise unusable_field("--policy", policy, "one policy")
@@ -131,7 +134,7 @@ def make_plan(
     late_seconds = workload.jobs[-1].at - workload.jobs[0].at if workload.jobs else 0.0
     if goal.deadline_seconds is not None and goal.deadline_seconds <= late_seconds:
         found = f"{goal.deadline_seconds:g}s"
-        raise unusable_field("--deadline", found, f"more than {late_seconds:.0f}s, when the last job comes")
+        raise unusable_field("--deadline", found, f"more than {late_seconds:.0f}s, when the last job arrives")
     kinds = tuple(
         _plan_kind(
             workload,
@@ -150,14 +153,14 @@ def make_plan(
 def _plan_kind(
     workload: Workload, seed: int, goal: Goal, most: int, policy: str, setting: Setting, price: float | None
 ) -> KindPlan:
-    """The least number of the one kind of `setting`."""
-    from modelpool.actors.cli.screen import people_console, say
+    """Find the smallest number of the single kind of `setting`."""
+    from modelpool.actors.cli.screen import say, user_console
     from modelpool.actors.cli.simulate_runs import simulate_one
-    from modelpool.scheduler.simulator.sizing import first_guess, least_count
+    from modelpool.scheduler.simulator.sizing import first_estimate, least_count
 
     (group,) = setting.groups
     simulated: dict[int, Simulated] = {}
-    console = people_console()
+    console = user_console()
 
     def does(count: int) -> bool:
         if console.is_terminal:
@@ -167,24 +170,24 @@ def _plan_kind(
         return goal.is_met(simulated[count].figures)
 
     work = {task.task_id: task.run_seconds for one in workload.jobs for task in one.job.tasks}
-    guess = first_guess(sum(work.values()) / group.speed, goal, workload.seconds)
+    estimate = first_estimate(sum(work.values()) / group.speed, goal, workload.seconds)
     try:
-        return KindPlan(group, least_count(does, most, guess), simulated, price)
+        return KindPlan(group, least_count(does, most, estimate), simulated, price)
     except DoesNotFit as problem:
         return KindPlan(group, None, simulated, price, str(problem))
 
 
-def shown(found: ClusterPlan) -> tuple[RenderableType, ...]:
-    """For people."""
+def tables_of(found: ClusterPlan) -> tuple[RenderableType, ...]:
+    """Return the result as tables."""
     from modelpool.actors.cli.screen import counted, duration
     from modelpool.actors.cli.simulate_runs import node_words
     from modelpool.actors.cli.tables import facts_table
 
     wanted = []
     if found.goal.deadline_seconds is not None:
-        wanted.append(f"all done within {duration(found.goal.deadline_seconds)}")
+        wanted.append(f"all jobs end within {duration(found.goal.deadline_seconds)}")
     if found.goal.latency_seconds is not None:
-        wanted.append(f"99% of the jobs within {duration(found.goal.latency_seconds)} each")
+        wanted.append(f"99% of jobs within {duration(found.goal.latency_seconds)} each")
     parts: list[RenderableType] = [
         facts_table(
             [
@@ -206,7 +209,7 @@ def shown(found: ClusterPlan) -> tuple[RenderableType, ...]:
 
 
 def as_plain(found: ClusterPlan) -> dict[str, Any]:
-    """For programs: the same, with the figures of all that was tried."""
+    """Return the result as JSON values, with the figures of everything that was tried."""
     from modelpool.actors.cli.simulate_tables import plain_run
 
     kinds = {}
@@ -237,25 +240,25 @@ def _sentences(kind: KindPlan, most: int) -> list[str]:
     from modelpool.scheduler.simulator.sizing import bottleneck
 
     if kind.found is None:
-        return [f"cannot: {kind.problem}"]
+        return [f"impossible: {kind.problem}"]
     last = kind.found.count if kind.found.count is not None else max(kind.simulated)
     figures = kind.simulated[last].figures
-    why = f"with {last}, the bottleneck is {bottleneck(figures)}"
+    why = f"bottleneck with {last}: {bottleneck(figures)}"
     if kind.found.count is None:
         failed = f"; {figures.failed} jobs fail" if figures.failed else ""
         return [f"not with up to {most}{failed}", why]
     sentences = [counted(kind.found.count, "GPU"), why]
     before = kind.simulated.get(kind.found.count - 1)
     if before is not None:
-        sentences.append(f"with {kind.found.count - 1}, it is {bottleneck(before.figures)}")
+        sentences.append(f"bottleneck with {kind.found.count - 1}: {bottleneck(before.figures)}")
     if not kind.found.is_steady:
         worse = [str(n) for n, meets in kind.found.tried.items() if meets != (n >= kind.found.count)]
-        sentences.append(f"more is not always better here: {', '.join(worse)} of those tried go against it")
+        sentences.append(f"more GPUs are not always better here: exceptions among those tried: {', '.join(worse)}")
     return sentences
 
 
 def _tried_table(kind: KindPlan, goal: Goal) -> RenderableType:
-    """The answer and what is next to it; where there is none, the most that was tried."""
+    """Build the table of the answer and its neighbours; without an answer, of the largest number tried."""
     from modelpool.actors.cli.screen import duration
     from modelpool.actors.cli.tables import rows_table
 

@@ -1,4 +1,4 @@
-"""What the command line needs of a pool. `actors.api.client.ModelPool` is one; the tests bring another.
+"""Protocols for what the command line needs of a pool; `actors.api.client.ModelPool` implements them.
 
 Types only, so that `modelpool --help` loads neither ray nor torch.
 """
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus
     from modelpool.actors.graph.recipe import Recipe
     from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.actors.results.outcomes import JobFailure, MadeResult, Summary
+    from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary
     from modelpool.actors.results.progress import Progress
     from modelpool.pool.core.errors import UserError
     from modelpool.pool.registry.listings import LoraListing, ModelListing
     from modelpool.scheduler.core.history import JobHistory
 
 
-class Jobs(Protocol):
-    """What `submit` gave back."""
+class PoolJobs(Protocol):
+    """The result of `submit`."""
 
-    def results(self) -> Iterator[MadeResult | JobFailure]: ...
+    def results(self) -> Iterator[OutputResult | JobFailure]: ...
     def progress(self) -> Progress: ...
     def cancel(self) -> None: ...
     def summary(self) -> Summary: ...
 
 
 class Pool(Protocol):
-    """A running pool. Leaving its context closes it, or leaves it to its owner when it was only connected to."""
+    """A running pool. Leaving its context closes it, or only disconnects if it was joined."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -45,7 +45,7 @@ class Pool(Protocol):
         requests: GenerateRequest | Iterable[GenerateRequest],
         *,
         output: str | Path | Literal[False] | None = None,
-    ) -> Jobs: ...
+    ) -> PoolJobs: ...
     def models(self) -> tuple[ModelListing, ...]: ...
     def loras(self) -> tuple[LoraListing, ...]: ...
     def status(self) -> PoolStatus: ...

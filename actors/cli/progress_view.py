@@ -1,6 +1,6 @@
-"""A submission on its way, shown to people: bars on a terminal, a line an image elsewhere.
+"""Shows the progress of a submission: bars on a terminal, one line per image elsewhere.
 
-Knows how to draw a `Progress`; not how to get one.
+Knows how to draw a `Progress`, not how to get one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_RUNNING = 16
 
 
 class View(Protocol):
-    """Shows one submission while it is entered. `update` may come from another thread than the rest."""
+    """Shows one submission while entered. `update` may be called from another thread than the rest."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -40,17 +40,17 @@ class View(Protocol):
 
 
 def view_for(console: Console) -> View:
-    """Bars where they can be drawn."""
+    """Return bars if the console can draw them, else lines."""
     return BarsView(console) if console.is_terminal and not console.is_dumb_terminal else LinesView(console)
 
 
 class BarsView:
-    """One bar for the submission and one for each running job. Finished images show in the bar only."""
+    """One bar for the submission and one for each running job. Finished images only move the bar."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started = time.monotonic()
-        # drawn by `update` alone: two threads that draw make a terminal flicker
+        # drawn by `update` only: drawing from two threads makes a terminal flicker
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -68,19 +68,19 @@ class BarsView:
         self._live.update(bars(progress, time.monotonic() - self._started, rows), refresh=True)
 
     def image(self, text: str) -> None:
-        """Nothing: the bar has moved."""
+        """Do nothing: the bar has moved."""
 
     def failure(self, text: str) -> None:
-        """A line that stays, above the bars."""
+        """Print a permanent line above the bars."""
         say(self._console, text, "red")
 
     def notice(self, text: str) -> None:
-        """A line that stays, above the bars."""
+        """Print a permanent line above the bars."""
         say(self._console, text, "yellow")
 
 
 class LinesView:
-    """A line for each image and each failure. Nothing moves."""
+    """Prints one line for each image and each failure."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -96,19 +96,19 @@ class LinesView:
         pass
 
     def update(self, progress: Progress) -> None:
-        """Keep the number of jobs for the lines to come."""
+        """Keep the number of jobs for later lines."""
         self._total = progress.total
 
     def image(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._count(text)
 
     def failure(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._count(text)
 
     def notice(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         say(self._console, text)
 
     def _count(self, text: str) -> None:
@@ -118,13 +118,13 @@ class LinesView:
 
 
 def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_RUNNING) -> RenderableType:
-    """The image of `progress`: the submission first, then what runs, by worker."""
+    """Draw `progress`: the submission first, then the running jobs by worker."""
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(width=_BAR_CELLS)
     grid.add_column(no_wrap=True, justify="right")
-    grid.add_column(no_wrap=True, ratio=1)  # what is left of the line: prompts give way first
+    grid.add_column(no_wrap=True, ratio=1)  # the rest of the line: prompts are truncated first
     grid.add_row(
         Text("images", style="bold"),
         "",
@@ -149,7 +149,7 @@ def bars(progress: Progress, elapsed_seconds: float, most_running: int = _MOST_R
 def _remarks(progress: Progress, elapsed_seconds: float) -> list[str]:
     remarks = [duration(elapsed_seconds)]
     if 0 < progress.done < progress.total:
-        remarks.append(f"{duration(elapsed_seconds / progress.ended * (progress.total - progress.ended))} to go")
+        remarks.append(f"{duration(elapsed_seconds / progress.ended * (progress.total - progress.ended))} left")
     if progress.failed:
         remarks.append(f"{progress.failed} failed")
     if progress.cancelled:

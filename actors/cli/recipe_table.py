@@ -1,6 +1,6 @@
-"""A recipe for people, line by line: what `modelpool inspect` shows of an image, a video or an audio clip.
+"""Formats a recipe as lines: what `modelpool inspect` shows of an image, video or audio file.
 
-Nothing that a digest is made of is left out, so that two files with different recipes never look alike.
+Shows every field that the digest covers, so that two files with different recipes never look alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Fact = tuple[str, str]
 
 
 def recipe_facts(recipe: Recipe) -> list[Fact]:
-    """What `recipe` says: what each line is of, and what it says."""
+    """Return the lines of `recipe`: names and values."""
     return [
         ("prompt", recipe.prompt),
         ("negative", recipe.negative),
@@ -27,21 +27,21 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
         *(_image_facts(recipe.pictures, recipe.steps) if recipe.pictures is not None else ()),
         ("seed", str(recipe.seed)),
         ("recipe", recipe.digest),
-        ("made with", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
+        ("versions", ", ".join(f"{name} {version}" for name, version in sorted(recipe.versions.items()))),
         *(("warning", warning) for warning in recipe.warnings),
     ]
 
 
 def _added_facts(recipe: Recipe) -> Iterator[Fact]:
-    """What runs beside the model, or changes how it reads the texts."""
+    """What runs in addition to the model, or changes how it encodes the texts."""
     if recipe.decoder is not None:
         decoder = recipe.decoder
-        said = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
-        yield "decoder", f"{decoder.model}, {said}"
+        parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"
+        yield "decoder", f"{decoder.model}, {parts}"
     if recipe.low_noise is not None:
         yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
     for lora in recipe.loras:
-        where = f" on the model for {lora.noise} noise" if lora.noise else ""
+        where = f" on the {lora.noise}-noise expert" if lora.noise else ""
         yield f"LoRA {lora.name}", f"strength {lora.strength:g}{where}  (sha256 {lora.sha256})"
     for name, sha256 in recipe.embeddings:
         yield f"embedding {name}", f"(sha256 {sha256})"
@@ -50,34 +50,34 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
 
 
 def _extent_facts(recipe: Recipe) -> Iterator[Fact]:
-    """How large and how long it is."""
+    """Yield size and length."""
     if recipe.seconds:
         yield "length", f"{recipe.seconds:g} seconds"
         return
     yield "size", f"{recipe.width}x{recipe.height}"
     if not recipe.frames:
         return
-    yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} a second"
-    told = (("motion", recipe.motion), ("noise on its image", recipe.image_noise), ("elevation", recipe.elevation))
-    yield from ((name, f"{value:g}") for name, value in told if value)
+    yield "frames", f"{recipe.frames}, {recipe.frame_rate:g} per second"
+    extras = (("motion", recipe.motion), ("image noise", recipe.image_noise), ("elevation", recipe.elevation))
+    yield from ((name, f"{value:g}") for name, value in extras if value)
 
 
 def _image_facts(pictures: RecipeImages, steps: int) -> Iterator[Fact]:
-    """What it was made from beside texts. Hashes are of pixels, as they were used."""
+    """Yield the inputs other than texts. Hashes are of pixels, as they were used."""
     if pictures.image_sha256:
         first = pictures.first_step
-        since = f", from step {first} of {steps} on" if first else ""
+        since = f", from step {first} of {steps}" if first else ""
         yield "image", _image(pictures.image_file, pictures.image_sha256, since)
     if pictures.mask_sha256:
-        kept = ", what it keeps is pasted back" if pictures.paste else ""
+        kept = ", unmasked area pasted back" if pictures.paste else ""
         yield "mask", _image(pictures.mask_file, pictures.mask_sha256, kept)
     if pictures.hires:
         yield "second pass", _second_pass(pictures.hires)
     yield from ((f"ControlNet {control.name}", _control(control)) for control in pictures.controls)
     yield from (("region", _region(region)) for region in pictures.regions)
     if pictures.reference_sha256:
-        seen = f", seen {pictures.reference_as}" if pictures.reference_as else ""
-        yield "reference", _image(pictures.reference_file, pictures.reference_sha256, seen)
+        note = f", read {pictures.reference_as}" if pictures.reference_as else ""
+        yield "reference", _image(pictures.reference_file, pictures.reference_sha256, note)
     for place, sha256 in enumerate(pictures.more_references):
         files = pictures.more_reference_files
         yield "reference", _image(files[place] if place < len(files) else "", sha256)
@@ -98,23 +98,23 @@ def _image(file: str, sha256: str, more: str = "") -> str:
 
 
 def _second_pass(hires: Mapping[str, Any]) -> str:
-    """The fields as a request has them; those that were left out are not told."""
+    """Format the fields as in a request; unset ones are left out."""
     known = {name: value for name, value in hires.items() if value is not None}
-    scale = f"{known.pop('scale'):g} times as large" if "scale" in known else ""
+    scale = f"scale {known.pop('scale'):g}" if "scale" in known else ""
     return ", ".join(filter(None, (scale, *(f"{name} {value}" for name, value in known.items()))))
 
 
 def _control(control: RecipeControl) -> str:
-    said = [f"strength {control.strength:g}"]
+    parts = [f"strength {control.strength:g}"]
     if (control.start, control.end) != (0.0, 1.0):
-        said.append(f"from {control.start:g} to {control.end:g} of the steps")
+        parts.append(f"from {control.start:g} to {control.end:g} of the steps")
     if control.mode is not None:
-        said.append(f"mode {control.mode}")
-    said += [f"{name} {'yes' if value else 'no'}" for name, value in control.said.items()]
+        parts.append(f"mode {control.mode}")
+    parts += [f"{name} {'yes' if value else 'no'}" for name, value in control.said.items()]
     if control.mask_sha256:
-        said.append(f"with a hole (sha256 of its pixels {control.mask_sha256})")
-    own = _image(control.image_file, control.image_sha256)
-    return f"{', '.join(said)}; reads {own}  (sha256 {control.sha256})"
+        parts.append(f"inpaint mask (sha256 of its pixels {control.mask_sha256})")
+    control_image = _image(control.image_file, control.image_sha256)
+    return f"{', '.join(parts)}; control image {control_image}  (sha256 {control.sha256})"
 
 
 def _region(region: RecipeRegion) -> str:

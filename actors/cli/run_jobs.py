@@ -1,8 +1,8 @@
-"""Makes what was asked for and tells how it went: shared by `generate` and `batch`.
+"""Runs requests and reports the results; shared by `generate` and `batch`.
 
-Knows the pool through its port, and what people and programs want to read; not where requests come from. Rules
-1. An image is safe as soon as it is finished: stopping loses only what is under way.
-2. `--json` prints one object an image, in the order in which they finish, and nothing else.
+Knows the pool through its protocol, and what users and programs read; not where requests come from. Rules
+1. An image is safe as soon as it is finished: stopping loses only what is running.
+2. `--json` prints one object per image, in the order in which they finish, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from modelpool.actors.cli.interrupts import EXIT_INTERRUPTED, StopRequest
 from modelpool.actors.cli.progress_view import View, view_for
-from modelpool.actors.cli.screen import counted, duration, json_on_stdout, people_console, print_json, say, show
+from modelpool.actors.cli.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
 from modelpool.actors.cli.tables import summary_table
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import RunErrorKind
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from modelpool.actors.cli.options import PoolOptions
-    from modelpool.actors.cli.ports import Jobs, Pool
+    from modelpool.actors.cli.ports import Pool, PoolJobs
     from modelpool.actors.cli.session import Session
     from modelpool.actors.outputs.folder import KeptImage
     from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.actors.results.outcomes import JobFailure, MadeResult, Summary, TaskSummary
+    from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
 
 EXIT_FAILED = 1
-#: how often a display is drawn and a request to stop is noticed
-_LOOK_SECONDS = 0.1
-#: jobs of which is told where they ran: the first that end. The manifest has it of all
+#: interval of drawing a display and of noticing a stop request
+_CHECK_SECONDS = 0.1
+#: number of jobs whose placement is printed, the first that end; the manifest has all
 MOST_WHYS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """One image to have at the end. `place` is its number among all, from 0; `origin` is where it was asked for."""
+class WantedOutput:
+    """One output to generate. `place` is its number among all, from 0; `origin` says where the request is from."""
 
     place: int
     request: GenerateRequest
@@ -50,42 +50,42 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
-    """What is wanted, by what there is to do about it."""
+class SortedRequests:
+    """Requests, by what has to be done."""
 
-    to_make: tuple[Wanted, ...]
-    kept: tuple[tuple[Wanted, KeptImage], ...]
-    #: with what is wrong
-    refused: tuple[tuple[Wanted, str], ...]
-    #: what each of them is: image, video, audio, or file where they are not all the same
+    to_make: tuple[WantedOutput, ...]
+    kept: tuple[tuple[WantedOutput, KeptImage], ...]
+    #: with the problem
+    refused: tuple[tuple[WantedOutput, str], ...]
+    #: what each of them is: image, video, audio, or file if they differ
     noun: str = "image"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """All that a command decided before anything is made.
+class CommandRun:
+    """What a command decided before anything is generated.
 
-    resume          leave out images that are in `output` already
-    refused         how many could not even be asked for (that was told already)
-    how_to_go_on    the command line that makes the rest after Ctrl-C
-    all_or_nothing  one request that cannot be asked for is an error; otherwise the others are made
-    tell_why        say at the end where each job ran and why there
+    resume          skip outputs that exist in `output`
+    refused         number of invalid requests (already reported)
+    resume_command  the command line that generates the rest after Ctrl-C
+    all_or_nothing  one invalid request is an error; otherwise the others are generated
+    print_reasons   print at the end where each job ran and why
     """
 
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedOutput, ...]
     output: Path
     resume: bool
     as_json: bool
-    how_to_go_on: str
+    resume_command: str
     refused: int = 0
     all_or_nothing: bool = False
-    tell_why: bool = False
+    print_reasons: bool = False
 
 
 @contextlib.contextmanager
 def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
-    """A pool for the time of a command. Says that it is being started, which takes a few seconds."""
-    console = people_console()
+    """Open a pool for the duration of a command. Prints that it is starting, which takes a few seconds."""
+    console = user_console()
     text = f"joining pool {options.pool}" if options.pool else "starting the pool"
     if not console.is_terminal:
         say(console, text)
@@ -99,11 +99,11 @@ def started(session: Session, options: PoolOptions) -> Iterator[Pool]:
         raise
 
 
-def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, KeptImage]) -> Sorted:
-    """Ask the pool what each request means, and look whether its image is there."""
-    to_make: list[Wanted] = []
-    kept: list[tuple[Wanted, KeptImage]] = []
-    refused: list[tuple[Wanted, str]] = []
+def sort_requests(wanted: Sequence[WantedOutput], pool: Pool, finished: Mapping[str, KeptImage]) -> SortedRequests:
+    """Resolve each request to its recipe, and check whether its output exists."""
+    to_make: list[WantedOutput] = []
+    kept: list[tuple[WantedOutput, KeptImage]] = []
+    refused: list[tuple[WantedOutput, str]] = []
     nouns: set[str] = set()
     for one, recipe in zip(wanted, pool.recipes([one.request for one in wanted]), strict=True):
         if isinstance(recipe, UserError):
@@ -114,44 +114,47 @@ def sort_wanted(wanted: Sequence[Wanted], pool: Pool, finished: Mapping[str, Kep
             kept.append((one, finished[recipe.digest]))
         else:
             to_make.append(one)
-    return Sorted(tuple(to_make), tuple(kept), tuple(refused), nouns.pop() if len(nouns) == 1 else "file")
+    return SortedRequests(tuple(to_make), tuple(kept), tuple(refused), nouns.pop() if len(nouns) == 1 else "file")
 
 
-def make_all(run: Run, pool: Pool) -> int:
-    """Make what `run` wants and is not there; the exit code. Raises UserError, and PoolLost when it has told what stays
-    and how to go on."""
+def run_requests(run: CommandRun, pool: Pool) -> int:
+    """Generate what `run` wants and is missing; return the exit code. Raises UserError, and PoolLost after printing
+    what is finished and how to resume.
+    """
     from modelpool.actors.outputs.folder import OutputFolder
     from modelpool.actors.results.outcomes import PoolLost
 
-    console = people_console()
+    console = user_console()
     folder = OutputFolder(run.output)
-    plan = sort_wanted(run.wanted, pool, folder.kept() if run.resume else {})
+    plan = sort_requests(run.wanted, pool, folder.kept() if run.resume else {})
     for one, message in plan.refused:
         if run.all_or_nothing:
             raise UserError(message)
         say(console, f"{one.origin}{message}", "red")
     if plan.kept:
         already = "is" if len(plan.kept) == 1 else "are"
-        say(console, f"{counted(len(plan.kept), plan.noun)} {already} in {run.output} already, and left as found")
+        say(console, f"{counted(len(plan.kept), plan.noun)} {already} already in {run.output} and skipped")
     with StopRequest() as stop:
         try:
             with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
                 failures, summary, whys = _make(run, pool, plan, stop, stream)
         except PoolLost:
-            _tell(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, (), None)
-            say(console, f"The pool has ended; what is finished stays. To go on: {run.how_to_go_on}", "yellow")
+            _print_summary(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, (), None)
+            say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
             raise
-        if run.tell_why:
-            _tell_whys(console, whys, 0 if summary is None else summary.succeeded)
-        _tell(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, failures, summary)
+        if run.print_reasons:
+            _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
+        _print_summary(
+            console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, failures, summary
+        )
     if summary is not None and summary.cancelled:
-        say(console, f"Stopped. To go on: {run.how_to_go_on}", "yellow")
+        say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
         return EXIT_INTERRUPTED
     return EXIT_FAILED if failures or plan.refused or run.refused else 0
 
 
-def image_json(one: Wanted, image: MadeResult) -> dict[str, Any]:
-    """What a program learns of a finished image, video or audio."""
+def image_json(one: WantedOutput, image: OutputResult) -> dict[str, Any]:
+    """Return a finished image, video or audio clip as JSON values."""
     from modelpool.actors.outputs.folder import pixels_sha256, plain
     from modelpool.actors.results.outcomes import array_of_result
 
@@ -170,8 +173,8 @@ def image_json(one: Wanted, image: MadeResult) -> dict[str, Any]:
     }
 
 
-def kept_json(one: Wanted, kept: KeptImage) -> dict[str, Any]:
-    """The same of an image that was there already."""
+def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
+    """Return an output that existed already as JSON values."""
     return {
         "index": one.place,
         "job": kept.entry.get("job_id"),
@@ -188,32 +191,33 @@ def kept_json(one: Wanted, kept: KeptImage) -> dict[str, Any]:
 
 
 def _make(
-    run: Run, pool: Pool, plan: Sorted, stop: StopRequest, stream: TextIO | None
+    run: CommandRun, pool: Pool, plan: SortedRequests, stop: StopRequest, stream: TextIO | None
 ) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
-    """Make what is to be made; the failures, the numbers if anything was, and where each job ran, by place."""
+    """Generate what is missing; return the failures, the summary if anything ran, and where each job ran, by place."""
     if stream is not None:
         for one, image in plan.kept:
             print_json(stream, kept_json(one, image))
     if not plan.to_make:
         return [], None, {}
     jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
-    failures, whys = _follow(jobs, plan.to_make, view_for(people_console()), stop, stream)
+    failures, whys = _follow(jobs, plan.to_make, view_for(user_console()), stop, stream)
     return failures, jobs.summary(), whys
 
 
 def _follow(
-    jobs: Jobs, wanted: Sequence[Wanted], view: View, stop: StopRequest, stream: TextIO | None
+    jobs: PoolJobs, wanted: Sequence[WantedOutput], view: View, stop: StopRequest, stream: TextIO | None
 ) -> tuple[list[JobFailure], dict[int, str]]:
-    """Show and print what ends until all has ended. The failures, those that were asked to stop left out, and where
-    each of the others ran, by place."""
-    from modelpool.actors.results.outcomes import MadeResult, where_and_why
+    """Print results until all jobs have ended. Return the failures without cancelled ones, and where each of the
+    others ran, by place.
+    """
+    from modelpool.actors.results.outcomes import OutputResult, where_and_why
 
     failures: list[JobFailure] = []
     whys: dict[int, str] = {}
     with view, _watched(jobs, view, stop):
         for result in jobs.results():
             one = wanted[result.index]
-            if isinstance(result, MadeResult):
+            if isinstance(result, OutputResult):
                 view.image(_image_line(result))
                 if len(whys) < MOST_WHYS:
                     whys[one.place] = where_and_why(result.tasks)
@@ -226,10 +230,10 @@ def _follow(
 
 
 @contextlib.contextmanager
-def _watched(jobs: Jobs, view: View, stop: StopRequest) -> Iterator[None]:
-    """Draw the progress and pass on a request to stop, from a thread: the caller waits for results meanwhile.
+def _watched(jobs: PoolJobs, view: View, stop: StopRequest) -> Iterator[None]:
+    """Draw progress and forward a stop request, from a thread, while the caller waits for results.
 
-    What goes wrong in the thread is raised at the end.
+    Errors of the thread are raised at the end.
     """
     ended = threading.Event()
     errors: list[Exception] = []
@@ -237,11 +241,11 @@ def _watched(jobs: Jobs, view: View, stop: StopRequest) -> Iterator[None]:
     def watch() -> None:
         passed_on = False
         try:
-            while not ended.wait(_LOOK_SECONDS):
+            while not ended.wait(_CHECK_SECONDS):
                 view.update(jobs.progress())
-                if stop.asked and not passed_on:
+                if stop.requested and not passed_on:
                     passed_on = True
-                    view.notice("stopping at the next step; what is finished stays (Ctrl-C again ends at once)")
+                    view.notice("stopping at the next step; finished files are kept (Ctrl-C again terminates at once)")
                     jobs.cancel()
         except Exception as error:
             errors.append(error)
@@ -258,15 +262,15 @@ def _watched(jobs: Jobs, view: View, stop: StopRequest) -> Iterator[None]:
         raise errors[0]
 
 
-def _tell(
+def _print_summary(
     console: Console,
-    run: Run,
+    run: CommandRun,
     noun: str,
     sheet: Path | None,
     failures: Sequence[JobFailure],
     summary: Summary | None,
 ) -> None:
-    """The end of the story, for people."""
+    """Print the summary."""
     if summary is not None:
         if summary.tasks:
             show(console, summary_table(summary))
@@ -274,52 +278,54 @@ def _tell(
         say(console, _headline(summary, noun), "bold")
         for line in memory_lines(summary.tasks):
             say(console, line, "yellow")
-    _tell_internal_error(console, failures)
+    _print_internal_error(console, failures)
     if sheet is not None:
         say(console, f"{noun}s: {run.output}   contact sheet: {sheet}")
 
 
-def _tell_whys(console: Console, whys: Mapping[int, str], jobs: int) -> None:
-    """Where jobs ran and why there: `whys` of all the `jobs` that have an image."""
+def _print_reasons(console: Console, whys: Mapping[int, str], jobs: int) -> None:
+    """Print where jobs ran and why; `whys` of all `jobs` with an output."""
     if whys:
-        say(console, "where each job ran, and why there:", "bold")
+        say(console, "where each job ran, and why:", "bold")
     for place in sorted(whys):
         say(console, f"job {place + 1}: {whys[place]}", "dim")
     if jobs > len(whys):
-        say(console, f"... and {counted(jobs - len(whys), 'job')} more; the manifest says it of each", "dim")
+        say(console, f"... and {counted(jobs - len(whys), 'more job')}; the manifest lists all", "dim")
 
 
 def memory_lines(tasks: Sequence[TaskSummary]) -> list[str]:
-    """What a person should know of runs that were divided, or that ran out of memory before they were made."""
+    """Return notes about runs that were split or that ran out of memory before they succeeded."""
     mine = [task for task in tasks if not task.shared]
     divided = Counter(f"{task.stage.value} by {task.divided}" for task in mine if task.divided)
     rungs = Counter(", ".join(task.rungs) for task in mine if task.rungs)
-    lines = [f"{how}: {counted(count, 'run')}, for want of GPU memory" for how, count in divided.items()]
-    return lines + [f"out of GPU memory in {counted(count, 'run')}; helped: {what}" for what, count in rungs.items()]
+    lines = [f"{how}: {counted(count, 'run')}, due to limited GPU memory" for how, count in divided.items()]
+    return lines + [
+        f"out of GPU memory in {counted(count, 'run')}; resolved by: {what}" for what, count in rungs.items()
+    ]
 
 
 def _headline(summary: Summary, noun: str) -> str:
     parts = [f"{counted(summary.succeeded, noun)} in {duration(summary.seconds)}"]
     if summary.succeeded and summary.seconds > 0:
         rate = summary.succeeded / summary.seconds
-        parts[0] += f" ({rate:.2g} a second)" if rate >= 0.1 else f" ({duration(1 / rate)} each)"
+        parts[0] += f" ({rate:.2g} per second)" if rate >= 0.1 else f" ({duration(1 / rate)} each)"
     parts += [f"{summary.failed} failed"] if summary.failed else []
-    parts += [f"{summary.cancelled} not made"] if summary.cancelled else []
+    parts += [f"{summary.cancelled} cancelled"] if summary.cancelled else []
     return ", ".join(parts)
 
 
-def _tell_internal_error(console: Console, failures: Sequence[JobFailure]) -> None:
-    """A mistake of ours is shown once with all that is known; other failures have said what they are."""
+def _print_internal_error(console: Console, failures: Sequence[JobFailure]) -> None:
+    """Print the first internal error with its traceback; other failures are already explained."""
     ours = [failure for failure in failures if failure.kind is RunErrorKind.INTERNAL and failure.traceback_text]
     if ours:
-        say(console, f"The first internal error in full (please report it):\n{ours[0].traceback_text}", "dim")
+        say(console, f"First internal error (please report it):\n{ours[0].traceback_text}", "dim")
 
 
-def _image_line(image: MadeResult) -> str:
+def _image_line(image: OutputResult) -> str:
     name = image.path.name if image.path else image.recipe.prompt
     return f"{name}  {image.worker}  {duration(image.seconds)}"
 
 
-def _failure_line(one: Wanted, failure: JobFailure) -> str:
+def _failure_line(one: WantedOutput, failure: JobFailure) -> str:
     origin = one.origin or f"image {one.place + 1}: "
     return f"{origin}{one.request.prompt!r} (seed {one.request.seed}): {failure.kind.value}: {failure.message}"

@@ -1,6 +1,6 @@
-"""Where the command line writes: people read stderr, programs read stdout.
+"""Consoles and printing: stderr for users, stdout for programs.
 
-Knows terminals and text. On anything but a terminal: plain lines, no control codes, nothing cut off.
+Knows terminals and text. Without a terminal: plain lines, no control codes, nothing truncated.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, TextIO
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-#: control characters, halves of characters, ends of lines and of paragraphs
+#: categories: control characters, surrogates, line and paragraph separators
 _OBEYED = frozenset({"Cc", "Cs", "Zl", "Zp"})
-#: what turns the direction of the text that follows, and the marks that do it in passing
+#: bidirectional controls, and the marks that act like them
 _DIRECTIONS = frozenset({"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"})
 _MARKS = "\N{LEFT-TO-RIGHT MARK}\N{RIGHT-TO-LEFT MARK}\N{ARABIC LETTER MARK}"
 
-#: tables on something that is no terminal; wide enough that no cell of ours wraps
+#: width of tables without a terminal; wide enough that no cell of ours wraps
 PLAIN_WIDTH = 160
 
 
-def people_console(file: TextIO | None = None) -> Console:
-    """A console for people on stderr (or `file`)."""
+def user_console(file: TextIO | None = None) -> Console:
+    """Return a console for users on stderr (or `file`)."""
     stream = file or sys.stderr
     width = None if stream.isatty() else PLAIN_WIDTH
     plain = not stream.isatty()
@@ -37,15 +37,15 @@ def people_console(file: TextIO | None = None) -> Console:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Print `text` as it is: no markup is read, nothing in it is obeyed (`visible`), long lines are not broken where
-    nobody can see the edge."""
+    """Print `text` literally: no markup, control characters escaped (`visible`), no wrapping without a terminal."""
     console.print(Text(visible(text), style=style), soft_wrap=not console.is_terminal)
 
 
 def visible(text: str, kept: str = "\n\t") -> str:
-    """`text` with the characters that a terminal obeys, and those that turn the direction of others, written as codes:
-    names and metadata in files are written by strangers. Of those, `kept` stay."""
-    if text.isprintable():  # none of these is
+    """Escape the characters in `text` that control a terminal or change text direction, except `kept`: names and
+    metadata in files are untrusted.
+    """
+    if text.isprintable():  # then it contains none of these
         return text
     return "".join(char if char in kept or not _is_obeyed(char) else ascii(char)[1:-1] for char in text)
 
@@ -55,7 +55,7 @@ def _is_obeyed(char: str) -> bool:
 
 
 def show(console: Console, table: RenderableType) -> None:
-    """Print a table after a blank line; without the blanks that pad it where nobody sees its edge."""
+    """Print a table after a blank line; without a terminal, strip trailing blanks."""
     console.print()
     if console.is_terminal:
         console.print(table)
@@ -67,7 +67,7 @@ def show(console: Console, table: RenderableType) -> None:
 
 @contextlib.contextmanager
 def json_on_stdout() -> Iterator[TextIO]:
-    """The real stdout, to the caller alone: what anything else in this process prints there goes to stderr."""
+    """Yield the real stdout for the caller alone; everything else that this process prints there goes to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     stream = os.fdopen(os.dup(kept), "w", encoding="utf-8")
@@ -81,13 +81,13 @@ def json_on_stdout() -> Iterator[TextIO]:
 
 
 def print_json(stream: TextIO, value: Any) -> None:
-    """One line of JSON, at once: whoever reads it may be waiting."""
+    """Write one line of JSON and flush it: the reader may be waiting."""
     stream.write(json.dumps(value, allow_nan=False) + "\n")
     stream.flush()
 
 
 def duration(seconds: float) -> str:
-    """'4.2 s', '3:07', '2:05:09'."""
+    """Format seconds: '4.2 s', '3:07', '2:05:09'."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -96,5 +96,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """'1 image', '8 images'."""
+    """Format a count: '1 image', '8 images'."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

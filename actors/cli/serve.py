@@ -1,4 +1,4 @@
-"""`modelpool up`, `status` and `down`: a pool that outlives one command."""
+"""`modelpool up`, `status` and `down`: manage a pool that outlives one command."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Name, or host:port (default: the one started last).", show_default=False),
+    typer.Argument(metavar="NAME", help="Name, or host:port (default: the latest pool).", show_default=False),
 ]
 
 
 def up(
-    detach: Annotated[bool, typer.Option("--detach", help="Leave it running and return.", metavar=" ")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Keep it running in the background.", metavar=" ")] = False,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Its name (default: modelpool).", metavar="N", show_default=False),
+        typer.Option("--name", help="Name of the pool (default: modelpool).", metavar="N", show_default=False),
     ] = None,
     gpus: options.Gpus = None,
     device: options.Device = None,
@@ -39,26 +39,26 @@ def up(
         Path | None,
         typer.Option(
             "--record",
-            help="Keep all decisions in a file, for replay.",
+            help="Record the event log in a file, for replay.",
             metavar="FILE",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Start a pool and keep it running, until Ctrl-C or `modelpool down`. Others use it with --pool NAME."""
+    """Start a pool and keep it running until Ctrl-C or `modelpool down`. Other commands use it with --pool NAME."""
     from modelpool.actors.cli.open_pool import settings_for
-    from modelpool.actors.cli.screen import people_console, say
+    from modelpool.actors.cli.screen import say, user_console
 
-    console = people_console()
-    options_given = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
-    settings = settings_for(options_given).override(name=name, record=record)
+    console = user_console()
+    options_set = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
+    settings = settings_for(options_set).override(name=name, record=record)
     say(console, settings.describe(), "dim")
     called = settings.cluster.name
     from modelpool.actors.cli import daemon
 
     if detach:
         running = daemon.start_in_background(settings)
-        say(console, f"pool {called!r} runs in process {running.pid}, Ray at {running.address}", "bold")
+        say(console, f"pool {called!r} is running: process {running.pid}, Ray at {running.address}", "bold")
         say(console, f"log: {running.log}")
         _say_what_next(called)
     else:
@@ -67,8 +67,8 @@ def up(
 
 
 def status(context: typer.Context, name: Name = None, as_json: options.AsJson = False) -> None:
-    """Show what a running pool is doing."""
-    from modelpool.actors.cli.screen import people_console, print_json, show
+    """Show the state of a running pool."""
+    from modelpool.actors.cli.screen import print_json, show, user_console
     from modelpool.actors.cli.tables import facts_table, status_table
 
     with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
@@ -76,42 +76,42 @@ def status(context: typer.Context, name: Name = None, as_json: options.AsJson = 
     if as_json:
         print_json(sys.stdout, _plain(now))
         return
-    console = people_console(sys.stdout)
+    console = user_console(sys.stdout)
     show(console, status_table(now))
     show(console, facts_table(status_facts(now)))
 
 
 def down(name: Name = None) -> None:
-    """End the pool that `modelpool up` started; what runs stops at its next step."""
+    """Stop the pool that `modelpool up` started; running tasks stop at their next step."""
     from modelpool.actors.cli.daemon import stop_running_pool
-    from modelpool.actors.cli.screen import people_console, say
+    from modelpool.actors.cli.screen import say, user_console
 
     ended = stop_running_pool(name)
     if ended is None:
         raise UserError(_none_runs(name))
-    say(people_console(), f"pool {ended.name!r} has ended")
+    say(user_console(), f"pool {ended.name!r} has ended")
 
 
 def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
-    """The numbers of a pool that belong to no worker."""
-    from modelpool.actors.cli.tables import terms_facts
+    """Return the figures of a pool that belong to no worker."""
+    from modelpool.actors.cli.tables import qos_facts
 
     waiting = ", ".join(f"{count} {stage}" for stage, count in status.waiting.items() if count)
-    resident = f"{status.tasks_resident} of {status.tasks_total} found their weights resident"
+    resident = f"{status.tasks_resident} of {status.tasks_total} had all weights resident"
     moved = f"{format_bytes(status.uploaded_bytes)} uploaded, {format_bytes(status.streamed_bytes)} streamed"
     facts = [
         ("jobs", ", ".join(f"{count} {outcome}" for outcome, count in status.jobs.items())),
         ("waiting", waiting or "nothing"),
         ("tasks", resident if status.tasks_total else "none yet"),
         ("weights", f"{moved}, {status.patch_switches} LoRA switches"),
-        ("workers started again", str(status.restarts)),
+        ("worker restarts", str(status.restarts)),
     ]
-    facts += terms_facts(status)
+    facts += qos_facts(status)
     return facts + [(str(worker.id), worker.trouble) for worker in status.workers if worker.trouble]
 
 
 def name_of_running() -> str:
-    """The name of the pool that was started last on this machine. Raises UserError when none runs."""
+    """Return the name of the latest pool on this machine. Raises UserError if none runs."""
     from modelpool.actors.ray.run_file import running_pool
 
     running = running_pool()
@@ -121,10 +121,10 @@ def name_of_running() -> str:
 
 
 def _say_what_next(called: str) -> None:
-    from modelpool.actors.cli.screen import people_console, say
+    from modelpool.actors.cli.screen import say, user_console
 
-    say(people_console(), f"Use it:  modelpool generate --pool {called} ...   See it:  modelpool status {called}")
-    say(people_console(), f"End it:  modelpool down {called}")
+    say(user_console(), f"Use it:  modelpool generate --pool {called} ...   Inspect it:  modelpool status {called}")
+    say(user_console(), f"Stop it:  modelpool down {called}")
 
 
 def _plain(status: PoolStatus) -> dict[str, Any]:
@@ -134,4 +134,4 @@ def _plain(status: PoolStatus) -> dict[str, Any]:
 
 def _none_runs(name: str | None) -> str:
     called = f" called {name!r}" if name else ""
-    return f"no pool{called} runs here; `modelpool up` starts one"
+    return f"no pool{called} is running on this machine; start one with `modelpool up`"

@@ -1,6 +1,6 @@
-"""What one run of the command has at hand: its own arguments and a way to get a pool.
+"""The context of one run of the command: its arguments, and a function that opens a pool.
 
-The pool comes through here so that nothing loads ray before a command needs it, and tests can bring their own.
+Pools are opened through it so that nothing loads ray before a command needs it, and so that tests can substitute them.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`arguments` as they were typed, after the command's own name."""
+    """`arguments` as typed, without the command's name."""
 
     arguments: tuple[str, ...]
     open_pool: Callable[[PoolOptions], Pool]
 
 
 def session_of(context: typer.Context) -> Session:
-    """The session of the command that runs."""
+    """Return the session of the running command."""
     session = context.find_root().obj
     assert isinstance(session, Session), "run() gives every command a session"
     return session
 
 
 def new_session(arguments: Sequence[str]) -> Session:
-    """A session with real pools."""
+    """Return a session with real pools."""
     from modelpool.actors.cli.open_pool import open_pool
 
     return Session(tuple(arguments), open_pool)

@@ -1,4 +1,4 @@
-"""`modelpool simulate`: a trace, or a built-in workload, in virtual time through the scheduler that the pool runs.
+"""`modelpool simulate`: runs a trace or a built-in workload in virtual time through the scheduler of the pool.
 
 Needs no GPU and starts no pool.
 """
@@ -19,21 +19,21 @@ from modelpool.pool.core.errors import UserError, unusable_field
 
 if TYPE_CHECKING:
     from modelpool.actors.cli.simulate_runs import Setting, Simulated
-    from modelpool.actors.cli.simulate_workload import Work
+    from modelpool.actors.cli.simulate_workload import NamedWorkload
     from modelpool.pool.specs.spec import WorkerId
     from modelpool.scheduler.simulator.timeline import Timeline
 
 EXIT_FAILED = 1
 _GPUS = "GPUs by kind, such as 64xH100,32x4090, 4xH100:48GiB (less memory), 4x24GiB (no kind)."
-_POLICIES = "Who decides, one or several, or all (default: modelpool)."
-_SEEDS = "Draw a built-in workload so many times; medians are told (default: 1)."
-_PLOT = "Draw an image: what each GPU did over time; of several policies also how they compare."
+_POLICIES = "Placement policies: one, several, or all (default: modelpool)."
+_SEEDS = "Repeat a built-in workload with this many seeds and report medians (default: 1)."
+_PLOT = "Plot the timeline of each GPU; with several policies, also a comparison."
 _SAVE = "Write the workload as a trace."
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """All that one command simulated. `by_policy` has one entry a seed, in the order of `seeds`."""
+    """The results of one command. `by_policy` has one entry per seed, in the order of `seeds`."""
 
     workload: str
     jobs: int
@@ -45,7 +45,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What images need of the first seed of one policy."""
+    """The data for plots: the first seed of one policy."""
 
     timeline: Timeline
     gpus: tuple[WorkerId, ...]
@@ -66,68 +66,73 @@ def simulate(
     save_as: Annotated[Path | None, options._option("--save-trace", _SAVE, options._OUTPUT, "FILE")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Simulate a workload on a cluster, in virtual time, and tell how long, how well and at what cost.
+    """Simulate a workload on a cluster in virtual time, and report makespan, latency, GPU use and cost.
 
-    TRACE is a trace file (docs/simulate.md) or a built-in workload with parameters, such as zipf:jobs=2000,models=12.
-    The decisions are made by the scheduler that a pool runs, or by one of its peers. Exits with 1 when a job failed.
+    TRACE is a trace file (docs/explanation/simulation.md) or a built-in workload with parameters, such as
+    zipf:jobs=2000,models=12. The scheduler of the pool makes the decisions, or another policy. Exits with 1 if a job
+    failed.
     """
-    from modelpool.actors.cli.screen import people_console, print_json, say, show
+    from modelpool.actors.cli.screen import print_json, say, show, user_console
     from modelpool.actors.cli.simulate_plots import require_drawable
     from modelpool.actors.cli.simulate_runs import parse_policies, parse_prices, prices_of, setting_of
-    from modelpool.actors.cli.simulate_tables import as_plain, shown
+    from modelpool.actors.cli.simulate_tables import as_plain, tables_of
     from modelpool.actors.cli.simulate_workload import load_work, require_replaceable, save_trace
 
     if seeds < 1:
         raise unusable_field("--seeds", seeds, "a whole number from 1")
     if gpus is None and save_as is None:
-        raise UserError("--gpus: nothing was given, expected GPUs such as 64xH100,32x4090 or 4x24GiB")
+        raise UserError("--gpus is required, such as 64xH100,32x4090 or 4x24GiB")
     if plot is not None:
         require_drawable(plot)
     if save_as is not None:
         require_replaceable("--save-trace", save_as)
     work = load_work(trace)
     if seeds > 1 and not work.has_seeds:
-        raise unusable_field("--seeds", seeds, "1 for a trace file, which is the same every time")
+        raise unusable_field("--seeds", seeds, "1 for a trace file, which has no seeds")
     require_seed(seed, work)
     setting = None if gpus is None else setting_of(gpus, node, measured_on, config)
     policies, prices = parse_policies(policy), parse_prices(price)
     if save_as is not None:
         save_trace("--save-trace", save_as, work.make(seed))
-        say(people_console(), f"written: {save_as}")
+        say(user_console(), f"written: {save_as}")
     if setting is None:
         return
     found, drawn = run_all(work, setting, policies, range(seed, seed + seeds), prices_of(setting.groups, prices))
     if as_json:
         print_json(sys.stdout, as_plain(found))
     else:
-        console = people_console(sys.stdout)
-        for part in shown(found):
+        console = user_console(sys.stdout)
+        for part in tables_of(found):
             show(console, part)
     if plot is not None:
         for path in draw(plot, found, drawn):
-            say(people_console(), f"drawn: {path}")
+            say(user_console(), f"drawn: {path}")
     if any(one.figures.succeeded < one.figures.jobs for of_seeds in found.by_policy.values() for one in of_seeds):
         raise typer.Exit(EXIT_FAILED)
 
 
-def require_seed(seed: int, work: Work) -> None:
+def require_seed(seed: int, work: NamedWorkload) -> None:
     """Raise UnusableField for a seed that would change nothing."""
     if seed != 0 and not work.has_seeds:
-        raise unusable_field("--seed", seed, "0 for a trace file, which is the same every time")
+        raise unusable_field("--seed", seed, "0 for a trace file, which has no seeds")
 
 
 def run_all(
-    work: Work, setting: Setting, policies: Sequence[str], seeds: Sequence[int], prices: dict[str, float] | None
+    work: NamedWorkload,
+    setting: Setting,
+    policies: Sequence[str],
+    seeds: Sequence[int],
+    prices: dict[str, float] | None,
 ) -> tuple[Simulation, dict[str, Drawn]]:
-    """Every policy with every seed. Raises DoesNotFit for a job that none of the GPUs can run."""
-    from modelpool.actors.cli.screen import people_console, say
+    """Simulate every policy with every seed. Raises DoesNotFit for a job that none of the GPUs can run."""
+    from modelpool.actors.cli.screen import say, user_console
     from modelpool.actors.cli.simulate_runs import simulate_one
     from modelpool.scheduler.simulator.metrics import succeeded_seconds
     from modelpool.scheduler.simulator.timeline import timeline
 
     by_policy: dict[str, list[Simulated]] = {name: [] for name in policies}
     drawn: dict[str, Drawn] = {}
-    jobs, console = 0, people_console()
+    jobs, console = 0, user_console()
     for seed in seeds:
         workload = work.make(seed)
         jobs = len(workload.jobs)
@@ -139,12 +144,12 @@ def run_all(
             if name not in drawn:
                 ids = tuple(gpu.worker_id for gpu in cluster.gpus)
                 drawn[name] = Drawn(timeline(cluster), ids, tuple(succeeded_seconds(cluster)))
-    told = {name: tuple(of_seeds) for name, of_seeds in by_policy.items()}
-    return Simulation(work.name, jobs, setting, prices, tuple(seeds), told), drawn
+    results = {name: tuple(of_seeds) for name, of_seeds in by_policy.items()}
+    return Simulation(work.name, jobs, setting, prices, tuple(seeds), results), drawn
 
 
 def draw(path: Path, found: Simulation, drawn: dict[str, Drawn]) -> Iterator[Path]:
-    """Draw what was simulated; the files that were written. Raises OutputFailed."""
+    """Plot the results; yields the written files. Raises OutputFailed."""
     from modelpool.actors.cli.simulate_lab import policies
     from modelpool.actors.cli.simulate_plots import MOST_TIMELINES, Compared, draw_comparison, draw_timeline
 

@@ -1,4 +1,4 @@
-"""Finds the research code of a checkout: policies of other systems, and workloads after published traces.
+"""Locates the research code of a checkout: policies of other systems, and workloads modelled on published traces.
 
 It is not part of an installed wheel: `modelpool.benchmarks.lab` exists in a checkout or an editable install only.
 """
@@ -25,7 +25,7 @@ def has_lab() -> bool:
 
 
 def policies() -> Mapping[str, Policy]:
-    """All policies by name, ours first; ours alone where the research code is missing."""
+    """Return all policies by name, modelpool first; only modelpool without the research code."""
     if has_lab():
         from modelpool.benchmarks.lab.policies import POLICIES
 
@@ -36,7 +36,7 @@ def policies() -> Mapping[str, Policy]:
 
 
 def workloads() -> Mapping[str, BuiltIn]:
-    """All built-in workloads by name; those after published traces where the research code is there."""
+    """Return all built-in workloads by name, including those of the research code if it exists."""
     from modelpool.scheduler.workloads.built_in import BUILT_IN
 
     if has_lab():
@@ -47,7 +47,7 @@ def workloads() -> Mapping[str, BuiltIn]:
 
 
 def lab_missing(field: str, value: str) -> UserError:
-    """The error for a policy or workload that only a checkout has."""
+    """Return the error for a policy or workload that only a checkout has."""
     return UserError(
         f"{field}: {value!r} is part of the repository's benchmarks, which are not installed. Clone the modelpool "
         "repository and run the command there (./scripts/demo installs it), or use the policy modelpool"

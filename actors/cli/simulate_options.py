@@ -1,7 +1,7 @@
-"""The options that `modelpool simulate` and `modelpool plan-cluster` share.
+"""Options that `modelpool simulate` and `modelpool plan-cluster` share.
 
-Knows words on a command line, as `actors.cli.options` does; what they mean is read in `actors.cli.simulate_runs` and
-`actors.cli.simulate_workload`.
+Knows words on a command line, as `actors.cli.options`; `actors.cli.simulate_runs` and `actors.cli.simulate_workload`
+parse them.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import typer
 
 from modelpool.actors.cli.options import _option
 
-#: the policy that decides where nothing else was said
+#: the default policy
 OURS = "modelpool"
-CLUSTER = "The cluster"
-WORK = "The work"
-#: names are told here and defined in `scheduler.workloads.built_in`; a test compares
+CLUSTER = "Cluster"
+WORK = "Workload"
+#: names are listed here and defined in `scheduler.workloads.built_in`; a test compares the two
 _TRACE = (
-    "A trace file, or a built-in workload: batch, bursts, katz, katz-a, katz-b, shifting, sizes, users, zipf; with "
-    "parameters as in zipf:jobs=2000,models=12."
+    "A trace file, or a built-in workload: batch, bursts, katz, katz-a, katz-b, shifting, sizes, "
+    "users, zipf; with parameters as in zipf:jobs=2000,models=12."
 )
-_NODE = "Machines: GPUs in each, memory for files, disks (default: 8:512GiB:3GB); none: all files are in memory."
-_REFERENCE = "The kind of GPU whose run seconds the trace has (default: H100)."
-_CONFIG = "For modelpool, use the scheduler and users of this configuration (default: built-in values)."
-_PRICE = "Price of an hour of a kind; may be given again."
-_SEED = "The first seed of a built-in workload (default: 0)."
+_NODE = "Nodes: GPUs per node, memory for files, disk speed (default: 8:512GiB:3GB); none: all files are in memory."
+_REFERENCE = "GPU kind on which the run times of the trace were measured (default: H100)."
+_CONFIG = "Scheduler and user settings for the modelpool policy (default: built-in values)."
+_PRICE = "Price per hour of a GPU kind; repeatable."
+_SEED = "First seed of a built-in workload (default: 0)."
 
 Trace = Annotated[str, typer.Argument(metavar="TRACE", help=_TRACE, show_default=False)]
 Node = Annotated[str | None, _option("--node", _NODE, CLUSTER, "SHAPE")]

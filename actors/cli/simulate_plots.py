@@ -1,6 +1,6 @@
-"""Images of simulations: what each GPU did over time, and policies side by side. Drawn without a display.
+"""Plots of simulations: the timeline of each GPU, and a comparison of policies. Needs no display.
 
-Knows values and matplotlib, which is loaded when an image is asked for; not where the values come from.
+Knows values and matplotlib, which is imported when a plot is drawn.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ if TYPE_CHECKING:
 
     from modelpool.pool.specs.spec import WorkerId
 
-#: colours that can be told apart, also by who does not see all of them; further models share the last
+#: colours that are distinguishable, also with colour blindness; further models share the last one
 MODEL_COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1", "#66a61e", "#a6761d",
 )  # fmt: skip
 OTHER_COLOUR, LOADING_COLOUR, OURS_COLOUR, PEER_COLOUR = "#bdbdbd", "#222222", "#0072b2", "#a8b8c4"
 DOTS_PER_INCH = 130
-#: GPUs whose names can be read beside each other
+#: number of GPUs whose names are readable next to each other
 MOST_NAMES = 40
 OURS = "modelpool"
 ENDINGS = (".png", ".pdf", ".svg")
-#: policies that each have their timeline drawn; of more it is the first one's
+#: policies with a timeline each; of more, only the first gets one
 MOST_TIMELINES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One policy on a comparison page: figures of each seed, and the latencies of the first in ascending order.
-    `is_ideal` is for what no pool can be."""
+    """One policy of a comparison: figures of each seed, and the latencies of the first seed in ascending order.
+
+    `is_ideal` marks policies that no real pool can implement.
+    """
 
     figures: Sequence[Figures]
     latencies: Sequence[float]
@@ -46,19 +48,19 @@ class Compared:
 
 
 def require_drawable(path: Path) -> None:
-    """Raise UserError where no image can be written; said before anything is simulated."""
+    """Raise UserError if no plot can be written; called before anything is simulated."""
     if path.suffix.lower() not in ENDINGS:
         raise unusable_field("--plot", str(path), f"a file that ends in {', '.join(ENDINGS)}")
     if path.is_dir():
         raise unusable_field("--plot", str(path), "a file; this is a folder")
     if not path.absolute().parent.is_dir():
-        raise unusable_field("--plot", str(path), "a file in a folder that there is")
+        raise unusable_field("--plot", str(path), "a file in an existing folder")
 
 
 def draw_timeline(path: Path, title: str, drawn: Timeline, gpus: Sequence[WorkerId]) -> None:
-    """One row a GPU, coloured by model, loading in black; below it what all of them did, and the jobs that wait.
+    """Draw one row per GPU, coloured by model, loading in black; below it the sums, and the waiting jobs.
 
-    Raises OutputFailed where nothing can be written.
+    Raises OutputFailed if the file cannot be written.
     """
     height = min(max(0.16 * len(gpus), 1.4), 14.0)
     figure = _figure(13.0, height + 3.6)
@@ -76,16 +78,16 @@ def draw_timeline(path: Path, title: str, drawn: Timeline, gpus: Sequence[Worker
 
 
 def draw_comparison(path: Path, title: str, policies: Mapping[str, Compared]) -> None:
-    """Latencies of all jobs under each policy, and bars of what policies are compared by.
+    """Draw the latencies of all jobs under each policy, and bars of the measures that policies are compared by.
 
-    Raises OutputFailed where nothing can be written.
+    Raises OutputFailed if the file cannot be written.
     """
     figure = _figure(14.0, max(5.0, 2.2 + 0.62 * len(policies)))
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.15))[0]
     _draw_latencies(left.subplots(), policies)
     shown = {measure.name: measure for measure in MEASURES}
     panels = [
-        (shown["jobs/min"], 1.0, "jobs a minute"),
+        (shown["jobs/min"], 1.0, "jobs per minute"),
         (shown["p99"], 1.0, "p99 latency, seconds"),
         (shown["loading"], *_time_lost(policies)),
         (shown["moved"], *_bytes_moved(policies)),
@@ -98,7 +100,7 @@ def draw_comparison(path: Path, title: str, policies: Mapping[str, Compared]) ->
 
 
 def _time_lost(policies: Mapping[str, Compared]) -> tuple[float, str]:
-    """What to divide seconds lost to loading by, and how that is called."""
+    """Return the divisor of the seconds lost to loading, and the axis label."""
     most = max((one.loading_seconds for compared in policies.values() for one in compared.figures), default=0.0)
     scale, unit = _time_unit(most)
     return scale, f"GPU-{unit} lost to loading"
@@ -114,7 +116,7 @@ def _bytes_moved(policies: Mapping[str, Compared]) -> tuple[float, str]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure on the canvas for files; pyplot, which knows displays and keeps figures, is not asked."""
+    """Return a figure on the canvas for files, without pyplot, which needs displays and keeps figures."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -158,13 +160,13 @@ def _draw_sums(axes: Axes, drawn: Timeline, scale: float) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("of all GPUs")
     _without_frame(axes)
-    beside = axes.twinx()
-    beside.stairs([step.unfinished for step in drawn.steps], ends, color="#d55e00", linewidth=1.5, baseline=None)
-    beside.set_ylim(bottom=0)
-    beside.yaxis.set_major_locator(MaxNLocator(integer=True))
-    beside.set_ylabel("unfinished jobs", color="#d55e00")
-    beside.tick_params(axis="y", colors="#d55e00")
-    _without_frame(beside)
+    twin = axes.twinx()
+    twin.stairs([step.unfinished for step in drawn.steps], ends, color="#d55e00", linewidth=1.5, baseline=None)
+    twin.set_ylim(bottom=0)
+    twin.yaxis.set_major_locator(MaxNLocator(integer=True))
+    twin.set_ylabel("unfinished jobs", color="#d55e00")
+    twin.tick_params(axis="y", colors="#d55e00")
+    _without_frame(twin)
 
 
 def _model_legend(colours: Mapping[str, str], models: int) -> tuple[list[Any], list[str]]:
@@ -213,18 +215,18 @@ def _draw_latencies(axes: Axes, policies: Mapping[str, Compared]) -> None:
 
 
 def _some_minor_ticks(value: float, _: float) -> str:
-    """2, 3 and 5 between the powers of ten; all of them do not fit beside each other."""
+    """Label 2, 3 and 5 between powers of ten; more would not fit."""
     return f"{value:g}" if f"{value:.0e}"[0] in "235" else ""
 
 
 def _styles() -> Iterable[tuple[str, str]]:
-    """A colour and a line for each peer; none is ours."""
+    """Yield a colour and a line style for each policy other than ours."""
     colours = [colour for colour in MODEL_COLOURS if colour not in (OURS_COLOUR, "#f0e442")]
     return [(colour, dashes) for dashes in ("-", "--", ":") for colour in colours]
 
 
 def _draw_bars(axes: Axes, measure: Measure, scale: float, label: str, policies: Mapping[str, Compared]) -> None:
-    """One bar a policy: ours in its colour, ideal ones hollow."""
+    """Draw one bar per policy: ours in its own colour, ideal ones hollow."""
     from matplotlib.ticker import MaxNLocator
 
     found = spreads(measure, {name: one.figures for name, one in policies.items()})
@@ -259,7 +261,7 @@ def _without_frame(axes: Axes) -> None:
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """What to divide seconds by, and what that is called."""
+    """Return the divisor for seconds, and the name of the unit."""
     if seconds > 3 * 3600:
         return 3600.0, "hours"
     return (60.0, "minutes") if seconds > 300 else (1.0, "seconds")

@@ -1,7 +1,6 @@
-"""Simulations as the command line asks for them: what to simulate, on what, under which policies.
+"""Runs simulations for the command line: parses the cluster, the policies and the prices, and measures the core.
 
-Knows how a work is named, a file or a built-in one, and measures the core with this machine's clock; the simulation
-itself is `scheduler.simulator`.
+The simulation itself is `scheduler.simulator`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from modelpool.scheduler.tables.messages import Command, Event
     from modelpool.scheduler.workloads.workload import Workload
 
-#: words that mean every policy there is
+#: the word for all policies
 ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One simulation, and what the core took for it on this machine."""
+    """One simulation, and the time that the core took on this machine."""
 
     policy: str
     seed: int
@@ -41,21 +40,21 @@ class Simulated:
     events: int
     core_seconds: float
     wall_seconds: float
-    #: why jobs failed, each reason with the first job that it stopped
+    #: failure reasons, each with the first job that it stopped
     failures: tuple[tuple[str, str], ...]
-    #: jobs with a deadline that were done by it, and that were not; those that nobody wants any more are neither
+    #: jobs with a deadline that met or missed it; cancelled jobs are neither
     deadlines_met: int = 0
     deadlines_missed: int = 0
 
     @property
     def events_per_second(self) -> float:
-        """Events that the core took in, over the time that it took for them."""
+        """Events handled by the core per second of its own time."""
         return self.events / self.core_seconds if self.core_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated besides the work. `scheduler` is how this pool decides, None for its usual numbers."""
+    """The simulated cluster. `scheduler` is the scheduler configuration; None for defaults."""
 
     groups: tuple[GpuGroup, ...]
     shape: NodeShape
@@ -63,12 +62,12 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """The GPUs as they were asked for."""
+        """The GPUs, in the notation of --gpus."""
         return ", ".join(group.words for group in self.groups)
 
 
 def setting_of(gpus: str, node: str | None, measured_on: str, config: Path | None) -> Setting:
-    """The setting that options ask for. Raises UserError."""
+    """Parse the options into a setting. Raises UserError."""
     from modelpool.scheduler.simulator.gpu_spec import parse_gpus
 
     groups, shape = parse_gpus(gpus, measured_on), parse_node(node)
@@ -80,7 +79,9 @@ def setting_of(gpus: str, node: str | None, measured_on: str, config: Path | Non
 
 
 class TimedCore:
-    """A core and the processor seconds that it takes to decide: what else this machine does hardly counts."""
+    """Wraps a core and measures the processor seconds of its decisions, which other load on this machine hardly
+    changes.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -88,7 +89,7 @@ class TimedCore:
         self.seconds = 0.0
 
     def handle(self, event: Event) -> list[Command]:
-        """What the core says."""
+        """Forward `event` to the core."""
         begin = time.process_time()
         commands = self._core.handle(event)
         self.seconds += time.process_time() - begin
@@ -99,14 +100,14 @@ class TimedCore:
 def simulate_one(
     workload: Workload, seed: int, policy: str, setting: Setting
 ) -> tuple[Simulated, VirtualCluster[TimedCore]]:
-    """One workload under one policy. Raises DoesNotFit for a job that none of the GPUs can run."""
+    """Simulate one workload under one policy. Raises DoesNotFit for a job that none of the GPUs can run."""
     from modelpool.scheduler.simulator.cluster import VirtualCluster
     from modelpool.scheduler.simulator.gpu_spec import require_fit, simulated_gpus
     from modelpool.scheduler.simulator.metrics import figures
 
     gpus, nodes = simulated_gpus(setting.groups, setting.shape)
     require_fit(workload.jobs, gpus)
-    core, memory = _made(policy, gpus, workload, setting.scheduler)
+    core, memory = _core_of(policy, gpus, workload, setting.scheduler)
     timed = TimedCore(core)
     cluster = VirtualCluster(timed, gpus, nodes=nodes, memory=memory)
     begin = time.perf_counter()
@@ -127,7 +128,7 @@ def simulate_one(
 
 
 def _deadlines(cluster: VirtualCluster[TimedCore]) -> tuple[int, int]:
-    """Met and missed, by whatever policy: one that knows no deadlines has them all the same."""
+    """Count met and missed deadlines, whether or not the policy uses deadlines."""
     met = missed = 0
     for job_id, submitted in cluster.submitted.items():
         outcome, deadline = cluster.outcomes.get(job_id), submitted.job.deadline
@@ -139,10 +140,10 @@ def _deadlines(cluster: VirtualCluster[TimedCore]) -> tuple[int, int]:
     return met, missed
 
 
-def _made(
+def _core_of(
     policy: str, gpus: Sequence[SimulatedGpu], workload: Workload, config: SchedulerConfig | None
 ) -> tuple[Core, WorkerMemory]:
-    """A core and its memory; a configuration is for ours alone."""
+    """Create a core and its memory; a configuration applies to ours only."""
     from modelpool.actors.cli.simulate_lab import policies
     from modelpool.scheduler.core.state import SchedulerState
     from modelpool.scheduler.simulator.eviction_policies import PlannedMemory
@@ -153,16 +154,16 @@ def _made(
 
 
 def _weights(workload: Workload, config: SchedulerConfig | None) -> dict[UserId, float]:
-    """The weight of each user of the workload that the configuration gives one."""
+    """Return the weight of each user of the workload, from the configuration."""
     from modelpool.scheduler.tables.user_share import EVERYBODY
 
-    told = {share.user: share.weight for share in config.shares} if config is not None else {}
+    weights = {share.user: share.weight for share in config.shares} if config is not None else {}
     users = {submitted.job.user for submitted in workload.jobs}
-    return {user: told.get(user, told.get(EVERYBODY, 1.0)) for user in users}
+    return {user: weights.get(user, weights.get(EVERYBODY, 1.0)) for user in users}
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
-    """Names of policies, each once, in the order given; ours first of 'all'. Raises UserError."""
+    """Parse names of policies: each once, in order; modelpool first for 'all'. Raises UserError."""
     from modelpool.actors.cli.simulate_lab import has_lab, lab_missing, policies
 
     known = policies()
@@ -179,27 +180,28 @@ def parse_policies(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def parse_prices(given: Sequence[str] | None) -> dict[str, float]:
-    """Prices of an hour by kind, from 'H100=2.5' or 'H100=2.5,4090=0.4'. Raises UnusableField and UnknownName."""
+def parse_prices(passed: Sequence[str] | None) -> dict[str, float]:
+    """Parse prices per hour by kind: 'H100=2.5' or 'H100=2.5,4090=0.4'. Raises UnusableField and UnknownName."""
     from modelpool.scheduler.tables.gpu_kinds import kind_of
 
     prices: dict[str, float] = {}
-    for text in (part.strip() for one in given or () for part in one.split(",")):
+    for text in (part.strip() for one in passed or () for part in one.split(",")):
         name, equals, number = text.partition("=")
         try:
             price = float(number)
         except ValueError:
             price = -1.0
         if not equals or not 0.0 <= price < float("inf"):
-            raise unusable_field("--price", text, "KIND=NUMBER, the price of an hour, such as H100=2.5")
+            raise unusable_field("--price", text, "KIND=NUMBER, the price per hour, such as H100=2.5")
         kind = kind_of(name)
         prices[name.strip() if kind is None else kind.name] = price
     return prices
 
 
 def prices_of(groups: Sequence[GpuGroup], prices: dict[str, float]) -> dict[str, float] | None:
-    """The price of an hour of each group's kind, None when no prices were given. Raises UserError for one without, and
-    for a price of what is no kind."""
+    """Return the price per hour of each group's kind; None without prices. Raises UserError for a missing price, and
+    for a price of an unknown kind.
+    """
     from modelpool.scheduler.tables.gpu_kinds import kind_of
 
     if not prices:
@@ -207,19 +209,20 @@ def prices_of(groups: Sequence[GpuGroup], prices: dict[str, float]) -> dict[str,
     names = {name for group in groups for name in (group.kind, group.kind.partition(":")[0])}
     for name in prices:
         if name not in names and kind_of(name) is None:
-            raise unknown_name("kind of GPU in --price", name, names)
+            raise unknown_name("GPU kind in --price", name, names)
     found = {}
     for group in groups:
         name = group.kind if group.kind in prices else group.kind.partition(":")[0]
         if name not in prices:
-            raise UserError(f"--price: nothing was given for {group.kind}, expected --price {name}=NUMBER")
+            raise UserError(f"--price: no price for {group.kind}; add --price {name}=NUMBER")
         found[group.kind] = prices[name]
     return found
 
 
 def parse_node(text: str | None) -> NodeShape:
-    """The machines: '8:512GiB:3GB' is GPUs, memory for files, bytes a second from disks; 'none' is without. Raises
-    UnusableField."""
+    """Parse the nodes: '8:512GiB:3GB' is GPUs, memory for files, bytes per second of the disks; 'none' is without.
+    Raises UnusableField.
+    """
     from modelpool.scheduler.simulator.gpu_spec import NodeShape
 
     if text is None:
@@ -237,8 +240,8 @@ def parse_node(text: str | None) -> NodeShape:
 
 
 def node_words(shape: NodeShape) -> str:
-    """What the machines are, for people."""
+    """Describe the nodes."""
     if not shape.gpus:
-        return "none: every file is in memory"
-    disk = f"{shape.storage_bytes_per_second / 1e9:.3g} GB/s from disks"
-    return f"{shape.gpus} GPUs each, {format_bytes(shape.host_bytes)} of memory for files, {disk}"
+        return "none: all files are in memory"
+    disk = f"disks {shape.storage_bytes_per_second / 1e9:.3g} GB/s"
+    return f"{shape.gpus} GPUs each, {format_bytes(shape.host_bytes)} memory for files, {disk}"

@@ -1,4 +1,4 @@
-"""What simulations are told as: one at length, several policies side by side, and everything as plain values."""
+"""Tables of simulation results: one in detail, several policies compared, and everything as JSON values."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
     from modelpool.actors.cli.simulate import Simulation
 
-#: users that are told of one by one
+#: users listed individually
 MOST_USERS = 12
 TIB = GIB << 10
 
 
-def shown(found: Simulation) -> tuple[RenderableType, ...]:
-    """For people."""
+def tables_of(found: Simulation) -> tuple[RenderableType, ...]:
+    """Return the tables."""
     given = [
         ("work", f"{found.workload}: {counted(found.jobs, 'job')}"),
         ("cluster", found.setting.words),
         ("machines", node_words(found.setting.shape)),
     ]
     if len(found.seeds) > 1:
-        given.append(("seeds", f"{found.seeds[0]} to {found.seeds[-1]}; medians, and below them least and most"))
+        given.append(("seeds", f"{found.seeds[0]} to {found.seeds[-1]}; medians, with minimum and maximum below"))
     parts: list[RenderableType] = [facts_table(given)]
     if len(found.by_policy) > 1 or len(found.seeds) > 1:
         parts += _compared(found)
@@ -50,7 +50,7 @@ def shown(found: Simulation) -> tuple[RenderableType, ...]:
 
 
 def as_plain(found: Simulation) -> dict[str, Any]:
-    """For programs: the same, and each GPU and user by itself."""
+    """Return everything as JSON values, with each GPU and user."""
     return {
         "workload": found.workload,
         "jobs": found.jobs,
@@ -64,7 +64,7 @@ def as_plain(found: Simulation) -> dict[str, Any]:
 
 
 def plain_run(one: Simulated, prices: dict[str, float] | None) -> dict[str, Any]:
-    """One simulation: figures, what is worked out from them, and the core's speed."""
+    """Return one simulation as JSON values: figures, derived values, and the speed of the core."""
     figures = one.figures
     derived = (
         "jobs_per_minute", "running_seconds", "loading_seconds", "idle_seconds", "loading_share", "busy_share",
@@ -99,15 +99,15 @@ def _facts(one: Simulated, prices: dict[str, float] | None, has_disks: bool) -> 
         ("jobs", ", ".join(ended)),
         (
             "makespan",
-            f"{duration(figures.makespan_seconds)}; the last job came at {duration(figures.last_arrival_seconds)}",
+            f"{duration(figures.makespan_seconds)}; the last job arrived at {duration(figures.last_arrival_seconds)}",
         ),
-        ("throughput", f"{figures.jobs_per_minute:.1f} jobs a minute"),
+        ("throughput", f"{figures.jobs_per_minute:.1f} jobs per minute"),
         (
             "latency",
             f"half within {duration(late.p50_seconds)}, 90% {duration(late.p90_seconds)}, "
             f"99% {duration(late.p99_seconds)}, all {duration(late.longest_seconds)}",
         ),
-        ("weights", f"{figures.resident_share:.1%} of {counted(figures.runs, 'run')} found all of theirs"),
+        ("weights", f"{figures.resident_share:.1%} of {counted(figures.runs, 'run')} had all weights resident"),
         ("LoRAs", _lora_words(figures, has_disks)),
         (
             "bytes",
@@ -117,14 +117,14 @@ def _facts(one: Simulated, prices: dict[str, float] | None, has_disks: bool) -> 
         (
             "GPU time",
             ", ".join(f"{name} {duration(seconds)} ({seconds / whole:.1%})" for name, seconds in spent.items())
-            + f"; {figures.loading_share:.1%} of the work was loading",
+            + f"; {figures.loading_share:.1%} of the busy time was loading",
         ),
     ]
     if len(figures.users) > 1:
         facts.append(("fairness", _fairness_words(figures)))
     if prices is not None:
         each = figures.cost(prices) / figures.succeeded if figures.succeeded else 0.0
-        facts.append(("cost", f"{figures.cost(prices):.2f}, idle time too; {each:.4f} a job"))
+        facts.append(("cost", f"{figures.cost(prices):.2f} including idle time; {each:.4f} per job"))
     if one.deadlines_met or one.deadlines_missed:
         facts.append(("deadlines", f"{one.deadlines_met} met, {one.deadlines_missed} missed"))
     facts.append(("core", _core_words(one)))
@@ -133,29 +133,27 @@ def _facts(one: Simulated, prices: dict[str, float] | None, has_disks: bool) -> 
 
 def _lora_words(figures: Figures, has_disks: bool) -> str:
     if not figures.adapters_needed:
-        return "none asked for"
+        return "none requested"
     if not has_disks:
-        return f"{figures.adapters_needed} that runs needed; patches changed {figures.patch_switches}x"
-    loads = f"{figures.adapters_loaded} of {figures.adapters_needed} that runs needed"
-    return (
-        f"{figures.lora_loads_per_job:.3f} read from disks a job ({loads}); patches changed {figures.patch_switches}x"
-    )
+        return f"{figures.adapters_needed} needed by runs; patches switched {figures.patch_switches}x"
+    loads = f"{figures.adapters_loaded} of {figures.adapters_needed} needed by runs"
+    return f"{figures.lora_loads_per_job:.3f} disk reads per job ({loads}); patches switched {figures.patch_switches}x"
 
 
 def _fairness_words(figures: Figures) -> str:
     users = f"{len(figures.users)} users"
     if all(one.service_ratio is None for one in figures.users):
-        return f"{users}; there was enough for all of them all the time"
-    return f"{figures.fairness:.3f} over {users} (Jain index of what they got of what was due; 1 is even)"
+        return f"{users}; no contention"
+    return f"{figures.fairness:.3f} over {users} (Jain index of received over fair share; 1 is even)"
 
 
 def _core_words(one: Simulated) -> str:
     rate = f"{one.events_per_second:,.0f} events/s"
-    return f"{rate} on this machine ({one.events} events; all of the simulation took {duration(one.wall_seconds)})"
+    return f"{rate} on this machine ({one.events} events; simulation time {duration(one.wall_seconds)})"
 
 
 def _gpus_table(gpus: Sequence[GpuTime]) -> RenderableType:
-    """GPUs of one kind together, with the busiest and the idlest of them."""
+    """Build the table of GPU kinds, with the busiest and the least busy GPU of each."""
     by_kind: defaultdict[str, list[GpuTime]] = defaultdict(list)
     for gpu in gpus:
         by_kind[gpu.kind].append(gpu)
@@ -184,8 +182,8 @@ def _busy(gpu: GpuTime) -> float:
 
 
 def _users_table(figures: Figures) -> RenderableType:
-    """Those with most GPU-seconds, one by one."""
-    headings = ("user", "jobs", "GPU time", "p50", "p99", "of what was due")
+    """Build the table of the users with the most GPU-seconds."""
+    headings = ("user", "jobs", "GPU time", "p50", "p99", "of fair share")
     users = sorted(figures.users, key=lambda one: -one.gpu_seconds)
     rows = [
         (
@@ -207,7 +205,9 @@ def _users_table(figures: Figures) -> RenderableType:
 
 
 def _compared(found: Simulation) -> list[RenderableType]:
-    """A row a policy and a column a measure, first how well it went, then why; the best of each column is marked."""
+    """Build a row per policy and a column per measure: first results, then reasons; the best of each column is
+    marked.
+    """
     by_policy = {name: [one.figures for one in of_seeds] for name, of_seeds in found.by_policy.items()}
     all_figures = [figures for of_seeds in by_policy.values() for figures in of_seeds]
     silent = set() if any(figures.adapters_needed for figures in all_figures) else {"LoRAs/job"}
@@ -222,25 +222,25 @@ def _compared(found: Simulation) -> list[RenderableType]:
         for name, of_seeds in found.by_policy.items()
     }
     tables: list[RenderableType] = []
-    for tells_why in (False, True):
+    for is_reasons in (False, True):
         columns = {
             measure.name: _column(measure, spreads(measure, by_policy))
             for measure in measures
-            if (measure.name in _REASONS) == tells_why
+            if (measure.name in _REASONS) == is_reasons
         }
-        columns |= {"events/s": speed} if tells_why else _deadline_column(found)
+        columns |= {"events/s": speed} if is_reasons else _deadline_column(found)
         rows = []
         for name, of_seeds in found.by_policy.items():
             rows.append((name, *(column[name][0] for column in columns.values())))
             if len(of_seeds) > 1:
                 rows.append(("", *(column[name][1] for column in columns.values())))
-        headings = ("why" if tells_why else "policy", *columns)
+        headings = ("why" if is_reasons else "policy", *columns)
         tables.append(rows_table(headings, rows, right=headings[1:]))
     return tables
 
 
 def _deadline_column(found: Simulation) -> dict[str, dict[str, tuple[str, str]]]:
-    """The share of the deadlines that were met, where there were any; of all seeds together."""
+    """Return the share of deadlines that were met, over all seeds, if there are any."""
     sums = {
         name: (sum(one.deadlines_met for one in of_seeds), sum(one.deadlines_missed for one in of_seeds))
         for name, of_seeds in found.by_policy.items()
@@ -251,7 +251,7 @@ def _deadline_column(found: Simulation) -> dict[str, dict[str, tuple[str, str]]]
 
 
 def _column(measure: Measure, found: dict[str, Spread]) -> dict[str, tuple[str, str]]:
-    """What stands in the column for each policy: the median with its mark and multiple, and the ends."""
+    """Return the column of a measure: the median with its mark and multiple, and the range."""
     from modelpool.actors.cli.simulate_lab import policies
 
     words = _WORDS[measure.name]
@@ -270,26 +270,26 @@ def _legend(found: Simulation) -> list[tuple[str, str]]:
     from modelpool.actors.cli.simulate_lab import policies
 
     about = [
-        ("*", "the best of its column; ideal policies, which no pool can have, are not counted"),
-        *([("(1.50x)", f"a multiple of {OURS}'s")] if OURS in found.by_policy and len(found.by_policy) > 1 else []),
-        ("found", "runs that found all their weights on the GPU; moved: weights uploaded and streamed to GPUs"),
-        ("loading", "GPU time spent on moving weights before runs; events/s: of the core, on this machine"),
+        ("*", "best of the column, without ideal policies, which no real pool can implement"),
+        *([("(1.50x)", f"relative to {OURS}")] if OURS in found.by_policy and len(found.by_policy) > 1 else []),
+        ("found", "runs with all weights resident; moved: weights uploaded and streamed to GPUs"),
+        ("loading", "GPU time moving weights before runs; events/s: of the core, on this machine"),
     ]
     return about + [(name, policies()[name].source) for name in found.by_policy]
 
 
 def _failures(found: Simulation) -> list[RenderableType]:
-    """Why jobs failed, each reason once a policy."""
+    """Build the table of failure reasons, each once per policy."""
     rows = [
         (name, job, reason)
         for name, of_seeds in found.by_policy.items()
         for reason, job in dict(pair for one in of_seeds for pair in one.failures).items()
     ]
-    return [rows_table(("policy", "first job that failed", "why"), rows)] if rows else []
+    return [rows_table(("policy", "first failed job", "why"), rows)] if rows else []
 
 
 def _amount(count: float) -> str:
-    """Bytes; large amounts in TiB, which no budget is set to."""
+    """Format bytes; large amounts in TiB, which no memory budget uses."""
     return f"{count / TIB:.2f} TiB" if count >= TIB else format_bytes(int(count))
 
 
@@ -300,7 +300,7 @@ def _short_amount(count: float) -> str:
     return f"{count / MIB:.1f}M" if count else "0"
 
 
-#: measures that say why it went as it did
+#: measures that explain the results
 _REASONS = {"found", "LoRAs/job", "moved", "from disk", "loading"}
 _WORDS: dict[str, Callable[[float], str]] = {
     "makespan": duration,

@@ -1,4 +1,4 @@
-"""The tables that the command line shows. Values in, something printable out."""
+"""Builds the tables that the command line prints."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus
-    from modelpool.actors.results.outcomes import Summary, WorkerTotals
+    from modelpool.actors.results.outcomes import Summary, WorkerSummary
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
-#: users that are told of one by one
+#: users listed individually
 MOST_USERS = 6
 
 
 def summary_table(summary: Summary) -> Table:
-    """What each worker did for a submission, and all of them together."""
+    """Build the table of what each worker did for a submission, with totals."""
     rows = summary.per_worker()
     headings = ["worker", "tasks", "resident", "loaded", "busy", "uploaded", "streamed", "LoRA switches"]
     table = _table(headings, right=headings[1:], has_footer=len(rows) > 1)
     for worker in rows:
         table.add_row(str(worker.worker), *_figures([worker]))
     if len(rows) > 1:
-        for column, figure in zip(table.columns, ["together", *_figures(rows)], strict=True):
+        for column, figure in zip(table.columns, ["total", *_figures(rows)], strict=True):
             column.footer = figure
     return table
 
 
 def models_table(models: Iterable[ModelListing]) -> Table:
-    """The checkpoints of a pool; what is wrong with one stands in the place of what it is."""
-    table = _table(["model", "what it is", "made for", "file size", "file"], right=["made for", "file size"])
+    """Build the table of a pool's checkpoints; a problem replaces the description."""
+    table = _table(["model", "description", "native size", "file size", "file"], right=["native size", "file size"])
     for model in models:
-        made_for = f"{model.width}x{model.height}" if model.width else "-"
+        native_size = f"{model.width}x{model.height}" if model.width else "-"
         what = Text(visible(model.problem), style="red") if model.problem else Text(model.family)
-        table.add_row(_text(model.name), what, made_for, format_bytes(model.file_bytes), _text(model.path))
+        table.add_row(_text(model.name), what, native_size, format_bytes(model.file_bytes), _text(model.path))
     return table
 
 
 def loras_table(loras: Iterable[LoraListing]) -> Table:
-    """The LoRAs of a pool, in the same way."""
-    table = _table(["LoRA", "what it is", "file size", "file"], right=["file size"])
+    """Build the table of a pool's LoRAs, in the same form."""
+    table = _table(["LoRA", "description", "file size", "file"], right=["file size"])
     for lora in loras:
         ranks = ", ".join(map(str, lora.ranks)) or "none"
         what = (
@@ -57,10 +57,10 @@ def loras_table(loras: Iterable[LoraListing]) -> Table:
 
 
 def status_table(status: PoolStatus) -> Table:
-    """What each worker is and has."""
+    """Build the table of workers: state and resident weights."""
     table = _table(["worker", "state", "device", "task", "weights", "of", "resident"], right=["weights", "of"])
     for worker in status.workers:
-        starts = f" (start {worker.incarnation})" if worker.incarnation > 1 else ""
+        starts = f" (restarts: {worker.incarnation - 1})" if worker.incarnation > 1 else ""
         table.add_row(
             str(worker.id),
             worker.state + starts,
@@ -73,8 +73,8 @@ def status_table(status: PoolStatus) -> Table:
     return table
 
 
-def terms_facts(status: PoolStatus) -> list[tuple[str, str]]:
-    """What came of deadlines, where there were any, and who had the GPUs, where there are several users."""
+def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:
+    """Return met deadlines, if there were any, and GPU time by user, if there are several."""
     facts = []
     if status.deadlines_met or status.deadlines_missed:
         facts.append(("deadlines", f"{status.deadlines_met} met, {status.deadlines_missed} missed"))
@@ -88,7 +88,7 @@ def terms_facts(status: PoolStatus) -> list[tuple[str, str]]:
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names and values, two columns without a heading. Both are text as it is, of which nothing is obeyed."""
+    """Build a table of names and values without headings. Text is literal, with control characters escaped."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -98,7 +98,7 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
 
 
 def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Table:
-    """A table of text as it is, of which nothing is obeyed; the columns named in `right` are set to the right."""
+    """Build a table of literal text, control characters escaped; columns named in `right` are right-aligned."""
     table = _table(headings, right)
     for row in rows:
         table.add_row(*map(_text, row))
@@ -106,11 +106,11 @@ def rows_table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Se
 
 
 def _text(name: str) -> Text:
-    """A name in one line, of which no markup is read."""
+    """Return a name on one line, without markup."""
     return Text(visible(name, kept=""))
 
 
-def _figures(workers: Sequence[WorkerTotals]) -> list[str]:
+def _figures(workers: Sequence[WorkerSummary]) -> list[str]:
     tasks = sum(w.tasks for w in workers)
     resident = sum(w.tasks_resident for w in workers)
     share = f"{resident} ({resident / tasks:.0%})" if tasks else "0"

@@ -1,4 +1,4 @@
-"""`modelpool top`: a running pool, drawn again and again until q or Ctrl-C."""
+"""`modelpool top`: shows a running pool live until q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool
     from modelpool.actors.control.status import PoolStatus
 
-#: rates are over so many seconds
+#: rates are averages over this time
 RATE_SECONDS = 10.0
 LEAST_SECONDS = 0.1
 MOST_SECONDS = 3600.0
@@ -33,15 +33,17 @@ MOST_SECONDS = 3600.0
 def top(
     context: typer.Context,
     name: Name = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and end.", metavar=" ")] = False,
-    every: Annotated[float, typer.Option("--every", help="Seconds between two frames.", metavar="SECONDS")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.", metavar=" ")] = False,
+    every: Annotated[float, typer.Option("--every", help="Refresh interval in seconds.", metavar="SECONDS")] = 1.0,
 ) -> None:
-    """Show GPUs, what is on them, queues and rates of a running pool, live. q or Ctrl-C ends it; the pool goes on."""
-    from modelpool.actors.cli.screen import people_console, show
+    """Show the GPUs, resident weights, queues and rates of a running pool, live. q or Ctrl-C exits; the pool keeps
+    running.
+    """
+    from modelpool.actors.cli.screen import show, user_console
 
     if not LEAST_SECONDS <= every <= MOST_SECONDS:
         raise unusable_field("--every", every, f"a number of seconds from {LEAST_SECONDS:g} to {MOST_SECONDS:g}")
-    console = people_console(sys.stdout)
+    console = user_console(sys.stdout)
     with session_of(context).open_pool(PoolOptions(pool=name or name_of_running())) as pool:
         if once or not console.is_terminal:
             from modelpool.actors.cli.top_view import frame
@@ -55,24 +57,24 @@ def top(
 def _draw(pool: Pool, every: float) -> None:
     from rich.live import Live
 
-    from modelpool.actors.cli.screen import people_console
+    from modelpool.actors.cli.screen import user_console
     from modelpool.actors.cli.top_view import frame
 
     seen: deque[PoolStatus] = deque()
-    with Live(console=people_console(sys.stdout), screen=True, auto_refresh=False) as live:
+    with Live(console=user_console(sys.stdout), screen=True, auto_refresh=False) as live:
         while True:
             now = pool.status()
             while seen and seen[0].seconds < now.seconds - RATE_SECONDS:
                 seen.popleft()
             live.update(frame(now, seen[0] if seen else None), refresh=True)
             seen.append(now)
-            if _asked_to_end(every):
+            if _quit_requested(every):
                 return
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[None]:
-    """Keys are heard at once and not shown, where there is a keyboard."""
+    """Read keys at once and without echo, if there is a keyboard."""
     if not sys.stdin.isatty():
         yield
         return
@@ -84,8 +86,8 @@ def _keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _asked_to_end(seconds: float) -> bool:
-    """Wait so long for a q; where there is no keyboard, just so long."""
+def _quit_requested(seconds: float) -> bool:
+    """Wait for a q, for `seconds` at most; without a keyboard, just wait."""
     keyboards = [sys.stdin] if sys.stdin.isatty() else []
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

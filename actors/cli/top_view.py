@@ -1,5 +1,7 @@
-"""What `modelpool top` draws: one frame of a pool's status, and the rates between two. Values in, something printable
-out; knows no pool and no keyboard."""
+"""Draws one frame of `modelpool top` from a pool's status, and the rates between two.
+
+Knows no pool and no keyboard.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from modelpool.actors.cli.screen import duration
-from modelpool.actors.cli.tables import facts_table, rows_table, terms_facts
+from modelpool.actors.cli.tables import facts_table, qos_facts, rows_table
 from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 BAR_CELLS = 28
 #: of components, in the order in which a frame first names them
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta", "bright_yellow")
-#: the same where there are no colours
+#: the same for consoles without colours
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def frame(now: PoolStatus, before: PoolStatus | None = None) -> RenderableType:
-    """The pool as it is; with rates since `before`, else since it was opened."""
+    """Draw the pool as it is, with rates since `before`, else since it was opened."""
     letters = _letters(now)
     parts: list[RenderableType] = [Text(_headline(now), style="bold"), Text(""), _workers(now, letters), Text("")]
     if letters:
@@ -38,7 +40,7 @@ def frame(now: PoolStatus, before: PoolStatus | None = None) -> RenderableType:
 def _headline(now: PoolStatus) -> str:
     up = sum(worker.state in ("idle", "busy") for worker in now.workers)
     busy = sum(worker.state == "busy" for worker in now.workers)
-    jobs = ", ".join(f"{count} {outcome}" for outcome, count in now.jobs.items() if count) or "no job yet"
+    jobs = ", ".join(f"{count} {outcome}" for outcome, count in now.jobs.items() if count) or "no jobs yet"
     return f"{up} of {len(now.workers)} GPUs up, {busy} busy; jobs: {jobs}; up for {duration(now.seconds)}"
 
 
@@ -70,12 +72,12 @@ def _task(worker: WorkerStatus) -> str:
         return "-"
     step = f" {run.step}/{run.steps}" if run.steps else ""
     stopping = ", stopping" if run.stopping else ""
-    mates = f" and {run.mates} more" if run.mates else ""
-    return f"{run.stage}{step} of {run.job_id or 'nobody'}{mates}, {duration(run.seconds)}{stopping}"
+    others = f" + {run.mates} more" if run.mates else ""
+    return f"{run.stage}{step} of {run.job_id or '-'}{others}, {duration(run.seconds)}{stopping}"
 
 
 def _bar(worker: WorkerStatus, letters: Mapping[str, str]) -> Text:
-    """Each component as long as its bytes are of the GPU's; free room as dots."""
+    """Draw each component with a length proportional to its bytes; free memory as dots."""
     bar, filled = Text(), 0
     if not worker.capacity_bytes:
         return Text("-")
@@ -89,13 +91,13 @@ def _bar(worker: WorkerStatus, letters: Mapping[str, str]) -> Text:
 
 
 def _legend(now: PoolStatus, letters: Mapping[str, str]) -> Table:
-    """Which component a letter is, and on how many GPUs how much of it is."""
+    """Build the table of letters: component, size, and number of GPUs that hold it."""
     rows = []
     for component, letter in letters.items():
         places = [part for worker in now.workers for part in worker.parts if part.component == component]
         whole = sum(part.resident_bytes >= part.whole_bytes for part in places)
         patched = sum(part.patched for part in places)
-        where = f"whole on {whole}" + (f", a part on {len(places) - whole}" if whole < len(places) else "")
+        where = f"resident on {whole}" + (f", partial on {len(places) - whole}" if whole < len(places) else "")
         rows.append(
             (
                 letter,
@@ -108,9 +110,9 @@ def _legend(now: PoolStatus, letters: Mapping[str, str]) -> Table:
 
 
 def _queues(now: PoolStatus) -> Table:
-    """Waiting tasks by stage, and by user where somebody has a name."""
+    """Build the table of waiting tasks by stage, and by user if any has a name."""
     stages = list(now.waiting)
-    rows = [("everybody", *(str(now.waiting[stage]) for stage in stages))]
+    rows = [("all users", *(str(now.waiting[stage]) for stage in stages))]
     if any(now.waiting_by_user):
         for user, counts in sorted(now.waiting_by_user.items(), key=lambda item: (-sum(item[1].values()), item[0])):
             rows.append((user or "no name", *(str(counts.get(stage, 0)) for stage in stages)))
@@ -125,29 +127,30 @@ def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
     streamed = now.streamed_bytes - (before.streamed_bytes if before else 0)
     since = f"in the last {duration(seconds)}" if before else "since the start"
     facts = [
-        ("throughput", f"{_rate(made, seconds)} jobs, {_rate(tasks, seconds)} tasks a second {since}"),
+        ("throughput", f"{_rate(made, seconds)} jobs, {_rate(tasks, seconds)} tasks per second {since}"),
         (
             "weights",
             f"{format_bytes(round(uploaded / seconds)) if seconds > 0 else '-'} uploaded, "
-            f"{format_bytes(round(streamed / seconds)) if seconds > 0 else '-'} streamed a second {since}",
+            f"{format_bytes(round(streamed / seconds)) if seconds > 0 else '-'} streamed per second "
+            f"{since}",
         ),
         (
-            "altogether",
+            "total",
             f"{format_bytes(now.uploaded_bytes)} uploaded, {format_bytes(now.streamed_bytes)} streamed, "
             f"{now.patch_switches} LoRA switches",
         ),
         (
             "hit rate",
-            f"{_share(now.tasks_resident, now.tasks_total)} of {now.tasks_total} tasks found all weights there",
+            f"{_share(now.tasks_resident, now.tasks_total)} of {now.tasks_total} tasks had all weights resident",
         ),
     ]
-    facts += terms_facts(now)
+    facts += qos_facts(now)
     facts += [("record", now.record)] if now.record else []
     return facts + [(str(worker.id), worker.trouble) for worker in now.workers if worker.trouble]
 
 
 def _letters(now: PoolStatus) -> dict[str, str]:
-    """A letter for each component that is anywhere, by name so that it stays the same while nothing comes or goes."""
+    """Assign a letter to each component, by name, so that letters are stable while components are."""
     names: Sequence[str] = sorted({part.component for worker in now.workers for part in worker.parts})
     return {name: LETTERS[index % len(LETTERS)] for index, name in enumerate(names)}
 

@@ -1,6 +1,6 @@
-"""The options that say how long a video or an audio clip is, and what it is written as.
+"""Options for videos and audio: length, format, and the inputs that only some models accept.
 
-Knows words on a command line; what they mean stands in `actors.request.video_output_fields`.
+Knows words on a command line; `actors.request.video_output_fields` parses them.
 """
 
 from __future__ import annotations
@@ -9,25 +9,27 @@ from typing import Annotated, Any
 
 import typer
 
-_PANEL = "Videos and audio clips"
+_PANEL = "Videos and audio"
 
 
 def _option(flag: str, text: str, metavar: str) -> Any:
     return typer.Option(flag, help=text, rich_help_panel=_PANEL, show_default=False, metavar=metavar)
 
 
-_FORMAT = "Write videos as mp4, webm, gif (default: mp4), audio clips as wav, flac (default: wav)."
+_FORMAT = "Format of videos: mp4, webm, gif (default: mp4); of audio: wav, flac (default: wav)."
 
-_LAST = "An image that a video ends with, for models that are told one beside --image."
-_VIDEO = "A video to follow, with models that are told one (Wan VACE); sets size and frames."
-_VIDEO_MASK = "A video or an image that is white where --video is made anew, black where it is kept."
-_MOTION = "How much moves, 0 to 255, with models that are told it (default: the model's own)."
-_NOISE = "Noise, 0 to 1, on the --image of a model that is told it (default: the model's own)."
-_ELEVATION = "Degrees above the middle, -90 to 90, that a video looks from which goes around a thing (default: 0)."
+_LAST = "Last frame of the video, for models that accept one in addition to --image."
+_VIDEO = "Control video, for models that accept one (Wan VACE); sets size and frames."
+_VIDEO_MASK = "Mask video or image for --video; white areas are regenerated, black areas are kept."
+_MOTION = "Amount of motion, 0 to 255, for models that accept it (default: depends on the model)."
+_NOISE = "Noise added to --image, 0 to 1, for models that accept it (default: depends on the model)."
+_ELEVATION = "Camera elevation in degrees, -90 to 90, for orbit videos (default: 0)."
 
-Frames = Annotated[int | None, _option("--frames", "Frames of a video (default: the model's own).", "N")]
-Rate = Annotated[float | None, _option("--fps", "Frames a second (default: the model's own).", "X")]
-Seconds = Annotated[float | None, _option("--seconds", "Seconds of audio (default: the most of the model).", "X")]
+Frames = Annotated[int | None, _option("--frames", "Number of video frames (default: depends on the model).", "N")]
+Rate = Annotated[float | None, _option("--fps", "Frames per second (default: depends on the model).", "X")]
+Seconds = Annotated[
+    float | None, _option("--seconds", "Length of audio in seconds (default: the model's maximum).", "X")
+]
 Format = Annotated[str | None, _option("--format", _FORMAT, "NAME")]
 LastImage = Annotated[str | None, _option("--last-image", _LAST, "FILE")]
 Video = Annotated[str | None, _option("--video", _VIDEO, "FILE")]
@@ -40,12 +42,12 @@ Elevation = Annotated[float | None, _option("--elevation", _ELEVATION, "X")]
 def video_fields(
     frames: int | None, frame_rate: float | None, seconds: float | None, format_name: str | None
 ) -> dict[str, Any]:
-    """The fields of a request that were given."""
-    said = {"frames": frames, "frame_rate": frame_rate, "seconds": seconds, "format": format_name}
-    return {name: value for name, value in said.items() if value is not None}
+    """Return the fields of a request that were set."""
+    fields = {"frames": frames, "frame_rate": frame_rate, "seconds": seconds, "format": format_name}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def told_fields(
+def conditioning_fields(
     last_image: str | None,
     motion: int | None,
     image_noise: float | None,
@@ -53,8 +55,8 @@ def told_fields(
     video: str | None,
     video_mask: str | None,
 ) -> dict[str, Any]:
-    """The fields of a request that were given, of what only some models are told of a video."""
-    said = {
+    """Return the conditioning fields of a request that were set, for models that accept them."""
+    fields = {
         "last_image": last_image,
         "motion": motion,
         "image_noise": image_noise,
@@ -62,4 +64,4 @@ def told_fields(
         "video": video,
         "video_mask": video_mask,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,9 +1,9 @@
-"""`ClientFeed`: what one driver has not heard yet. Knows neither jobs' content nor the core.
+"""`ClientEvents`: the pending events of one driver.
 
-Ends of jobs are kept until the driver says that they arrived, so that a lost answer loses nothing; there are never more
-than the driver has jobs. Progress is a level that the driver is told of at most every `PROGRESS_SECONDS`. While
-more ends are to come, answers keep `GATHER_SECONDS` apart, so that one tells of many: an answer costs about as much as
-a task.
+Ends of jobs are kept until the driver acknowledges them, so that a lost answer loses nothing; there are at most as
+many as the driver has jobs. Progress is a level, sent at most every `PROGRESS_SECONDS`. While more ends are expected,
+answers are `GATHER_SECONDS` apart so that each carries many: an answer costs about as much as a task. Knows neither
+the content of jobs nor the core.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from modelpool.actors.wire.messages import JobEnded, News, RunningTask
+from modelpool.actors.wire.messages import DriverEvents, JobEnded, TaskProgress
 
 PROGRESS_SECONDS = 0.1
 GATHER_SECONDS = 0.01
-#: ends in one answer; the driver asks again at once while there are more
+#: ends in one answer; the driver calls again at once while there are more
 ENDS_IN_ONE_ANSWER = 256
 
 
-class ClientFeed:
-    """One driver's news."""
+class ClientEvents:
+    """The events of one driver."""
 
     def __init__(self, now: float) -> None:
         self._ended: deque[JobEnded] = deque()
@@ -33,38 +33,39 @@ class ClientFeed:
         self._wake_later: asyncio.TimerHandle | None = None
         self._all_ended = asyncio.Event()
         self._listening = 0
-        self._heard_at = now
-        #: on the loop's clock, when the last answer with ends went out
-        self._told_ends_at = float("-inf")
+        self._last_call_at = now
+        #: on the loop's clock, when the last answer with ends was sent
+        self._last_sent_at = float("-inf")
 
     def ended(self, job: JobEnded) -> None:
-        """A job of this driver ended."""
+        """Add the end of a job of this driver."""
         self._ended.append(job)
         self._wake.set()
 
     def all_ended(self) -> None:
-        """No more ends are to come for now: those that there are need not wait for others."""
+        """Note that no more ends are expected for now: existing ones need not wait for others."""
         self._all_ended.set()
 
     def progressed(self) -> None:
-        """What runs for this driver may have changed."""
+        """Note that the running tasks of this driver may have changed."""
         if self._wake_later is None and self._listening:
-            self._wake_later = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._tell_progress)
+            self._wake_later = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self._send_progress)
 
     def quiet_seconds(self, now: float) -> float:
-        """How long nothing was heard of the driver. 0 while it waits for news."""
-        return 0.0 if self._listening else now - self._heard_at
+        """Return the time since the last call of the driver; 0 while it waits for events."""
+        return 0.0 if self._listening else now - self._last_call_at
 
-    async def news(
+    async def events(
         self,
         cursor: int,
         timeout_seconds: float,
-        running: Callable[[], tuple[RunningTask, ...]],
+        running: Callable[[], tuple[TaskProgress, ...]],
         now: Callable[[], float],
         more_to_come: Callable[[], bool] = lambda: True,
-    ) -> News:
-        """Wait until there is anything new, or for `timeout_seconds`. Ends before `cursor` have arrived. Nothing is
-        gathered when no `more_to_come` than has ended."""
+    ) -> DriverEvents:
+        """Wait for new events, for `timeout_seconds` at most. Ends before `cursor` are acknowledged. Does not gather
+        unless `more_to_come`.
+        """
         self._acknowledge(cursor)
         self._listening += 1
         try:
@@ -72,28 +73,28 @@ class ClientFeed:
                 async with asyncio.timeout(timeout_seconds):
                     await self._wake.wait()
             loop = asyncio.get_running_loop()
-            early = self._told_ends_at + GATHER_SECONDS - loop.time()
+            early = self._last_sent_at + GATHER_SECONDS - loop.time()
             if early > 0 and self._ended and more_to_come():
                 await self._gather(early)
             if self._ended:
-                self._told_ends_at = loop.time()
+                self._last_sent_at = loop.time()
         except TimeoutError:
             pass
         finally:
             self._listening -= 1
-            self._heard_at = now()
+            self._last_call_at = now()
         self._wake.clear()
         ended = tuple(islice(self._ended, ENDS_IN_ONE_ANSWER))
-        return News(self._dropped + len(ended), ended, running())
+        return DriverEvents(self._dropped + len(ended), ended, running())
 
     def close(self) -> None:
-        """Wake whoever waits, for the last time."""
+        """Wake waiting calls for the last time."""
         if self._wake_later is not None:
             self._wake_later.cancel()
         self._wake.set()
 
     async def _gather(self, seconds: float) -> None:
-        """Let more jobs end, for so long at most."""
+        """Wait for more jobs to end, for `seconds` at most."""
         self._all_ended.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -104,6 +105,6 @@ class ClientFeed:
             self._ended.popleft()
             self._dropped += 1
 
-    def _tell_progress(self) -> None:
+    def _send_progress(self) -> None:
         self._wake_later = None
         self._wake.set()

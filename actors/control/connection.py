@@ -1,6 +1,6 @@
-"""A driver's line to the controller, as a protocol: questions go out, answers and results come back.
+"""The connection of a driver to the controller, as a protocol.
 
-`actors.ray.ray_connection` is the real one; a controller on an event loop of the same process serves as well.
+`actors.ray.ray_connection` implements it for Ray; a controller on an event loop of the same process can be used too.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: a method of Controller, such as Controller.status
-Question = Callable[Concatenate[Controller, P], Coroutine[Any, Any, T]]
+ControllerMethod = Callable[Concatenate[Controller, P], Coroutine[Any, Any, T]]
 
 
-class Line(Protocol):
-    """Waits in the calling thread. Any thread may call.
+class Connection(Protocol):
+    """Calls block the calling thread. Any thread may call.
 
-    Every method raises PoolLost when the controller is gone.
+    Every method raises PoolLost if the controller is gone.
     """
 
-    def ask(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call that method of the controller; its answer. Raises what the method raises."""
+    def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the controller and return its result. Raises what the method raises."""
 
     def fetch(self, ref: ResultRef) -> Result:
-        """The result behind a reference. Raises ResultGone when it cannot be read any more."""
+        """Return the result behind a reference. Raises ResultGone if it is no longer available."""
 
     def give(self, result: Result) -> ResultRef:
-        """A reference to a result of the driver's own, good for as long as the driver lives."""
+        """Store a result of the driver and return its reference, valid as long as the driver lives."""
 
 
 class ResultGone(Exception):
-    """A result was lost with the machine that held it."""
+    """A result was lost with the machine that stored it."""

@@ -1,11 +1,12 @@
-"""`Dispatcher`: the shell around one `SchedulerState`. Carries out its commands, and tells it what comes of them.
+"""`Dispatcher`: runs one `SchedulerState`: executes its commands and feeds it the resulting events.
 
 Rules
-1. `tell` is the only door to the core; events that arise while it is at work wait their turn.
-2. A worker's loss is told once, whoever notices first: the run that failed or the watch that ended. A run that was
+1. `post` is the only entry to the core; events that arise while it works are queued.
+2. A worker's loss is reported once, by whichever comes first: the failed run or the ended watch. A run that was
    answered by its worker's loss is not answered again.
-3. Everything runs on one event loop. Nothing here waits for a worker but in a task of its own.
-Knows no Ray (a `Fleet` does the work) and no driver (a callback resolves jobs).
+3. Everything runs on one event loop. Nothing waits for a worker except in its own task.
+
+Knows no Ray (a `WorkerFleet` does the work) and no driver (a callback resolves jobs).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from modelpool.actors.control.fleet import Asked, Clock, Fleet, InputsLost, JointRun, Run, WorkerLost
-from modelpool.actors.control.task_store import TaskBook
+from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
+from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import ResultRef, StepDone
 from modelpool.pool.plan.residency import Residency
 from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
@@ -27,24 +28,24 @@ from modelpool.scheduler.tables.messages import (
     Command,
     EndWorker,
     Event,
-    LookAgain,
     Prefetch,
+    Preload,
     ReleaseResult,
     ResolveJob,
     RunEnded,
     RunTask,
+    ScheduleTick,
     StartFailed,
     StartWorker,
     StopTask,
     Tick,
-    UploadAhead,
     WorkerDown,
     WorkerUp,
 )
 
 
 class _LiveWorker:
-    """A worker that is up: what it runs, how far that is, and what was on its GPU when it last said so."""
+    """A running worker: its runs with their progress, and the residency it last reported."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -53,19 +54,18 @@ class _LiveWorker:
 
 
 class Dispatcher:
-    """Runs the core. `on_resolved` is told of every job's end, while its result is still held.
+    """Runs the core. `on_resolved` is called for every job's end, while its result is still held.
 
-    `on_handled` hears every event with what the core said to it, before any of that is done.
-    `on_broken` is told once, with a text, when core or shell made a mistake of ours, after which nothing is dispatched
-    any more.
+    `on_handled` receives every event with the core's commands, before they are executed. `on_broken` is called once,
+    with a text, if core or dispatcher fail because of a bug; nothing is dispatched afterwards.
     """
 
     def __init__(
         self,
         state: SchedulerState,
-        fleet: Fleet,
+        fleet: WorkerFleet,
         clock: Clock,
-        book: TaskBook,
+        tasks: TaskStore,
         on_resolved: Callable[[ResolveJob], None],
         on_changed: Callable[[], None],
         on_broken: Callable[[str], None],
@@ -74,7 +74,7 @@ class Dispatcher:
         self._state = state
         self._fleet = fleet
         self._clock = clock
-        self._book = book
+        self._tasks = tasks
         self._on_resolved = on_resolved
         self._on_changed = on_changed
         self._on_broken = on_broken
@@ -85,7 +85,7 @@ class Dispatcher:
         self._live: dict[WorkerId, _LiveWorker] = {}
         self._starts: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
         self._watches: dict[tuple[WorkerId, int], asyncio.Task[None]] = {}
-        #: everything that goes on by itself; kept here because the event loop holds it only weakly
+        #: all background tasks; kept here because the event loop only has weak references
         self._waits: set[asyncio.Task[None]] = set()
         self._troubles: dict[WorkerId, str] = {}
         self._runs_sent = 0
@@ -97,20 +97,20 @@ class Dispatcher:
 
     @property
     def live_workers(self) -> tuple[WorkerSpec, ...]:
-        """The workers that are up."""
+        """The running workers."""
         return tuple(worker.spec for worker in self._live.values())
 
     @property
     def troubles(self) -> Mapping[WorkerId, str]:
-        """Why a worker was lost or did not start, the last time that happened to it."""
+        """The latest reason why each worker was lost or did not start."""
         return self._troubles
 
     def running(self) -> tuple[StepDone, ...]:
-        """The runs that go on, and how far they are."""
+        """Return the active runs and their progress."""
         return tuple(step for worker in self._live.values() for step in worker.runs.values())
 
-    def tell(self, event: Event) -> None:
-        """Let the core handle `event`, and carry out what it says."""
+    def post(self, event: Event) -> None:
+        """Let the core handle `event`, and execute its commands."""
         self._inbox.append(event)
         if self._handling or self._broken:
             return
@@ -118,7 +118,7 @@ class Dispatcher:
         try:
             while self._inbox:
                 for command in self._handle(self._inbox.popleft()):
-                    self._carry_out(command)
+                    self._execute(command)
         except Exception as mistake:
             self._break(mistake)
         finally:
@@ -126,7 +126,7 @@ class Dispatcher:
         self._on_changed()
 
     def _handle(self, event: Event) -> list[Command]:
-        """What the core says to `event`; nothing where it fails, so that a record ends with what it failed at."""
+        """Return the core's commands for `event`; if it fails, the event is recorded without commands."""
         commands: list[Command] = []
         try:
             commands = self._state.handle(event)
@@ -135,7 +135,7 @@ class Dispatcher:
         return commands
 
     def step_done(self, step: StepDone) -> bool:
-        """A worker says how far it is. False when that is stale news."""
+        """Note the progress of a worker. False if it is out of date."""
         worker = self._live.get(step.worker_id)
         if worker is None or worker.spec.incarnation != step.incarnation:
             return False
@@ -146,7 +146,7 @@ class Dispatcher:
         return True
 
     def close(self) -> None:
-        """End all workers and wait for nothing any more. No event comes of it."""
+        """Stop all workers and background tasks. Causes no events."""
         self._broken = True
         for wait in tuple(self._waits):
             wait.cancel()
@@ -154,7 +154,7 @@ class Dispatcher:
             self._fleet.end(worker_id, incarnation)
         self._live.clear()
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case StartWorker():
                 key = (command.worker_id, command.incarnation)
@@ -167,18 +167,18 @@ class Dispatcher:
                 self._stop(command)
             case Prefetch():
                 self._prefetch(command)
-            case UploadAhead():
-                self._upload_ahead(command)
+            case Preload():
+                self._preload(command)
             case ReleaseResult():
-                self._book.release(command.task_id)
+                self._tasks.release(command.task_id)
             case ResolveJob():
                 self._on_resolved(command)
-            case LookAgain():
+            case ScheduleTick():
                 self._spawn(self._tick_after(command.after_seconds))
 
     async def _tick_after(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
-        self.tell(Tick(self.now))
+        self.post(Tick(self.now))
 
     async def _start(self, command: StartWorker) -> None:
         worker_id, incarnation = command.worker_id, command.incarnation
@@ -190,12 +190,12 @@ class Dispatcher:
             self._fleet.end(worker_id, incarnation)
             self._starts.pop((worker_id, incarnation), None)
             self._troubles[worker_id] = f"{type(raised).__name__}: {raised}"
-            self.tell(StartFailed(self.now, worker_id, incarnation, self._troubles[worker_id]))
+            self.post(StartFailed(self.now, worker_id, incarnation, self._troubles[worker_id]))
             return
         self._starts.pop((worker_id, incarnation), None)
         self._live[worker_id] = _LiveWorker(spec)
         self._watches[worker_id, incarnation] = self._spawn(self._watch(worker_id, incarnation))
-        self.tell(WorkerUp(self.now, spec))
+        self.post(WorkerUp(self.now, spec))
 
     async def _watch(self, worker_id: WorkerId, incarnation: int) -> None:
         try:
@@ -205,25 +205,25 @@ class Dispatcher:
         self._lose(worker_id, incarnation, reason)
 
     def _end(self, worker_id: WorkerId, incarnation: int) -> None:
-        """As the core wants it: no event answers, neither for the worker nor for what may hang in it."""
+        """End a worker on the core's command; causes no event, neither for the worker nor for its runs."""
         start = self._starts.pop((worker_id, incarnation), None)
         if start is not None:
             start.cancel()
         ended = self._forget(worker_id, incarnation)
         self._fleet.end(worker_id, incarnation)
         for task_id in ended.runs if ended is not None else ():
-            self._book.abandon(task_id)
+            self._tasks.abandon(task_id)
 
     def _lose(self, worker_id: WorkerId, incarnation: int, reason: str) -> None:
-        """A live worker is gone, or as good as gone: end what may be left of it, and say so once."""
+        """End what is left of a lost worker, and report the loss once."""
         lost = self._forget(worker_id, incarnation)
         if lost is None:
             return
         self._fleet.end(worker_id, incarnation)
         for task_id in lost.runs:
-            self._book.abandon(task_id)
+            self._tasks.abandon(task_id)
         self._troubles[worker_id] = reason
-        self.tell(WorkerDown(self.now, worker_id, incarnation, reason))
+        self.post(WorkerDown(self.now, worker_id, incarnation, reason))
 
     def _forget(self, worker_id: WorkerId, incarnation: int) -> _LiveWorker | None:
         watch = self._watches.pop((worker_id, incarnation), None)
@@ -236,22 +236,22 @@ class Dispatcher:
 
     def _run(self, command: RunTask) -> None:
         worker = self._live[command.worker_id]
-        if command.mates:
-            self._run_together(_one_by_one(command), worker)
+        if command.batch_mates:
+            self._run_batch(_one_by_one(command), worker)
             return
         request, inputs = self._begin(command, worker)
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
         self._spawn(self._wait_for(command, worker, run))
 
-    def _run_together(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
-        asked = [self._begin(command, worker) for command in commands]
-        run = self._fleet.run_together(worker.spec.worker_id, worker.spec.incarnation, asked)
+    def _run_batch(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
+        calls = [self._begin(command, worker) for command in commands]
+        run = self._fleet.run_batch(worker.spec.worker_id, worker.spec.incarnation, calls)
         self._spawn(self._wait_for_all(commands, worker, run))
 
-    def _begin(self, command: RunTask, worker: _LiveWorker) -> Asked:
-        """What to send for one task, which counts as running from now on."""
+    def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
+        """Return what to send for one task, which counts as running from now on."""
         self._runs_sent += 1
-        request, inputs = self._book.begin(command, self._runs_sent)
+        request, inputs = self._tasks.begin(command, self._runs_sent)
         worker.runs[command.task_id] = StepDone(
             command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
         )
@@ -264,18 +264,18 @@ class Dispatcher:
 
     def _prefetch(self, command: Prefetch) -> None:
         worker = self._live.get(command.worker_id)
-        parts = self._book.file_parts(command.components)
+        parts = self._tasks.file_parts(command.components)
         if worker is not None and worker.spec.incarnation == command.incarnation and parts:
-            self._fleet.read_ahead(command.worker_id, command.incarnation, parts)
+            self._fleet.prefetch(command.worker_id, command.incarnation, parts)
 
-    def _upload_ahead(self, command: UploadAhead) -> None:
+    def _preload(self, command: Preload) -> None:
         worker = self._live.get(command.worker_id)
         if worker is not None and worker.spec.incarnation == command.incarnation and worker.runs:
             first = next(iter(worker.runs.values())).run
-            coming = self._book.coming(command)
-            self._fleet.upload_ahead(command.worker_id, command.incarnation, first, coming)
+            preload_request = self._tasks.preload_request(command)
+            self._fleet.preload(command.worker_id, command.incarnation, first, preload_request)
 
-    async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: Run) -> None:
+    async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: SentRun) -> None:
         try:
             report = await run.report
         except WorkerLost as raised:
@@ -288,8 +288,8 @@ class Dispatcher:
             report = _failed(command, worker, RunErrorKind.INTERNAL, message, traceback.format_exc())
         self._end_run(report, run.result, worker)
 
-    async def _wait_for_all(self, commands: Sequence[RunTask], worker: _LiveWorker, run: JointRun) -> None:
-        """As `_wait_for`, for tasks that are run together: what goes wrong with the call goes wrong with each."""
+    async def _wait_for_all(self, commands: Sequence[RunTask], worker: _LiveWorker, run: SentBatch) -> None:
+        """As `_wait_for`, for a batch: a failed call fails every task of it."""
         reports: Sequence[TaskReport]
         try:
             reports = await run.reports
@@ -309,12 +309,12 @@ class Dispatcher:
             return  # answered by the worker's loss
         worker.residency = report.residency
         del worker.runs[report.task_id]
-        self._book.end(report, result)
-        self.tell(RunEnded(self.now, report))
-        self._book.settle(report.task_id)
+        self._tasks.end(report, result)
+        self.post(RunEnded(self.now, report))
+        self._tasks.settle(report.task_id)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let `work` go on by itself; a mistake in it is as bad as one in the core."""
+        """Run `work` in the background; a bug in it is as fatal as one in the core."""
         wait = asyncio.ensure_future(work)
         self._waits.add(wait)
         wait.add_done_callback(self._ended)
@@ -333,15 +333,15 @@ class Dispatcher:
 
 
 def _one_by_one(command: RunTask) -> list[RunTask]:
-    """What `command` says of its task and of each of the mates, as if they were run alone."""
-    alone = replace(command, mates=())
-    return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.mates)]
+    """Split `command` into one command for its task and each batch mate."""
+    alone = replace(command, batch_mates=())
+    return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.batch_mates)]
 
 
 def _failed(
     command: RunTask, worker: _LiveWorker, kind: RunErrorKind, message: str, traceback_text: str = ""
 ) -> TaskReport:
-    """The report of a run that could not make its own."""
+    """Return the report of a run that could not report itself."""
     return TaskReport(
         task_id=command.task_id,
         attempt=command.attempt,

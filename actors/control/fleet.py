@@ -1,8 +1,8 @@
-"""What the dispatcher needs of the machinery that runs workers, as a protocol. `actors.ray.ray_fleet` is the real one.
+"""Protocols for the machinery that runs workers and for time; `actors.ray.ray_fleet` implements the fleet.
 
-Rules for whoever implements it
-1. Every wait ends: with a value, or with an exception of this module, or with another exception that says why.
-2. A worker is one incarnation of one id. `end` may come at any time and ends it for good.
+Rules for implementations
+1. Every wait ends: with a value, with an exception of this module, or with another exception that has the reason.
+2. A worker is one incarnation of one id. `end` may be called at any time and ends it permanently.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from modelpool.actors.wire.messages import ResultRef, RunRequest
-from modelpool.actors.worker.host_memory import HostMemory
-from modelpool.pool.core.stage_params import Coming
+from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
 
-#: an attempt that is sent with others: what is asked, and the results that it reads
-Asked: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
+#: a run to send as part of a batch: the request, and references to its inputs
+RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
 
 
 class WorkerLost(Exception):
-    """The worker is gone. The message says why."""
+    """The worker is gone. The message has the reason."""
 
 
 class InputsLost(Exception):
-    """A run could not begin because an input cannot be read any more."""
+    """A run could not start because an input is no longer available."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """An attempt that was sent.
+class SentRun:
+    """A run that was sent.
 
     report  waits for its end. Raises WorkerLost or InputsLost
-    result  what it made; to be looked into only when the report has no error
+    result  its output; valid only if the report has no error
     """
 
     report: Awaitable[TaskReport]
@@ -42,51 +42,51 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class JointRun:
-    """Attempts that were sent to be run together: as `Run`, one report and one result for each, in order."""
+class SentBatch:
+    """A batch that was sent: one report and one result for each run, in order, as in `SentRun`."""
 
     reports: Awaitable[Sequence[TaskReport]]
     results: Sequence[ResultRef]
 
 
-class Fleet(Protocol):
+class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
 
     async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
-        """Start a worker and wait until it answers. Raises whatever keeps it from that."""
+        """Start a worker and wait until it answers. Raises whatever prevents it."""
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
-        """Wait until a started worker is gone, and say why."""
+        """Wait until a started worker is gone, and return the reason."""
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
-        """End the worker, started or starting, busy or not. Idempotent."""
+        """End the worker, started or starting, busy or idle. Idempotent."""
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> Run:
-        """Send an attempt to a started worker."""
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
+        """Send a run to a started worker."""
 
-    def run_together(self, worker_id: WorkerId, incarnation: int, asked: Sequence[Asked]) -> JointRun:
-        """Send attempts that are to be run together to a started worker."""
+    def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
+        """Send a batch to a started worker."""
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
-        """Ask a run to end at its next step. It may be over already."""
+        """Stop a run at its next step. It may be over already."""
 
-    def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
-        """Have a started worker read these files ahead of their use, in place of what it was to read before. Nobody
-        waits for it."""
+    def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
+        """Let a started worker prefetch these files, in place of earlier ones. Nobody waits for it."""
 
-    def upload_ahead(self, worker_id: WorkerId, incarnation: int, run: int, coming: Coming) -> None:
-        """Have a started worker bring these tasks' weights to its GPU beside that run, which may be over already.
-        Nobody waits for it."""
+    def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
+        """Let a started worker preload the weights of these tasks during that run, which may be over already. Nobody
+        waits for it.
+        """
 
-    async def memory_reports(self) -> dict[WorkerId, HostMemory]:
-        """The host memory of every worker that answers."""
+    async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
+        """Return the host memory of every worker that answers."""
 
 
 class Clock(Protocol):
-    """Time for the dispatcher; tests bring their own."""
+    """Time for the dispatcher; tests substitute their own."""
 
     def now(self) -> float:
-        """Seconds that never fall."""
+        """Return seconds that never decrease."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""

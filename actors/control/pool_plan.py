@@ -1,4 +1,4 @@
-"""What a pool will be, decided from its configuration and the GPUs there are. A pure function; the value pickles."""
+"""Decides the shape of a pool from its configuration and the available GPUs. Pure; the result can be pickled."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.worker.gpu_worker import Engine, open_engine
+from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 
-#: what workers = "all" means without GPUs
+#: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """All that a controller is made with.
+    """The arguments of a controller.
 
-    gpus_per_worker  of Ray's GPU resource; 0 for workers that take a CPU instead
+    gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead
     open_engine      called in each worker's process
     open_catalog     called in the controller's process
-    record           the file that the controller records the scheduler's events in; None records nothing
+    record           the file for the scheduler's event log; None records nothing
     """
 
     worker_ids: tuple[WorkerId, ...]
     gpus_per_worker: int
     budget_bytes: int | None
-    open_engine: Callable[[], Engine]
+    open_engine: Callable[[], WorkerEngine]
     open_catalog: Callable[[], ListingCatalog]
     scheduler: SchedulerConfig
     record: Path | None = None
 
 
 def most_workers(config: PoolConfig) -> int:
-    """How many workers without GPUs a Ray that is started for `config` must have room for."""
+    """Return how many workers without GPUs a Ray that is started for `config` must have room for."""
     return SIMULATED_WORKERS if config.pool.workers == "all" else int(config.pool.workers)
 
 
 def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
-    """The pool for a cluster with `gpu_count` GPUs now. One that `can_grow` may be asked for more than it has.
+    """Plan a pool for a cluster with `gpu_count` GPUs now; one that `can_grow` may request more than that.
 
-    Of which kind a GPU is, and which policy it suggests, each worker finds out where it runs: here may be none.
-    Raises UserError when there are not enough GPUs.
+    Each worker detects the kind of its GPU and the default policy itself: this machine may have no GPU. Raises
+    UserError if there are not enough GPUs.
     """
     wanted = config.pool
     kind = _kind(config, gpu_count)
@@ -81,22 +81,22 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
 
 
 def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:
-    """As far as it is known here."""
-    asked = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
-    return choose_kind(asked, (), gpu_count > 0, config.pool.policy is VramPolicy.DISABLED)
+    """Return the device kind, as far as it is known here."""
+    requested = None if config.pool.device == AUTO else DeviceKind(config.pool.device)
+    return choose_kind(requested, (), gpu_count > 0, config.pool.policy is VramPolicy.DISABLED)
 
 
 def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool) -> int:
-    """How many workers. Raises UserError for more than can be kept apart."""
+    """Return the number of workers. Raises UserError for more than can be isolated from each other."""
     if kind in RAY_COUNTS:
         count = wanted if isinstance(wanted, int) else gpu_count
         if count == 0:
-            raise unusable_field("device", kind.value, "sim or cpu on a machine where Ray finds no GPU")
+            raise unusable_field("device", kind.value, "sim or cpu on a machine without GPUs in Ray")
         if count > gpu_count and not can_grow:
-            raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU that Ray finds")
+            raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU in Ray")
         return count
     if kind.computes_on_host:
         return wanted if isinstance(wanted, int) else SIMULATED_WORKERS
     if wanted not in (1, "all"):
-        raise unusable_field("workers", wanted, f"1: Ray cannot give each worker its own {kind.facts.title}")
+        raise unusable_field("workers", wanted, f"1: Ray cannot assign a separate {kind.facts.title} to each worker")
     return 1

@@ -1,10 +1,10 @@
-"""`Recorder`: keeps what the scheduler is told and says in a file, so that it can be decided again later.
+"""`Recorder`: writes the scheduler's events and commands to an event log, for replay.
 
 Rules
-1. The dispatcher's way is kept short: values are put aside, and made text of by another thread when the pool is idle or
-   a second has passed. No more than `MOST_WAITING` are put aside; what comes beyond waits for the writing.
-2. A file is never written over: where there is one, the next free number is put into the name.
-3. A recorder that cannot write stops recording and says why; the pool goes on.
+1. The dispatcher is not delayed: values are queued, and formatted by another thread when the pool is idle or a second
+   has passed. At most `MOST_WAITING` are queued; beyond that, the dispatcher waits for the file.
+2. A file is never overwritten: if it exists, the next free number is added to the name.
+3. A recorder that cannot write stops recording and reports the reason; the pool continues.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from typing import TextIO
 
 from modelpool.actors.control.fleet import Clock
 from modelpool.pool.core.errors import OutputFailed
-from modelpool.scheduler.record.event_log import Header, entry_line, header_line
+from modelpool.scheduler.record.event_log import LogHeader, entry_line, header_line
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Event
 
-#: between two writings
+#: interval between writes
 FLUSH_SECONDS = 1.0
-#: entries that are put aside at most: some 100 MiB of them, when every one is a job's
+#: the most queued entries: about 100 MiB if each of them is a job
 MOST_WAITING = 16_384
 
 
 class Recorder:
-    """One log, from `open` to `close`; without a path it records nothing."""
+    """One event log, from `open` to `close`; without a path it records nothing."""
 
     def __init__(self, path: Path | None = None, config: SchedulerConfig | None = None) -> None:
-        self._wanted = path
+        self._requested_path = path
         self._config = config or SchedulerConfig()
         self._file: TextIO | None = None
-        #: where it records; not always where it was wanted
+        #: the actual path, which may differ from the requested one
         self.path: Path | None = None
-        #: put aside by one thread, taken by another
+        #: filled by one thread, emptied by another
         self._waiting: deque[tuple[Event, Sequence[Command]]] = deque()
         self._writing = threading.Lock()
-        #: why nothing is recorded any more; "" while it is
+        #: why recording stopped; "" while it works
         self.trouble = ""
 
     def open(self) -> None:
-        """Begin. Raises OutputFailed when the file cannot be made."""
-        if self._wanted is not None:
-            self._file, self.path = _open_new(self._wanted)
-            self._write(header_line(Header(self._config, _version())))
+        """Start recording. Raises OutputFailed if the file cannot be created."""
+        if self._requested_path is not None:
+            self._file, self.path = _open_new(self._requested_path)
+            self._write(header_line(LogHeader(self._config, _version())))
 
     @property
     def words(self) -> str:
-        """Where it records, or why it does not any more; "" when nobody wants it to."""
+        """The path, or why recording stopped; "" if recording is off."""
         return self.trouble or str(self.path or "")
 
-    def heard(self, event: Event, commands: Sequence[Command]) -> None:
-        """The core handled `event` and said `commands`."""
+    def note(self, event: Event, commands: Sequence[Command]) -> None:
+        """Queue an event with the core's commands."""
         if self._file is None or self.trouble:
             return
         self._waiting.append((event, commands))
@@ -64,54 +64,54 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was put aside. Any thread may call."""
+        """Write the queued entries. Thread-safe."""
         with self._writing:
             taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if taken and not self.trouble:
                 self._write_entries(taken)
 
     async def keep_writing(self, clock: Clock) -> None:
-        """Write what is put aside now and then, in a thread: the pool goes on meanwhile. Until it is cancelled."""
+        """Write the queued entries periodically, in a thread, until cancelled."""
         while self._file is not None and not self.trouble:
             await clock.sleep(FLUSH_SECONDS)
             await asyncio.to_thread(self.flush)
 
     def close(self) -> None:
-        """Write all of it and record no more. Idempotent."""
+        """Write everything and stop recording. Idempotent."""
         self.flush()
         file, self._file = self._file, None
         if file is not None:
             try:
                 file.close()
-            except OSError as error:  # what a full disk did not take is tried again here
-                self.trouble = self.trouble or f"{self.path}: no longer recorded ({error})"
+            except OSError as error:  # data that a full disk did not take is written again here
+                self.trouble = self.trouble or f"{self.path}: recording stopped ({error})"
 
     def _write_entries(self, entries: Sequence[tuple[Event, Sequence[Command]]]) -> None:
         try:
             text = "".join([entry_line(event, commands) for event, commands in entries])
-        except Exception as mistake:  # a value that is no plain one: no reason to end a pool
-            self.trouble = f"{self.path}: no longer recorded ({type(mistake).__name__}: {mistake})"
+        except Exception as mistake:  # a value that cannot be formatted is no reason to end a pool
+            self.trouble = f"{self.path}: recording stopped ({type(mistake).__name__}: {mistake})"
             return
         self._write(text)
 
     def _write(self, text: str) -> None:
-        assert self._file is not None, "nothing is put aside while no file is open"
+        assert self._file is not None, "nothing is queued while no file is open"
         try:
             self._file.write(text)
             self._file.flush()
         except (OSError, ValueError) as error:
-            self.trouble = f"{self.path}: no longer recorded ({error})"
+            self.trouble = f"{self.path}: recording stopped ({error})"
 
 
 def _version() -> str:
     try:
         return version("modelpool")
-    except PackageNotFoundError:  # run from its folder
+    except PackageNotFoundError:  # run from a checkout
         return ""
 
 
 def _open_new(path: Path) -> tuple[TextIO, Path]:
-    """A new file at `path`, or at the first name with a number that is free."""
+    """Create a file at `path`, or at the first free numbered name."""
     number = 1
     free = path
     try:

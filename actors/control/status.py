@@ -1,4 +1,4 @@
-"""The pool at one moment, as people and programs read it. Values only, and the way there from the core's snapshot."""
+"""The state of a pool at one moment, for users and programs, and its conversion from the core's snapshot."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from modelpool.actors.wire.messages import StepDone
 from modelpool.pool.specs.spec import UNPATCHED, TaskId, WorkerId
-from modelpool.scheduler.core.snapshot import RunningTask, Snapshot, WorkerSnapshot
+from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, Snapshot, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentPart:
-    """A component with bytes on a GPU; `whole_bytes` is what all of it would take there."""
+    """A component with bytes on a GPU; `whole_bytes` is the size of the complete component."""
 
     component: str
     resident_bytes: int
@@ -22,7 +22,7 @@ class ResidentPart:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What a worker runs: for which job, and how far it is. Steps are 0 before the first one is done."""
+    """The current run of a worker: its job and its progress. Steps are 0 before the first one is done."""
 
     job_id: str
     user: str
@@ -32,7 +32,7 @@ class RunStatus:
     steps: int
     seconds: float
     stopping: bool
-    #: further tasks that go through the module together with it
+    #: further tasks in the same batch
     mates: int = 0
 
 
@@ -41,15 +41,15 @@ class WorkerStatus:
     """One worker.
 
     state           "starting", "idle", "busy" or "given_up"
-    device          the GPU's name; "" while it starts
-    incarnation     grows by one with each start
+    device          name of the GPU; "" while it starts
+    incarnation     increases by one with each start
     resident        components with bytes on the GPU, least recently used first
-    task            the stage it runs; None when it runs nothing
-    trouble         why it was lost or did not start, the last time that happened; "" when it never did
-    node            the machine that it is on; "" when that is not known
+    task            the stage that is running; None if idle
+    trouble         the latest reason why it was lost or did not start; "" if there is none
+    node            its machine; "" if unknown
     parts           `resident` with bytes
-    run             the run that goes on; None when it runs nothing
-    runs            that ended on it, all starts together; of these, `runs_resident` found every component resident
+    run             the current run; None if idle
+    runs            completed runs over all incarnations; of these, `runs_resident` had every component resident
     """
 
     id: WorkerId
@@ -72,17 +72,17 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The pool. Totals count from its start, workers that are gone included.
+    """The pool. Totals count from its start, including workers that are gone.
 
     waiting      stage -> tasks that have not started
     jobs         "live", "succeeded", "failed", "cancelled" -> jobs
-    tasks_total  runs that ended; of these, `tasks_resident` found every component resident
-    restarts     times that a worker was started again
+    tasks_total  completed runs; of these, `tasks_resident` had every component resident
+    restarts     number of worker restarts
     seconds      since the pool was opened
     waiting_by_user  user -> stage -> tasks that have not started
-    seconds_by_user  user -> GPU-seconds that were had, loads included
-    deadlines_met, deadlines_missed  jobs with a deadline that were done by it, and that were not, since the start
-    record       the file that the scheduler's events go to, or why none does any more; "" when none was asked for
+    seconds_by_user  user -> GPU-seconds used, including loads
+    deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
+    record       the event log file, or why recording stopped; "" if recording is off
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -109,7 +109,7 @@ def pool_status(
     seconds: float = 0.0,
     record: str = "",
 ) -> PoolStatus:
-    """What `snapshot` says, in the words of `PoolStatus`. `troubles` are by worker, `steps` of the runs that go on."""
+    """Convert `snapshot`. `troubles` are by worker, `steps` are of the active runs."""
     done = {step.task_id: step for step in steps}
     runs = {task.task_id: _run_status(task, done.get(task.task_id)) for task in snapshot.running}
     ready, blocked = snapshot.ready, snapshot.blocked
@@ -132,7 +132,7 @@ def pool_status(
     )
 
 
-def _run_status(task: RunningTask, step: StepDone | None) -> RunStatus:
+def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
     return RunStatus(
         job_id=task.job_id or "",
         user=task.user or "",
@@ -149,8 +149,8 @@ def _worker_status(worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], tro
     residency = worker.residency
     entries = residency.entries if residency else ()
     run = runs.get(worker.task_id) if worker.task_id else None
-    if run is not None and worker.mates:
-        run = replace(run, mates=len(worker.mates))
+    if run is not None and worker.batch_mates:
+        run = replace(run, mates=len(worker.batch_mates))
     return WorkerStatus(
         id=worker.worker_id,
         state=worker.status,

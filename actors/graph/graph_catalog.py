@@ -1,80 +1,84 @@
-"""What cutting asks about models, as protocols: the catalog of files answers, tests have catalogs of their own."""
+"""Protocols of the catalog that building a task graph needs; `pool.catalog` implements them from files, tests fake
+them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from modelpool.pool.core.sampling_facts import MadeFor
-from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, LoraRef, ModelRef, Work
-from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Division, Role
+from modelpool.pool.core.sampling_facts import ModelDefaults
+from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, LoraRef, ModelRef, StageParams
+from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
 
 
-class Controls(Protocol):
-    """What cutting asks about ControlNets; `pool.catalog.controlnet_index.ControlShelf` answers. All may raise
-    UserError."""
+class ControlNetCatalog(Protocol):
+    """The ControlNets of a catalog; `pool.catalog.controlnet_index.ControlNetIndex` implements it. All methods may
+    raise UserError."""
 
     def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
-        """The one called `name`, to be used so strongly, from that share of the steps to that, in this mode."""
+        """Return the ControlNet called `name`, with its strength, its part of the schedule, and its mode."""
 
-    def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
-        """Its size, and what a run beside `model` needs of it."""
+    def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+        """Return its size, and what a run with `model` needs of it."""
 
 
-class Embeddings(Protocol):
+class EmbeddingCatalog(Protocol):
     """The textual inversions of a catalog."""
 
     def of(self, text: str) -> tuple[EmbeddingRef, ...]:
-        """Those that a prompt names."""
+        """Return the textual inversions that a prompt names."""
 
 
-class Catalog(Protocol):
-    """What cutting asks about models; `pool.catalog.catalog.Catalog` answers from files. All may raise UserError."""
+class GraphCatalog(Protocol):
+    """The models of a catalog; `pool.catalog.catalog.GraphCatalog` implements it from files. All methods may raise
+    UserError."""
 
     def find_model(self, name: str) -> ModelRef:
-        """The checkpoint called `name`."""
+        """Return the checkpoint called `name`."""
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
-        """The model that makes images of what `model` makes: the one called `name`, else the one that is there."""
+        """Return the decoder of the two-stage model `model`: the one called `name`, else the only one."""
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
-        """The LoRA called `name`."""
+        """Return the LoRA called `name`."""
 
     def components(self, model: ModelRef) -> Mapping[Role, ComponentSpec]:
-        """The sizes of the model's components."""
+        """Return the sizes of the model's components."""
 
-    def made_for(self, model: ModelRef) -> MadeFor:
-        """The size that the model was trained for, and how it is sampled."""
+    def model_defaults(self, model: ModelRef) -> ModelDefaults:
+        """Return the model's default size, and how it is sampled."""
 
     @property
-    def embeddings(self) -> Embeddings:
+    def embeddings(self) -> EmbeddingCatalog:
         """The textual inversions."""
 
     @property
-    def controls(self) -> Controls:
+    def controls(self) -> ControlNetCatalog:
         """The ControlNets."""
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
-        """What a run of one component needs."""
+        """Return what a run needs of one component."""
 
     def lora_spec(self, lora: LoraRef) -> ComponentSpec:
-        """The size of a LoRA, as a component of its own."""
+        """Return the size of a LoRA, as a component."""
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
-        """What to tell of a LoRA that is used in part only, with counts; None when all of it is used."""
+        """Return a warning, with counts, for a LoRA that is applied only partly; None if it is applied completely."""
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
-        """Whether the LoRA changes this component."""
+        """Return whether the LoRA changes this component."""
 
     def text_tokens(
         self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
     ) -> int:
-        """Tokens of `text` as a diffusion model reads it, with images as `EncodeWork` has them."""
+        """Return the number of tokens of `text` as the diffusion model reads it, with images as in `EncodeParams`."""
 
-    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """The ways to do it, the undivided one first, each needing less than the one before: device memory beside
-        weights and scratch, as it was counted and as what runs took corrected it. Sampling reads texts of
-        `context_tokens`."""
+    def execution_modes(
+        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+    ) -> tuple[ExecutionMode, ...]:
+        """Return the execution modes of `work`, the full one first, each needing less than the one before: device
+        memory in addition to weights and scratch, as calculated and as corrected by measurements. Sampling reads texts
+        of `context_tokens`."""
 
-    def run_seconds(self, model: ModelRef, work: Work) -> float:
-        """A first guess."""
+    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+        """Return an initial estimate of the run time."""

@@ -1,4 +1,4 @@
-"""The recipe of a request that was cut into tasks: what it says, and what its sampling was found to be. Pure."""
+"""Builds the recipe of a request from the request and the work of its sampling. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from modelpool.actors.graph.recipe import (
     RecipeLowNoise,
 )
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import LoraRef, SampleWork
+from modelpool.pool.core.stage_params import LoraRef, SampleParams
 
 
 def recipe_of(
     request: GenerateRequest,
-    sample: SampleWork,
+    sample: SampleParams,
     loras: Sequence[LoraRef],
     written_as: str,
     warnings: tuple[str, ...],
     embeddings: tuple[tuple[str, str], ...],
-    second: SampleWork | None,
+    second: SampleParams | None,
 ) -> Recipe:
-    """The recipe (without versions) of `request`, which leaves nothing open, and which `sample` was the first sampling
-    of. `second` is what another model did with what that made, of an image that two make."""
-    pictures = RecipeImages.of(request, sample.controls)
+    """Return the recipe (without versions) of `request`, whose defaults are filled in; `sample` is its first sampling,
+    `second` the work of the decoder of a two-stage model."""
+    images = RecipeImages.of(request, sample.controls)
     return Recipe(
         model=sample.model.name,
         model_sha256=sample.model.sha256,
@@ -43,7 +43,7 @@ def recipe_of(
         height=sample.height,
         seed=sample.seed,
         warnings=warnings,
-        pictures=None if pictures is None else _as_used(pictures, sample),
+        pictures=None if images is None else _as_used(images, sample),
         frames=sample.frames,
         frame_rate=sample.frame_rate,
         motion=sample.motion,
@@ -58,6 +58,6 @@ def recipe_of(
     )
 
 
-def _as_used(pictures: RecipeImages, sample: SampleWork) -> RecipeImages:
+def _as_used(images: RecipeImages, sample: SampleParams) -> RecipeImages:
     first_step, image_cfg, noise_level = sample.first_step, sample.image_cfg, sample.noise_level
-    return replace(pictures, first_step=first_step, image_cfg=image_cfg, noise_level=noise_level)
+    return replace(images, first_step=first_step, image_cfg=image_cfg, noise_level=noise_level)

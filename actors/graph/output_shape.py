@@ -1,6 +1,6 @@
-"""How large and how long a thing is that is to be made: what an order says of it, and otherwise the model's own.
+"""Resolves the size and the length of an output from the order and the model's defaults.
 
-Pure functions over values; every complaint names a field of a request, and numbers that would do.
+Pure functions of values; every error names a field of a request, and valid values.
 """
 
 from __future__ import annotations
@@ -8,19 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from modelpool.actors.request.image_fields import MOST_SIDE
+from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.actors.request.requests import SIZE_STEP
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import AudioFacts, MadeFor, SamplingFacts, VideoFacts
+from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 
-#: what is made
+#: kind of output
 Kind = Literal["image", "video", "audio"]
 _FORMATS: dict[Kind, tuple[str, ...]] = {"image": ("png",), "video": VIDEO_FORMATS, "audio": AUDIO_FORMATS}
 
 
-class Sized(Protocol):
-    """What an order says of sizes; None is the model's own."""
+class SizeFields(Protocol):
+    """The size fields of an order; None is the model's default."""
 
     @property
     def width(self) -> int | None: ...
@@ -30,8 +31,8 @@ class Sized(Protocol):
     def scale(self) -> float: ...
 
 
-class Lasting(Protocol):
-    """What an order says of time; None is the model's own."""
+class DurationFields(Protocol):
+    """The duration fields of an order; None is the model's default."""
 
     @property
     def frames(self) -> int | None: ...
@@ -43,8 +44,8 @@ class Lasting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How long: frames and their rate of a video, seconds of an audio clip; all 0 for an image. `leading` is how many
-    cells of time a video's latent has more, before it."""
+    """Frames and frame rate of a video, seconds of an audio clip; all 0 for an image. `leading` is the number of latent
+    frames before the video."""
 
     frames: int = 0
     frame_rate: float = 0.0
@@ -53,40 +54,40 @@ class Duration:
 
 
 def kind_of(facts: SamplingFacts) -> Kind:
-    """What a model of `facts` makes."""
+    """Return the kind of output of models of `facts`."""
     return "video" if facts.video is not None else "audio" if facts.audio is not None else "image"
 
 
-def size_of(order: Sized, model: str, facts: SamplingFacts, own: tuple[int, int]) -> tuple[int, int]:
-    """Width and height in pixels, by an order for `model`, whose own are `own`; both 0 for audio. Raises
-    UnusableField."""
+def size_of(order: SizeFields, model: str, facts: SamplingFacts, default: tuple[int, int]) -> tuple[int, int]:
+    """Return width and height in pixels of an order for `model`, whose default size is `default`; both 0 for audio.
+    Raises UnusableField."""
     if facts.audio is not None:
         for name, side in (("width", order.width), ("height", order.height)):
             if side is not None:
-                raise unusable_field(name, side, f"none: model {model!r} makes audio")
+                raise unsupported_field(name, model, "generates audio", side)
         return 0, 0
-    width, height, step = order.width or own[0], order.height or own[1], facts.side_multiple
+    width, height, step = order.width or default[0], order.height or default[1], facts.side_multiple
     if order.scale == 1:
         for name, side in (("width", width), ("height", height)):
             if step and side % step:
-                expected = f"a multiple of {step}, as model {model!r} has them ({_nearest(side, step)})"
+                expected = f"a multiple of {step} for model {model!r} ({_nearest(side, step)})"
                 raise unusable_field(name, side, expected)
         return width, height
     width, height = (round(side * order.scale / (step or SIZE_STEP)) * (step or SIZE_STEP) for side in (width, height))
-    if max(width, height) > MOST_SIDE:
-        raise unusable_field("hires.scale", order.scale, f"one that makes sides of up to {MOST_SIDE} pixels")
+    if max(width, height) > MAX_SIDE:
+        raise unusable_field("hires.scale", order.scale, f"a scale that gives sides of up to {MAX_SIDE} pixels")
     return width, height
 
 
-def duration_of(order: Lasting, model: str, facts: SamplingFacts) -> Duration:
-    """How long what an order for `model` makes is. Raises UnusableField."""
+def duration_of(order: DurationFields, model: str, facts: SamplingFacts) -> Duration:
+    """Return the length of the output of an order for `model`. Raises UnusableField."""
     kind = kind_of(facts)
     if kind != "video":
         for name, found in (("frames", order.frames), ("frame_rate", order.frame_rate)):
             if found is not None:
-                raise unusable_field(name, found, f"none: model {model!r} makes {_PLURALS[kind]}, and no videos")
+                raise unsupported_field(name, model, f"generates {_PLURALS[kind]}, not videos", found)
     if kind != "audio" and order.seconds is not None:
-        raise unusable_field("seconds", order.seconds, f"none: model {model!r} makes {_PLURALS[kind]}, and no audio")
+        raise unsupported_field("seconds", model, f"generates {_PLURALS[kind]}, not audio", order.seconds)
     if facts.video is not None:
         frames = facts.video.frames if order.frames is None else order.frames
         return Duration(_fitting_frames(frames, model, facts.video), order.frame_rate or facts.video.rate)
@@ -95,10 +96,10 @@ def duration_of(order: Lasting, model: str, facts: SamplingFacts) -> Duration:
     return Duration()
 
 
-def extent_of(cells: tuple[int, ...], model: str, made_for: MadeFor) -> tuple[int, int, Duration]:
-    """Width and height in pixels, and how long it is, what `model` decodes from a latent of so many `cells` behind
-    channels. Raises UnusableField for those of another kind."""
-    facts, sides = made_for.sampling, tuple(cell * made_for.downscale for cell in cells[-2:])
+def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDefaults) -> tuple[int, int, Duration]:
+    """Return width and height in pixels, and the length, of what `model` decodes from a latent of this shape after the
+    channels. Raises UnusableField for a latent of another kind."""
+    facts, sides = model_defaults.sampling, tuple(cell * model_defaults.downscale for cell in cells[-2:])
     if facts.audio is not None and cells == (facts.audio.cells,):
         return 0, 0, Duration(seconds=facts.audio.seconds)
     if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
@@ -107,22 +108,22 @@ def extent_of(cells: tuple[int, ...], model: str, made_for: MadeFor) -> tuple[in
         return sides[1], sides[0], Duration(frames, facts.video.rate, leading=leading)
     if kind_of(facts) == "image" and len(cells) == 2:
         return sides[1], sides[0], Duration()
-    expected = f"those of a {kind_of(facts)}: model {model!r} makes {_PLURALS[kind_of(facts)]}"
-    raise unusable_field("latent", f"cells {cells}", expected)
+    expected = f"a latent of a {kind_of(facts)}: model {model!r} generates {_PLURALS[kind_of(facts)]}"
+    raise unusable_field("latent", f"shape {cells}", expected)
 
 
 def format_of(format_name: str | None, model: str, facts: SamplingFacts) -> str:
-    """The format of the file that is made: one that `model` can make, or the usual one of its kind. Raises
+    """Return the file format of the output: the named one, if `model` supports it, or the default of its kind. Raises
     UnusableField."""
     kind = kind_of(facts)
     if format_name is not None and format_name not in _FORMATS[kind]:
-        expected = f"{' or '.join(_FORMATS[kind])}: model {model!r} makes {_PLURALS[kind]}"
+        expected = f"{' or '.join(_FORMATS[kind])}: model {model!r} generates {_PLURALS[kind]}"
         raise unusable_field("format", format_name, expected)
     return format_name or _FORMATS[kind][0]
 
 
-def made_by(facts: SamplingFacts) -> str:
-    """What a model makes, in a word for many."""
+def output_plural(facts: SamplingFacts) -> str:
+    """Return the kind of output in the plural."""
     return _PLURALS[kind_of(facts)]
 
 
@@ -133,7 +134,7 @@ def _fitting_frames(frames: int, model: str, video: VideoFacts) -> int:
     beyond = (frames - 1) % video.multiple
     if beyond:
         fewer, more = frames - beyond, frames - beyond + video.multiple
-        expected = f"a multiple of {video.multiple} and one more, as model {model!r} makes them ({fewer} or {more})"
+        expected = f"a multiple of {video.multiple} plus 1 for model {model!r} ({fewer} or {more})"
         raise unusable_field("frames", frames, expected)
     return frames
 
@@ -142,7 +143,7 @@ def _fitting_seconds(seconds: float | None, model: str, audio: AudioFacts) -> fl
     if seconds is None:
         return audio.seconds
     if seconds > audio.seconds:
-        raise unusable_field("seconds", seconds, f"up to the {audio.seconds:g} that model {model!r} makes")
+        raise unusable_field("seconds", seconds, f"up to {audio.seconds:g} for model {model!r}")
     return seconds
 
 

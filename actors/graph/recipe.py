@@ -1,7 +1,6 @@
-"""All that an image, a video or an audio clip depends on, resolved: the names made hashes, the defaults made numbers.
+"""The recipe of an output: everything that it depends on, with names resolved to hashes and defaults to numbers.
 
-Values only. Two images with equal recipes have equal pixels; two videos have equal frames, two audio clips equal
-samples.
+Values only. Images with equal recipes have equal pixels; videos have equal frames, audio clips equal samples.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from modelpool.actors.request.low_noise_fields import LowNoiseRun
     from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.pool.core.stage_params import ControlRef, SampleWork
+    from modelpool.pool.core.stage_params import ControlRef, SampleParams
 
 
-#: what images are written as
+#: file format of images
 IMAGE_FORMAT = "png"
-#: fields that recipes had not always
-_LATER_IMAGES = (
+#: fields that were added after the first version of recipes
+_LATER_IMAGE_FIELDS = (
     *("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level"),
     *("more_references", "reference_as", "video_sha256", "video_mask_sha256"),
 )
-_LATER = (
+_LATER_FIELDS = (
     "pictures",
     "frames",
     "frame_rate",
@@ -44,7 +43,7 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class RecipeLora:
-    """A LoRA as it was used. `noise` says on which of two diffusion models, where that was one."""
+    """A LoRA as it was applied. `noise` is the expert, if it was applied to one of two."""
 
     name: str
     sha256: str
@@ -54,8 +53,8 @@ class RecipeLora:
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was used. `mode` is of those that have several; `said` is `pool.core.refs.ControlRef.said`;
-    `mask_sha256` is of the hole in its image, empty where it has none."""
+    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `pool.core.refs.ControlRef.said`;
+    `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
 
     name: str
     sha256: str
@@ -71,7 +70,7 @@ class RecipeControl:
 
 @dataclass(frozen=True, slots=True)
 class RecipeRegion:
-    """A text for a part of the image: in a box (left, top, width, height in pixels) or a mask."""
+    """A prompt for a part of the image: in a box (left, top, width, height in pixels) or a mask."""
 
     prompt: str
     strength: float
@@ -81,7 +80,7 @@ class RecipeRegion:
 
 @dataclass(frozen=True, slots=True)
 class RecipeDecoder:
-    """The second model of an image that two made, as it was used."""
+    """The decoder of a two-stage model, as it was used."""
 
     model: str
     sha256: str
@@ -89,30 +88,30 @@ class RecipeDecoder:
     cfg: float
 
     @classmethod
-    def of(cls, work: SampleWork | None) -> RecipeDecoder | None:
-        """What did `work`; None where one model made all."""
+    def of(cls, work: SampleParams | None) -> RecipeDecoder | None:
+        """Return the recipe of the decoder that did `work`; None for a model with one stage."""
         return None if work is None else cls(work.model.name, work.model.sha256, work.steps, work.cfg)
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeLowNoise:
-    """How the second of two diffusion models was run: from which share of noise on, and how strongly guided."""
+    """The low-noise expert as it was run: the noise level below which it took over, and its guidance scale."""
 
     boundary: float
     cfg: float
 
     @classmethod
-    def of(cls, said: LowNoiseRun | None) -> RecipeLowNoise | None:
-        """What a request says of it that leaves nothing open; None for a model that is one."""
-        if said is None or said.boundary is None or said.cfg is None:
+    def of(cls, options: LowNoiseRun | None) -> RecipeLowNoise | None:
+        """Return the recipe of completed options; None for a model without experts."""
+        if options is None or options.boundary is None or options.cfg is None:
             return None
-        return cls(said.boundary, said.cfg)
+        return cls(options.boundary, options.cfg)
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeImages:
-    """Images that an image was made from, and how; the names are those of a request. Hashes are of the pixels as
-    they were used; names of files are told, and not part of the digest."""
+    """The input images of an output; the names are the fields of a request. Hashes are of the pixels as used; file
+    names are informative and not part of the digest."""
 
     image_sha256: str = ""
     image_file: str = ""
@@ -125,10 +124,10 @@ class RecipeImages:
     regions: tuple[RecipeRegion, ...] = ()
     reference_sha256: str = ""
     reference_file: str = ""
-    #: hashes of those after the first, and names of their files
+    #: hashes, and file names, of the references after the first
     more_references: tuple[str, ...] = ()
     more_reference_files: tuple[str, ...] = ()
-    #: how a text encoder was shown them; empty where none was
+    #: how a text encoder with vision read them; empty if none did
     reference_as: str = ""
     last_image_sha256: str = ""
     last_image_file: str = ""
@@ -136,17 +135,17 @@ class RecipeImages:
     video_file: str = ""
     video_mask_sha256: str = ""
     video_mask_file: str = ""
-    #: as it was used; 0 where no image counts so
+    #: as used; 0 if the model is not guided by an image
     image_cfg: float = 0.0
     noise_level: int = 0
 
     @classmethod
     def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipeImages | None:
-        """What `request`, whose images are given, says of them; None where it says nothing. `controls` are what its
-        ControlNets are."""
+        """Return the recipe of the images of `request`, which are in the pool; None if it uses none. `controls` are its
+        ControlNets."""
         regions = tuple(region for region in request.regions if region.strength != 0)
-        told_of = (request.image, request.reference, request.hires, request.video)
-        if not any(each is not None for each in told_of) and not controls and not regions:
+        sources = (request.image, request.reference, request.hires, request.video)
+        if not any(each is not None for each in sources) and not controls and not regions:
             return None
         image, mask = request.image, request.mask
         named = [control for control in request.controls if control.strength != 0]
@@ -173,34 +172,34 @@ class RecipeImages:
             hires={} if request.hires is None else request.hires.model_dump(),
             controls=tuple(
                 RecipeControl(
-                    *(ref.name, ref.sha256, own.sha256, own.file),
+                    *(ref.name, ref.sha256, control_image.sha256, control_image.file),
                     *(ref.strength, ref.start, ref.end),
                     mode=ref.mode,
                     said=dict(ref.said),
-                    mask_sha256="" if ref.hole is None else hole.sha256,
+                    mask_sha256="" if ref.hole is None else control_mask.sha256,
                 )
-                for (own, hole), ref in zip(read, controls, strict=True)
+                for (control_image, control_mask), ref in zip(read, controls, strict=True)
             ),
             regions=tuple(
                 RecipeRegion(r.prompt, r.strength, r.box, "" if r.mask is None else r.mask.sha256) for r in regions
             ),
         )
 
-    def of_the_digest(self) -> dict[str, Any]:
-        """What of it makes the image. What is not used is left out, so that what is added here later changes no
-        digest that is known."""
+    def digest_content(self) -> dict[str, Any]:
+        """Return the part that determines the output. Unused later fields are left out, so that adding a field changes
+        no existing digest."""
         content = {k: v for k, v in dataclasses.asdict(self).items() if not k.endswith(("_file", "_files"))}
         unused: tuple[tuple[str, Any], ...] = ("mode", None), ("said", {}), ("mask_sha256", "")
         content["controls"] = [
             {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
-        return {k: v for k, v in content.items() if v or k not in _LATER_IMAGES}
+        return {k: v for k, v in content.items() if v or k not in _LATER_IMAGE_FIELDS}
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do again to get the same image, video or audio. `versions` and `warnings` are told, and not part of the
-    digest."""
+    """Everything needed to generate the same image, video or audio clip again. `versions` and `warnings` are
+    informative and not part of the digest."""
 
     model: str
     model_sha256: str
@@ -216,47 +215,47 @@ class Recipe:
     seed: int
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    #: None for an image that is made of texts alone
+    #: None for an image that is generated from text only
     pictures: RecipeImages | None = None
     #: of a video
     frames: int = 0
     frame_rate: float = 0.0
-    #: what its model was told of it, as it was used
+    #: conditioning of a video, as used
     motion: int = 0
     image_noise: float = 0.0
     elevation: float = 0.0
     #: of an audio clip, whose width and height are 0
     seconds: float = 0.0
-    #: what a video or an audio clip is written as; empty for images
+    #: file format of a video or an audio clip; empty for images
     format: str = ""
     clip_skip: int = 0
-    #: textual inversions that the texts name, and the SHA-256 of each
+    #: name and SHA-256 of the textual inversions that the texts name
     embeddings: tuple[tuple[str, str], ...] = ()
-    #: None where one model made all
+    #: None for a model with one stage
     decoder: RecipeDecoder | None = None
-    #: None for a model that is one
+    #: None for a model without experts
     low_noise: RecipeLowNoise | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """A plain dictionary, ready for `json.dumps`. What is not used of later fields is left out, so that no digest
-        that is known changes."""
+        """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest
+        changes."""
         content = dataclasses.asdict(self)
         content["loras"] = tuple({k: v for k, v in each.items() if v or k != "noise"} for each in content["loras"])
         for control in (content["pictures"] or {}).get("controls", ()):
             for name in ("said", "mask_sha256"):
                 if not control[name]:
                     del control[name]
-        return {name: value for name, value in content.items() if value or name not in _LATER}
+        return {name: value for name, value in content.items() if value or name not in _LATER_FIELDS}
 
     @property
     def ending(self) -> str:
-        """Of the name of the file that it is written to, without a dot."""
+        """The file extension of the output, without a dot."""
         return self.format or IMAGE_FORMAT
 
     @property
     def digest(self) -> str:
-        """20 hexadecimal digits that name what is made."""
+        """20 hexadecimal digits that identify the output."""
         content = {k: v for k, v in self.as_json().items() if k not in ("versions", "warnings")}
         if self.pictures is not None:
-            content["pictures"] = self.pictures.of_the_digest()
+            content["pictures"] = self.pictures.digest_content()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]

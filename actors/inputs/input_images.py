@@ -1,13 +1,13 @@
-"""Brings the images that requests name to the pool: read, at the size that they are used in, hashed, in the object
-store. In the driver's process; what travels with a request is a hash and a reference.
+"""Reads the images of requests, scales them to their size, hashes them and puts them in the object store.
+
+Runs in the driver's process; a request carries a hash and a reference.
 
 Rules
-1. Left out sizes are the image's own, in whole steps of `SIZE_STEP`; of one left out, in proportion to the other.
-   They stay left out of the request: in which steps its model has them is known where it is cut.
-2. The image is scaled to cover that size and cropped about its centre (`pool.pixels.image_ops.covering`); the mask
-likewise,
-   so it must have the image's own size.
-3. An image that several requests of a submission use in the same size is read and brought once.
+1. Missing sizes are the image's, in multiples of `SIZE_STEP`; a single missing side is proportional to the other.
+   The request keeps them unset: the model's step is known only where the task graph is built.
+2. The image is scaled to cover that size and cropped at the centre (`pool.pixels.image_ops.covering`), and so is the
+   mask, which must have the size of the original image.
+3. An image that several requests of a submission use at the same size is read and stored once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.graph.orders import given_id
+from modelpool.actors.graph.orders import input_image_id
 from modelpool.actors.inputs.input_sizes import times_of, wanted_size
-from modelpool.actors.inputs.input_videos import GivenVideos
+from modelpool.actors.inputs.input_videos import InputVideos
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.image_fields import (
     ImageSource,
@@ -33,14 +33,14 @@ from modelpool.actors.request.image_fields import (
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.pool.core.errors import UserError, unusable_field
-from modelpool.pool.core.lru_cache import Recent
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import ImagePixels, Mask, PixelArray, Result
 from modelpool.pool.pixels.image_ops import HALF, covering
 from modelpool.pool.specs.spec import TaskId
 
-#: images that are remembered for requests that use them again; what is remembered is a reference
+#: number of stored images that are remembered for later requests; an entry is only a reference
 REMEMBERED = 256
-#: what is said to whoever gives masks that are as good as black
+#: hint for masks that are (almost) black
 _BOOL = "; arrays of 0 and 1 are read as bool alone"
 
 Brought: TypeAlias = tuple[InputImage, ResultRef]
@@ -48,7 +48,7 @@ Brought: TypeAlias = tuple[InputImage, ResultRef]
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """An image in memory, at its own size."""
+    """An image in memory, at its original size."""
 
     pixels: PixelArray
     file: str
@@ -59,29 +59,29 @@ class _Read:
 
 
 class InputImages:
-    """The images of one submission."""
+    """The input images of one submission."""
 
-    def __init__(self, give: Callable[[Result], ResultRef]) -> None:
-        """`give` puts an image where workers find it."""
-        self._give = give
-        self._brought: Recent[Hashable, tuple[Brought, ...]] = Recent(REMEMBERED)
-        #: the last one alone: it is as large as an image can be
-        self._read: Recent[Hashable, _Read] = Recent(2)
-        self._videos = GivenVideos(give)
+    def __init__(self, put: Callable[[Result], ResultRef]) -> None:
+        """`put` stores an image where workers find it."""
+        self._put = put
+        self._brought: LruCache[Hashable, tuple[Brought, ...]] = LruCache(REMEMBERED)
+        #: an image and a mask only: entries are large
+        self._read: LruCache[Hashable, _Read] = LruCache(2)
+        self._videos = InputVideos(put)
 
     def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
-        """`request` with its images given, and their references. Raises UserError naming the field for what cannot be
-        read, or does not go together."""
+        """Return `request` with its images stored, and the references to them. Raises UserError naming the field for
+        images that cannot be read or do not fit together."""
         changed: dict[str, Any] = {}
         refs: dict[TaskId, ResultRef] = {}
         if request.image is not None and not isinstance(request.image, InputImage):
             key = (_identity(request.image), _identity(request.mask), request.width, request.height)
             (image, ref), *masks = self._brought.get(key, lambda: tuple(self._images_of(request)))
             changed["image"] = image
-            refs[given_id(image)] = ref
+            refs[input_image_id(image)] = ref
             for mask, mask_ref in masks:
                 changed["mask"] = mask
-                refs[given_id(mask, is_mask=True)] = mask_ref
+                refs[input_image_id(mask, is_mask=True)] = mask_ref
         if request.controls:
             changed["controls"] = tuple(self._bring_control(request, control, refs) for control in request.controls)
         if request.last_image is not None:
@@ -95,38 +95,39 @@ class InputImages:
         return (request.model_copy(update=changed) if changed else request), refs
 
     def _bring_region(self, region: Region, refs: dict[TaskId, ResultRef]) -> Region:
-        """`region` with its mask given, at its own size; its reference goes to `refs`."""
+        """Return `region` with its mask stored at its original size; the reference is added to `refs`."""
         if region.mask is None or isinstance(region.mask, InputImage):
             return region
 
         def bring() -> tuple[Brought, ...]:
             read = self._pixels("regions.mask", region.mask, is_mask=True)
             if (brightest := int(read.pixels.max())) <= 1:
-                raise unusable_field("regions.mask", _brightest(brightest), f"white (255) where the text counts{_BOOL}")
+                expected = f"white (255) where the prompt applies{_BOOL}"
+                raise unusable_field("regions.mask", _brightest(brightest), expected)
             return (self._brought_as(read, read.pixels, Mask),)
 
-        ((given, ref),) = self._brought.get(("region", _identity(region.mask)), bring)
-        refs[given_id(given, is_mask=True)] = ref
-        return region.model_copy(update={"mask": given})
+        ((stored, ref),) = self._brought.get(("region", _identity(region.mask)), bring)
+        refs[input_image_id(stored, is_mask=True)] = ref
+        return region.model_copy(update={"mask": stored})
 
     def _bring_control(self, request: GenerateRequest, control: Control, refs: dict[TaskId, ResultRef]) -> Control:
-        """`control` of `request` with its own image and mask given, at their own size; their references go to
-        `refs`."""
-        given: dict[str, InputImage] = {}
+        """Return `control` of `request` with its image and mask stored at their original size; the references are added
+        to `refs`."""
+        stored: dict[str, InputImage] = {}
         if control.mask is not None and not isinstance(control.mask, InputImage):
             name, source = ("image", request.image) if control.image is None else ("controls.image", control.image)
             image = self._pixels(name, source, is_mask=False)
-            ((given["mask"], ref),) = self._brought.get(
-                ("hole", _identity(control.mask), image.size),
+            ((stored["mask"], ref),) = self._brought.get(
+                ("mask", _identity(control.mask), image.size),
                 lambda: (self._mask_of("controls.mask", control.mask, image.size, image.size),),
             )
-            refs[given_id(given["mask"], is_mask=True)] = ref
+            refs[input_image_id(stored["mask"], is_mask=True)] = ref
         if control.image is not None:
-            given["image"] = self._bring_whole("controls.image", control.image, refs)
-        return control.model_copy(update=given)
+            stored["image"] = self._bring_whole("controls.image", control.image, refs)
+        return control.model_copy(update=stored)
 
     def _bring_whole(self, name: str, source: ImageSource, refs: dict[TaskId, ResultRef]) -> InputImage:
-        """The image in the field `name`, given at its own size; its reference goes to `refs`, unless it is given."""
+        """Return the image in the field `name`, stored at its original size; a new reference is added to `refs`."""
         if isinstance(source, InputImage):
             return source
 
@@ -134,19 +135,19 @@ class InputImages:
             read = self._pixels(name, source, is_mask=False)
             return (self._brought_as(read, read.pixels, ImagePixels),)
 
-        ((given, ref),) = self._brought.get(("whole", _identity(source)), bring)
-        refs[given_id(given)] = ref
-        return given
+        ((stored, ref),) = self._brought.get(("whole", _identity(source)), bring)
+        refs[input_image_id(stored)] = ref
+        return stored
 
     def bring_all(
         self, requests: Iterable[GenerateRequest]
     ) -> tuple[tuple[GenerateRequest, ...], dict[TaskId, ResultRef]]:
-        """`bring` for each of `requests`; the references of all."""
+        """Call `bring` for each of `requests`; return them, and all references."""
         brought = [self.bring(request) for request in requests]
-        return tuple(request for request, _ in brought), {key: ref for _, own in brought for key, ref in own.items()}
+        return tuple(request for request, _ in brought), {key: ref for _, refs in brought for key, ref in refs.items()}
 
     def bring_each(self, requests: Iterable[GenerateRequest]) -> list[GenerateRequest | UserError]:
-        """Each of `requests` as `bring` gives it, or what is wrong with its images."""
+        """Return each of `requests` as `bring` returns it, or the error of its images."""
         found: list[GenerateRequest | UserError] = []
         for request in requests:
             try:
@@ -163,30 +164,30 @@ class InputImages:
             return
         yield self._mask_of("mask", request.mask, image.size, size)
 
-    def _mask_of(self, name: str, source: ImageSource, own: tuple[int, int], size: tuple[int, int]) -> Brought:
-        """The mask in the field `name` of an image with its `own` size, which is used in `size`."""
+    def _mask_of(self, name: str, source: ImageSource, image_size: tuple[int, int], size: tuple[int, int]) -> Brought:
+        """Store the mask in the field `name` of an image of `image_size`, which is used at `size`."""
         mask = self._pixels(name, source, is_mask=True)
-        if mask.size != own:
-            raise unusable_field(name, times_of(mask.size), f"{times_of(own)} pixels, the size of the image")
+        if mask.size != image_size:
+            raise unusable_field(name, times_of(mask.size), f"{times_of(image_size)} pixels, the size of the image")
         values = covering(mask.pixels, *size)
         if (brightest := int(values.max())) < HALF:
-            expected = f"white (255) where the image is to be made anew{_BOOL}"
+            expected = f"white (255) where the image is to be regenerated{_BOOL}"
             raise unusable_field(name, _brightest(brightest), expected)
         return self._brought_as(mask, values, Mask)
 
     def _brought_as(self, read: _Read, pixels: PixelArray, kind: Callable[[PixelArray], Result]) -> Brought:
-        given = InputImage(pixels_digest(pixels), pixels.shape[1], pixels.shape[0], read.file)
-        return given, self._give(kind(pixels))
+        stored = InputImage(pixels_digest(pixels), pixels.shape[1], pixels.shape[0], read.file)
+        return stored, self._put(kind(pixels))
 
     def _pixels(self, name: str, source: ImageSource, is_mask: bool) -> _Read:
-        assert not isinstance(source, InputImage), f"{name}: an image is given, and its mask is not"
+        assert not isinstance(source, InputImage), f"{name}: the image is stored, and its mask is not"
         if isinstance(source, Pixels):
             return _Read(source.pixels, "")
         return self._read.get((is_mask, _identity(source)), lambda: _read_file(name, source, is_mask))
 
 
 def _brightest(value: int) -> str:
-    return "a mask that is black all over" if value == 0 else f"a mask whose brightest pixel is {value} of 255"
+    return "a black mask" if value == 0 else f"a mask whose brightest pixel is {value} of 255"
 
 
 def _read_file(name: str, path: str, is_mask: bool) -> _Read:
@@ -195,11 +196,11 @@ def _read_file(name: str, path: str, is_mask: bool) -> _Read:
 
 
 def _identity(source: ImageSource | None) -> Hashable:
-    """What is the same for the same pixels, as far as can be told without reading them."""
+    """Return a key that is equal for equal pixels, as far as known without reading them."""
     if not isinstance(source, str):
         return None if source is None else source.sha256
     try:
         found = os.stat(source)
     except OSError:
-        return source  # reading it will say what is wrong
+        return source  # reading the file raises the error
     return source, found.st_mtime_ns, found.st_size

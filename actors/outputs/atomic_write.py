@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes: a file exists completely or not at all."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import errno
 import os
 from pathlib import Path
 
-#: what a file ends with that is being written
+#: suffix of a file that is being written
 TEMPORARY_SUFFIX = ".partial"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that the name never stands for a part of it, and wait until it is on disk.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path` atomically, and wait until it is on disk.
 
-    A failure leaves what was there before. Raises OSError.
+    After a failure the previous file is unchanged. Raises OSError.
     """
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     try:

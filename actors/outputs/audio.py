@@ -1,6 +1,6 @@
-"""Samples as the bytes of an audio clip file, and on disk: WAV, FLAC. What is written is read back exactly, at 16 bits.
+"""Encodes samples as WAV or FLAC files. Reading a file returns exactly the 16-bit samples that were written.
 
-Knows formats, by the ending of a file's name; not recipes, folders or where anything ran.
+Knows formats, by the suffix of a file name; not recipes, folders or where anything ran.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from modelpool.actors.outputs.atomic_write import write_whole
+from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
 
 #: channels, samples
@@ -21,13 +21,13 @@ SampleArray: TypeAlias = npt.NDArray[np.int16]
 
 _LAYOUTS = {1: "mono", 2: "stereo"}
 _LOUDEST = 32767
-#: samples of all channels that go to the encoder at a time
+#: samples of all channels per call of the encoder
 _CHUNK = 4096
 _MOST_SAMPLES_PER_SECOND = 384_000
 
 
 class AudioKind(Enum):
-    """A format of audio, by the ending of its files."""
+    """An audio format, by its file suffix."""
 
     WAV = ".wav"
     FLAC = ".flac"
@@ -37,7 +37,7 @@ _CODECS = {AudioKind.WAV: ("wav", "pcm_s16le"), AudioKind.FLAC: ("flac", "flac")
 
 
 def audio_kind(path: str | Path) -> AudioKind:
-    """The format that a file of this name has. Raises UnknownName listing those that there are."""
+    """Return the format for a file name. Raises UnknownName listing the known ones."""
     ending = Path(path).suffix.lower()
     if ending not in {kind.value for kind in AudioKind}:
         raise unknown_name("audio format", ending or str(path), [kind.value for kind in AudioKind])
@@ -45,12 +45,12 @@ def audio_kind(path: str | Path) -> AudioKind:
 
 
 def as_16_bits(wave_CL: npt.NDArray[np.floating]) -> SampleArray:
-    """A wave between -1 and 1 as samples, the nearest ones; what is louder is cut off.
+    """Convert a wave between -1 and 1 to the nearest 16-bit samples; louder values are clipped.
 
-    Raises UnusableField when there are numbers in it that are none.
+    Raises UnusableField for non-finite numbers.
     """
     if not np.isfinite(wave_CL).all():
-        raise unusable_field("samples", "numbers that are infinite or none", "finite ones")
+        raise unusable_field("samples", "infinite or NaN", "finite numbers")
     samples_CL: SampleArray = np.rint(np.clip(wave_CL, -1.0, 1.0) * _LOUDEST).astype(np.int16)
     return samples_CL
 
@@ -58,15 +58,15 @@ def as_16_bits(wave_CL: npt.NDArray[np.floating]) -> SampleArray:
 def write_audio(
     path: str | Path, samples_CL: SampleArray, samples_per_second: int, *, title: str = "", comment: str = ""
 ) -> Path:
-    """Put `samples_CL` at `path`, whose ending names the format; the name never stands for a part of an audio clip.
+    """Write `samples_CL` to `path` atomically, in the format of its suffix, with `title` and `comment` as metadata.
 
-    `title` and `comment` go into the file. Returns the path. Raises UnknownName for another ending, UnusableField for
-    samples or a rate that cannot be, OutputFailed naming the file when it cannot be written.
+    Returns the path. Raises UnknownName for another suffix, UnusableField for invalid samples or rates, OutputFailed
+    naming the file if it cannot be written.
     """
     whole = Path(path)
     content = encode_audio(samples_CL, samples_per_second, audio_kind(whole), title=title, comment=comment)
     try:
-        write_whole(whole, content)
+        write_atomically(whole, content)
     except OSError as error:
         raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
     return whole
@@ -80,11 +80,11 @@ def encode_audio(
     title: str = "",
     comment: str = "",
 ) -> bytes:
-    """The bytes of a file with these samples of one or two channels.
+    """Encode samples of one or two channels as a file.
 
-    Raises UnusableField for samples or a rate that cannot be.
+    Raises UnusableField for invalid samples or rates.
     """
-    import av  # it takes its time, and most programs write no audio
+    import av  # imported late: it is slow, and most programs write no audio
 
     if samples_CL.dtype != np.int16 or samples_CL.ndim != 2 or samples_CL.shape[0] not in _LAYOUTS:
         found = f"{samples_CL.dtype} {samples_CL.shape}"

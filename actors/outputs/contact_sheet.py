@@ -1,5 +1,5 @@
-"""Many images on one sheet, each with its prompt, seed and LoRAs under it: of videos the first frame, of audio clips
-the wave.
+"""Draws a contact sheet: many images with prompt, seed and LoRAs below; of videos the first frame, of audio the
+wave.
 
 Knows drawing; not where images come from or where the sheet goes.
 """
@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.preview_image import first_image
 
-#: more than this many would make a sheet that nobody can open; the sheet says how many it leaves out
+#: more would make a sheet that cannot be opened; the sheet notes how many are left out
 MOST_IMAGES = 400
 _CELL_PIXELS = 192
 _GAP_PIXELS = 20
@@ -36,14 +36,14 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 @dataclass(frozen=True, slots=True)
 class LabelledImage:
-    """The file of an image, video or audio, and the recipe that its label tells."""
+    """The file of an image, video or audio clip, and the recipe for its label."""
 
     path: Path
     recipe: Recipe
 
 
 def make_contact_sheet(images: Sequence[LabelledImage]) -> bytes:
-    """The sheet as the bytes of a PNG. Raises OSError for a file that cannot be read as an image."""
+    """Return the sheet as the bytes of a PNG. Raises OSError for a file that cannot be read as an image."""
     shown = images[:MOST_IMAGES]
     columns = columns_for(len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -67,7 +67,9 @@ def make_contact_sheet(images: Sequence[LabelledImage]) -> bytes:
 
 
 def columns_for(count: int) -> int:
-    """How many columns make a sheet of `count` images somewhat wider than high, with a last row as full as can be."""
+    """Return the number of columns that makes a sheet of `count` images somewhat wider than high, with a full last
+    row if possible.
+    """
     if count <= 4:
         return max(1, count)
     widest = min(12, max(4, math.ceil(math.sqrt(count * 1.6))))
@@ -76,13 +78,13 @@ def columns_for(count: int) -> int:
 
 
 def fitted_size(width: int, height: int, cell_pixels: int) -> tuple[int, int]:
-    """The size of an image that just fits a square cell with its sides in proportion, at least a pixel each."""
+    """Return the size that fits a square cell and keeps the aspect ratio, at least one pixel per side."""
     factor = cell_pixels / max(width, height)
     return max(1, round(width * factor)), max(1, round(height * factor))
 
 
 def wrapped(text: str, width_pixels: int, most_lines: int, font: _Font) -> list[str]:
-    """`text` broken at spaces into lines that fit; what is too long ends in '...'."""
+    """Break `text` at spaces into lines that fit; what is too long ends in '...'."""
     lines: list[str] = []
     words = text.split()
     while words:
@@ -105,7 +107,7 @@ def _shortened(line: str, width_pixels: int, font: _Font) -> str:
 def _draw_image(sheet: Image.Image, pen: ImageDraw.ImageDraw, path: Path, x: int, y: int) -> None:
     image = first_image(path)
     size = fitted_size(*image.size, _CELL_PIXELS)
-    # Lanczos keeps drawn edges smooth; very small images would only blur, so their pixels are shown as they are
+    # Lanczos keeps drawn edges smooth; very small images would only blur, so their pixels are enlarged
     tiny = max(image.size) * 6 <= _CELL_PIXELS
     scaled = image.resize(size, Image.Resampling.NEAREST if tiny else Image.Resampling.LANCZOS)
     left, top = x + (_CELL_PIXELS - size[0]) // 2, y + (_CELL_PIXELS - size[1]) // 2
@@ -124,7 +126,7 @@ def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int) -> Non
 
 
 def _length(recipe: Recipe) -> list[str]:
-    """How long a video or an audio clip is."""
+    """Return the length of a video or an audio clip."""
     if recipe.frames:
         return [f"{recipe.frames / recipe.frame_rate:.1f} s video"]
     return [f"{recipe.seconds:g} s audio"] if recipe.seconds else []

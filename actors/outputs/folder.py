@@ -1,11 +1,11 @@
-"""A folder of finished images, videos and audio clips: one file a recipe, the manifest, the contact sheet.
+"""`OutputFolder`: a folder of finished images, videos and audio clips: one file per recipe, manifest, contact sheet.
 
 Knows files and names; not jobs, workers or Ray. Rules
-1. A file under its own name is whole: it is written under a temporary name, synced and renamed.
-2. What was made counts as finished when its manifest line is there, and the line is written after the file.
+1. A file under its final name is complete: it is written under a temporary name, synced and renamed.
+2. An output counts as finished when its manifest line exists, and the line is written after the file.
 3. Same recipe, same file name; it is neither written nor listed twice.
-4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and whoever holds the lock
-   knows that any temporary file is left over from a run that was killed.
+4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and the holder of the lock
+   knows that any temporary file is left over from a killed run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
-from modelpool.actors.outputs.atomic_write import write_whole as write_whole
+from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.manifest import Manifest
-from modelpool.actors.outputs.output_file import Finished as Finished
-from modelpool.actors.outputs.output_file import array_of, encoded
+from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
+from modelpool.actors.outputs.output_file import array_of_output, encoded
 from modelpool.actors.outputs.png import recipe_from_json
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
@@ -42,8 +42,8 @@ _SLUG_CHARACTERS = 60
 
 
 @runtime_checkable
-class _Worded(Protocol):
-    """A value that says in a sentence what it is."""
+class _HasWords(Protocol):
+    """A value that describes itself in a sentence."""
 
     @property
     def words(self) -> str: ...
@@ -51,20 +51,20 @@ class _Worded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """An image, video or audio that the manifest lists and that is there."""
+    """An image, video or audio clip that is listed in the manifest and exists."""
 
     path: Path
     recipe: Recipe
     pixels_sha256: str
-    #: the manifest's whole line
+    #: the complete manifest entry
     entry: dict[str, Any]
 
 
 class OutputFolder:
-    """Writes and finds images in one folder.
+    """Writes and finds outputs in one folder.
 
-    Creating it makes the folder, proves that it can be written and clears what a killed run left half-written.
-    Raises OutputFailed naming the folder or file, from every method.
+    Creating it creates the folder, checks that it is writable and removes temporary files of a killed run. Every
+    method raises OutputFailed naming the folder or file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -80,28 +80,27 @@ class OutputFolder:
                 self._prove_writable()
                 self._read_new_entries()
 
-    def write(self, image: Finished) -> Path:
-        """Keep `image`, which may be a video or an audio clip, and list it. Returns its path, also when this recipe was
-        kept before."""
+    def write(self, image: FinishedOutput) -> Path:
+        """Write and list an output; return its path, also if this recipe was written before."""
         digest = image.recipe.digest
         path = self.path / file_name(image.recipe)
         with self._failures_named(path):
-            content = encoded(image.made, image.recipe)
+            content = encoded(image.output, image.recipe)
             with self._locked():
                 self._read_new_entries()
                 listed = digest in self._entries
-                if not listed or not path.exists():  # an unlisted file is of a run that was killed in between
-                    write_whole(path, content)
+                if not listed or not path.exists():  # an unlisted file is from a run that was killed in between
+                    write_atomically(path, content)
                 if not listed:
                     self._append(digest, path, image)
         return path
 
     def finished(self) -> dict[str, Path]:
-        """The files that are listed and there, by the digest of their recipe, in the order they were made."""
+        """Return the listed and existing files by the digest of their recipe, in order of creation."""
         return {digest: kept.path for digest, kept in self.kept().items()}
 
     def kept(self) -> dict[str, KeptImage]:
-        """`finished`, with all that the manifest says."""
+        """Return `finished` with the manifest entries."""
         with self._failures_named(self.path):
             self._read_new_entries()
         kept: dict[str, KeptImage] = {}
@@ -113,16 +112,16 @@ class OutputFolder:
         return kept
 
     def contact_sheet(self) -> Path:
-        """Draw the images of this folder on one sheet, run by run in the order of their submission; its path."""
+        """Draw a contact sheet of this folder, run by run in order of submission; return its path."""
         images = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
         path = self.path / CONTACT_SHEET_NAME
         with self._failures_named(path):
             content = make_contact_sheet([LabelledImage(kept.path, kept.recipe) for kept in images])
             with self._locked():
-                write_whole(path, content)
+                write_atomically(path, content)
         return path
 
-    def _append(self, digest: str, path: Path, image: Finished) -> None:
+    def _append(self, digest: str, path: Path, image: FinishedOutput) -> None:
         if self._run == 0:
             self._run = 1 + max((int(entry["run"]) for entry in self._entries.values()), default=0)
         self._manifest.repair()
@@ -135,7 +134,7 @@ class OutputFolder:
                 "job_id": image.job_id,
                 "worker": image.worker,
                 "seconds": round(image.seconds, 4),
-                "pixels_sha256": pixels_sha256(array_of(image.made)),
+                "pixels_sha256": pixels_sha256(array_of_output(image.output)),
                 "recipe": image.recipe.as_json(),
                 "tasks": [plain(task) for task in image.tasks],
             }
@@ -155,14 +154,14 @@ class OutputFolder:
         self._manifest.repair()
 
     def _prove_writable(self) -> None:
-        """Write and remove a small file: permissions, read-only mounts and full disks show only this way."""
+        """Write and remove a small file: only this detects permissions, read-only mounts and full disks."""
         probe = self.path / f".probe{TEMPORARY_SUFFIX}"
         probe.write_bytes(b"modelpool")
         probe.unlink()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock, waiting for it. It ends with the process that holds it."""
+        """Hold the folder's lock, waiting for it. The lock ends with the process."""
         with (self.path / LOCK_NAME).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -176,24 +175,25 @@ class OutputFolder:
 
 
 def file_name(recipe: Recipe) -> str:
-    """'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
+    """Return 'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
     slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
     return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{recipe.digest[:8]}.{recipe.ending}"
 
 
 def kind_of_recipe(recipe: Recipe) -> str:
-    """What a recipe makes."""
+    """Return the kind of output of a recipe."""
     return "video" if recipe.frames else "audio" if recipe.seconds else "image"
 
 
 def pixels_sha256(pixels: PixelArray | FloatArray) -> str:
-    """What names these pixels, whatever file they are in: SHA-256 of the bytes, row by row, red green blue; of a
-    video's frames one after the other, of an audio clip's samples channel by channel."""
+    """Return the SHA-256 of the pixels, independent of the file: of their bytes, row by row, red green blue; of a
+    video's frames one after the other, of an audio clip's samples channel by channel.
+    """
     return hashlib.sha256(pixels.tobytes()).hexdigest()
 
 
 def plain(value: DataclassInstance) -> dict[str, Any]:
-    """A dataclass instance as JSON can hold it: enum members become their values, and what has words its words."""
+    """Convert a dataclass instance to JSON values: enum members to their values, and values with `words` to these."""
     return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
 
 
@@ -201,7 +201,7 @@ def _plain_item(item: Any) -> Any:
     if isinstance(item, Enum):
         return item.value
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return item.words if isinstance(item, _Worded) else dataclasses.asdict(item)
+        return item.words if isinstance(item, _HasWords) else dataclasses.asdict(item)
     return item
 
 

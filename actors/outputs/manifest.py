@@ -1,9 +1,9 @@
-"""The list of what an output folder holds: `manifest.jsonl`, one JSON object a line, only ever appended to.
+"""The manifest of an output folder: `manifest.jsonl`, one JSON object per line, append-only.
 
 Knows lines and bytes; not what an image is. Rules
-1. A line counts when it ends in a newline and is a JSON object. Everything is written in one piece and synced.
-2. A run that is killed while it writes leaves at most one torn line, the last. `repair` takes it away; readers skip it.
-3. Who appends holds the folder's lock (`OutputFolder` takes it), so two runs may share a folder.
+1. A line counts if it ends in a newline and is a JSON object. Each is written in one piece and synced.
+2. A run that is killed while writing leaves at most one torn line, the last. `repair` removes it; readers skip it.
+3. Writers hold the folder's lock (`OutputFolder` takes it), so two runs may share a folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Manifest:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: bytes at the start of the file that were handed out by `read_new`
+        #: bytes at the start of the file that `read_new` has returned
         self._read_bytes = 0
 
     def read_new(self) -> Iterator[dict[str, Any]]:
-        """The entries that were appended since the last call, by anyone; at first, all of them.
+        """Yield the entries that were appended since the last call, by any process; at first, all of them.
 
-        A torn last line is left for the next call, which finds it whole or gone.
-        Raises OutputFailed for a whole line that is not a JSON object: the file was edited, or is something else.
+        A torn last line is left for the next call, which finds it complete or removed. Raises OutputFailed for a
+        complete line that is not a JSON object: the file was edited, or is something else.
         """
         with self._opened("rb") as file:
             file.seek(self._read_bytes)
@@ -42,7 +42,7 @@ class Manifest:
                 self._read_bytes += len(line)
 
     def repair(self) -> bool:
-        """Cut off a torn last line. True when there was one. Only for the holder of the lock."""
+        """Remove a torn last line; return whether there was one. Requires the lock."""
         with self._opened("rb+") as file:
             content_bytes = file.seek(0, os.SEEK_END)
             whole_bytes = _end_of_last_line(file, content_bytes)
@@ -53,7 +53,7 @@ class Manifest:
             return True
 
     def append(self, entry: Entry) -> None:
-        """Add one line and wait until it is on disk. Only for the holder of the lock, after `repair`."""
+        """Append one line and wait until it is on disk. Requires the lock, and a `repair` before."""
         line = json.dumps(entry, ensure_ascii=True, allow_nan=False) + "\n"
         with self._opened("ab") as file:
             file.write(line.encode("ascii"))
@@ -79,7 +79,7 @@ class Manifest:
 
 
 def _end_of_last_line(file: IO[bytes], content_bytes: int) -> int:
-    """Where the last newline ends, looking backwards in blocks; 0 when there is none."""
+    """Return the end of the last newline, searching backwards in blocks; 0 if there is none."""
     block_bytes, end = 4096, content_bytes
     while end > 0:
         start = max(0, end - block_bytes)

@@ -1,4 +1,4 @@
-"""What was made, as the bytes of the file that it is kept in: a PNG, a video, an audio clip, with the recipe in it."""
+"""Encodes an output as a file with its recipe: PNG, video or audio."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
 from modelpool.actors.outputs.png import encode_png, recipe_from_json
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import AudioSamples, FloatArray, ImagePixels, Made, PixelArray, VideoFrames
+from modelpool.pool.core.stage_params import AudioSamples, FloatArray, ImagePixels, Output, PixelArray, VideoFrames
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-#: what players show as the title, and the whole recipe as JSON
+#: shown by players as the title, and the complete recipe as JSON
 TITLE, COMMENT = "title", "comment"
-#: a file of another program has comments of its own; the longest prompt fits
+#: files of other programs have their own comments; the longest prompt fits
 _LONGEST_TITLE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """What came from the pool, with what is worth telling about its making.
+class FinishedOutput:
+    """An output of the pool, with facts about its generation.
 
-    index    place in its submission
-    worker   who sampled it
+    index    position in its submission
+    worker   the worker that sampled it
     seconds  of its own tasks together
-    tasks    any dataclass a task; written to the manifest as they are, what has `words` in words
+    tasks    a dataclass for each task; written to the manifest, values with `words` as these
     """
 
     recipe: Recipe
-    made: Made
+    output: Output
     index: int
     job_id: str
     worker: str
@@ -43,42 +43,42 @@ class Finished:
     tasks: tuple[DataclassInstance, ...] = ()
 
 
-def encoded(made: Made, recipe: Recipe) -> bytes:
-    """The bytes of the file that `recipe` asks for, which says how it was made. Raises UnusableField for what cannot be
-    written so."""
-    match made:
+def encoded(output: Output, recipe: Recipe) -> bytes:
+    """Encode an output as a file of the format in `recipe`, with the recipe in it. Raises UnusableField for values
+    that the format cannot hold.
+    """
+    match output:
         case ImagePixels():
-            return encode_png(made.pixels_HWC, recipe)
+            return encode_png(output.pixels_HWC, recipe)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
-            return encode_video(made.frames_THWC, made.frame_rate, kind, **texts_of(recipe))
+            return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe))
         case AudioSamples():
-            samples = as_16_bits(made.samples_SC.T)
-            return encode_audio(samples, made.samples_per_second, AudioKind(f".{recipe.ending}"), **texts_of(recipe))
+            samples = as_16_bits(output.samples_SC.T)
+            return encode_audio(samples, output.samples_per_second, AudioKind(f".{recipe.ending}"), **texts_of(recipe))
 
 
-def array_of(made: Made) -> PixelArray | FloatArray:
-    """The numbers that it consists of."""
-    match made:
+def array_of_output(output: Output) -> PixelArray | FloatArray:
+    """Return the array of an output."""
+    match output:
         case ImagePixels():
-            return made.pixels_HWC
+            return output.pixels_HWC
         case VideoFrames():
-            return made.frames_THWC
+            return output.frames_THWC
         case AudioSamples():
-            return made.samples_SC
+            return output.samples_SC
 
 
 def texts_of(recipe: Recipe) -> dict[str, str]:
-    """What stands in a video or an audio clip: its prompt as the title, and the whole recipe."""
+    """Return the metadata of a video or an audio clip: its prompt as the title, and the complete recipe."""
     return {TITLE: recipe.prompt[:_LONGEST_TITLE], COMMENT: json.dumps(recipe.as_json())}
 
 
 def read_video_recipe(path: str | Path) -> Recipe:
-    """The recipe that a video or an audio clip carries. Raises UserError when it has none, or one that cannot be
-    read."""
+    """Read the recipe in a video or an audio clip. Raises UserError if it has none, or an unreadable one."""
     text = _metadata(Path(path)).get(COMMENT)
     if text is None:
-        raise UserError(f"{path}: no {COMMENT!r} text in this file (not of modelpool, or stripped)")
+        raise UserError(f"{path}: no {COMMENT!r} text in this file (not from modelpool, or stripped)")
     try:
         return recipe_from_json(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
@@ -86,7 +86,7 @@ def read_video_recipe(path: str | Path) -> Recipe:
 
 
 def _metadata(path: Path) -> Mapping[str, str]:
-    import av  # it takes its time, and most programs read no videos
+    import av  # imported late: it is slow, and most programs read no videos
 
     try:
         with av.open(str(path)) as container:

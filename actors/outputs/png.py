@@ -1,11 +1,11 @@
-"""An image as the bytes of a PNG that says how it was made.
+"""Encodes an image as a PNG with its recipe, and reads recipes and A1111 parameters from PNGs.
 
-Two texts go in: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the whole recipe
-as JSON, which is the one to trust. Knows recipes and PNG; not folders, manifests or where anything ran.
+Two texts are written: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the
+complete recipe as JSON, which is authoritative. Knows recipes and PNG; not folders, manifests or where anything ran.
 
-The form of `parameters` (facts from files that the web UI wrote): the prompt, LoRAs in it as <lora:name:strength>; a
+The form of `parameters` (facts from files that the web UI wrote): the prompt, with LoRAs as <lora:name:strength>; a
 line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
-colon or a line end in it stands in JSON quotes. Model hash: 10 digits of the file's SHA-256; LoRA hashes: 12.
+colon or a line end is in JSON quotes. Model hash: 10 digits of the file's SHA-256; LoRA hashes: 12.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ RECIPE_KEY = "modelpool"
 
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
-_FEWEST_PAIRS = 3  # a line with fewer is taken for prompt text
+_FEWEST_PAIRS = 3  # a line with fewer is part of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What an A1111 `parameters` text says: names are theirs ("Steps", "CFG scale"), values are text."""
+    """A parsed A1111 `parameters` text: names are A1111's ("Steps", "CFG scale"), values are text."""
 
     prompt: str
     negative: str
@@ -51,7 +51,7 @@ class Parameters:
 
 
 def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
-    """The bytes of a PNG with exactly these pixels (uint8 RGB) and both texts."""
+    """Encode exactly these pixels (uint8 RGB) as a PNG with both texts."""
     texts = PngImagePlugin.PngInfo()
     texts.add_text(PARAMETERS_KEY, _storable(parameters_text(recipe)))
     texts.add_text(RECIPE_KEY, json.dumps(recipe.as_json()))
@@ -61,7 +61,7 @@ def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
 
 
 def parameters_text(recipe: Recipe) -> str:
-    """The A1111 `parameters` text of `recipe`."""
+    """Return the A1111 `parameters` text of `recipe`."""
     lines = [recipe.prompt + "".join(f" <lora:{lora.name}:{lora.strength:g}>" for lora in recipe.loras)]
     if recipe.negative:
         lines.append(_NEGATIVE + recipe.negative)
@@ -70,7 +70,7 @@ def parameters_text(recipe: Recipe) -> str:
 
 
 def parse_parameters(text: str) -> Parameters:
-    """What `text` says. Without a line of pairs at its end, all of it is prompt."""
+    """Parse an A1111 `parameters` text. Without a line of pairs at its end, all of it is prompt."""
     lines = text.split("\n")
     values = _parsed_pairs(lines[-1])
     if len(values) < _FEWEST_PAIRS:
@@ -83,7 +83,7 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def read_parameters(path: str | Path) -> Parameters:
-    """The `parameters` text of a PNG. Raises UserError when the file has none or is no image."""
+    """Read the `parameters` text of a PNG. Raises UserError if the file has none or is not an image."""
     text = _texts(Path(path)).get(PARAMETERS_KEY)
     if text is None:
         raise UserError(f"{path}: no {PARAMETERS_KEY!r} text in this image")
@@ -91,10 +91,10 @@ def read_parameters(path: str | Path) -> Parameters:
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """The recipe that a PNG carries. Raises UserError when it has none, or one that cannot be read."""
+    """Read the recipe in a PNG. Raises UserError if it has none, or an unreadable one."""
     text = _texts(Path(path)).get(RECIPE_KEY)
     if text is None:
-        raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not of modelpool, or stripped)")
+        raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not from modelpool, or stripped)")
     try:
         return recipe_from_json(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
@@ -102,7 +102,7 @@ def read_recipe(path: str | Path) -> Recipe:
 
 
 def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
-    """The inverse of `Recipe.as_json`. Raises ValueError, TypeError or KeyError for anything else."""
+    """Invert `Recipe.as_json`. Raises ValueError, TypeError or KeyError for anything else."""
     unknown = sorted(set(fields) - set(Recipe.__dataclass_fields__))
     if unknown:
         raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
@@ -156,8 +156,9 @@ def _pairs(recipe: Recipe) -> dict[str, str]:
 
 
 def _image_pairs(recipe: Recipe) -> dict[str, str]:
-    """What an image was made from, under the names of the A1111 web UI. Its strength is the part of the steps that was
-    made."""
+    """Return the inputs of an image under the names of the A1111 web UI. The strength is the share of steps that
+    were run.
+    """
     pairs: dict[str, str] = {}
     made = recipe.pictures
     if made is None:
@@ -178,7 +179,7 @@ def _quoted(value: str) -> str:
 
 
 def _parsed_pairs(line: str) -> dict[str, str]:
-    """The pairs of a whole line of them; {} when any part of the line is something else."""
+    """Parse a line of pairs; {} if any part of the line is something else."""
     values: dict[str, str] = {}
     position = 0
     while position < len(line):
@@ -192,7 +193,7 @@ def _parsed_pairs(line: str) -> dict[str, str]:
 
 
 def _storable(text: str) -> str:
-    """`text` without what no encoding can hold (half a surrogate pair)."""
+    """Remove what no encoding can hold (half a surrogate pair)."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -201,7 +202,7 @@ def _texts(path: Path) -> dict[str, str]:
         with Image.open(path) as image:
             if image.format != "PNG":
                 raise UserError(f"{path}: found a {image.format} file, expected a PNG")
-            image.load()  # texts may stand behind the pixels
+            image.load()  # texts may be located after the pixels
             return {str(key): value for key, value in image.info.items() if isinstance(value, str)}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None

@@ -1,4 +1,4 @@
-"""A file of this project's as one image: an image itself, the first frame of a video, the wave of an audio clip.
+"""Reduces an output file to one image: the image itself, the first frame of a video, the wave of an audio clip.
 
 Knows files and drawing; not what they are for.
 """
@@ -17,12 +17,12 @@ from modelpool.actors.outputs.video import VideoKind
 
 _WAVE_PIXELS = (384, 192)
 _INK, _PAPER = (58, 90, 140), (255, 255, 255)
-#: videos that Pillow reads itself
+#: videos that Pillow reads
 _OF_PILLOW = VideoKind.GIF.value
 
 
 def first_image(path: Path) -> Image.Image:
-    """The image that stands for the file. Raises OSError when it cannot be read as what its name says."""
+    """Return the preview of a file. Raises OSError if it cannot be read as its name indicates."""
     ending = path.suffix.lower()
     if ending in {kind.value for kind in AudioKind}:
         return wave_image(_samples(path))
@@ -33,8 +33,9 @@ def first_image(path: Path) -> Image.Image:
 
 
 def wave_image(samples_CL: npt.NDArray[np.int16]) -> Image.Image:
-    """How loud an audio clip is over time: of each column of pixels, the lowest and the highest sample of any
-    channel."""
+    """Draw the loudness of an audio clip over time: for each column of pixels, the lowest and the highest sample of
+    any channel.
+    """
     width, height = _WAVE_PIXELS
     image = Image.new("RGB", _WAVE_PIXELS, _PAPER)
     pen, middle = ImageDraw.Draw(image), (height - 1) / 2
@@ -47,12 +48,12 @@ def wave_image(samples_CL: npt.NDArray[np.int16]) -> Image.Image:
 
 
 def _first_frame(path: Path) -> Image.Image:
-    import av  # it takes its time, and most programs read no videos
+    import av  # imported late: it is slow, and most programs read no videos
 
     with av.open(str(path)) as container:
         for frame in container.decode(video=0):
             return Image.fromarray(np.asarray(frame.to_ndarray(format="rgb24"), np.uint8))
-    raise OSError(f"{path}: found no frame in this video")
+    raise OSError(f"{path}: no frames in this video")
 
 
 def _samples(path: Path) -> npt.NDArray[np.int16]:
@@ -62,6 +63,6 @@ def _samples(path: Path) -> npt.NDArray[np.int16]:
         channels = container.streams.audio[0].codec_context.channels
         found = [frame.to_ndarray() for frame in container.decode(audio=0)]
     if not found:
-        raise OSError(f"{path}: found no samples in this audio")
+        raise OSError(f"{path}: no samples in this audio file")
     samples: npt.NDArray[np.int16] = np.concatenate([one.reshape(-1, channels) for one in found]).T
     return samples

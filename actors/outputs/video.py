@@ -1,7 +1,7 @@
-"""Frames as the bytes of a video, and on disk: MP4 (H.264), WebM (VP9), GIF.
+"""Encodes frames as a video: MP4 (H.264), WebM (VP9), GIF.
 
-Knows formats, by the ending of a file's name; not recipes, folders or where anything ran. MP4 and WebM lose a little of
-the image and keep its size and its frames; a GIF keeps 256 colours a frame, and times in hundredths of a second.
+Knows formats, by the suffix of a file name; not recipes, folders or where anything ran. MP4 and WebM lose a little
+quality and keep size and frames; a GIF keeps 256 colours per frame, and times in hundredths of a second.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from modelpool.actors.outputs.atomic_write import write_whole
+from modelpool.actors.outputs.atomic_write import write_atomically
 from modelpool.pool.core.errors import OutputFailed, unknown_name, unusable_field
 
 #: frames, height, width, red green blue
 FrameArray: TypeAlias = npt.NDArray[np.uint8]
 
-#: a frame rate is told as a fraction; the usual ones (30000/1001) have no larger denominator
+#: a frame rate is a fraction; the usual ones (30000/1001) have no larger denominator
 _MOST_PARTS = 1001
-#: what GIFs count time in, a second
+#: time units of GIFs per second
 _GIF_TICKS = 100
 _MOST_FRAMES_PER_SECOND = 1000
 #: no dates and no random numbers in a file
@@ -34,7 +34,7 @@ _SAME_BYTES = {"fflags": "+bitexact"}
 
 
 class VideoKind(Enum):
-    """A format of videos, by the ending of its files."""
+    """A video format, by its file suffix."""
 
     MP4 = ".mp4"
     WEBM = ".webm"
@@ -43,11 +43,11 @@ class VideoKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Encoding:
-    """How a video is encoded.
+    """Encoder settings.
 
-    container  the format's name
+    container  name of the format
     codec      the encoder
-    options    its settings: as good as it looks at normal speed, not smaller
+    options    its options: no visible loss at normal speed, not the smallest file
     """
 
     container: str
@@ -56,14 +56,14 @@ class _Encoding:
 
 
 _ENCODINGS = {
-    # the index goes first, so that a browser plays what is still coming
+    # the index goes first, so that a browser can play while downloading
     VideoKind.MP4: _Encoding("mp4", "libx264", {"crf": "17", "preset": "medium"}),
     VideoKind.WEBM: _Encoding("webm", "libvpx-vp9", {"crf": "24", "b": "0", "row-mt": "1", "cpu-used": "4"}),
 }
 
 
 def video_kind(path: str | Path) -> VideoKind:
-    """The format that a file of this name has. Raises UnknownName listing those that there are."""
+    """Return the format for a file name. Raises UnknownName listing the known ones."""
     ending = Path(path).suffix.lower()
     if ending not in {kind.value for kind in VideoKind}:
         raise unknown_name("video format", ending or str(path), [kind.value for kind in VideoKind])
@@ -73,16 +73,15 @@ def video_kind(path: str | Path) -> VideoKind:
 def write_video(
     path: str | Path, frames_THWC: FrameArray, frames_per_second: float, *, title: str = "", comment: str = ""
 ) -> Path:
-    """Put `frames_THWC` at `path`, whose ending names the format; the name never stands for a part of a video.
+    """Write `frames_THWC` to `path` atomically, in the format of its suffix, with `title` and `comment` as metadata.
 
-    `title` and `comment` go into the file, the comment alone into a GIF. Returns the path. Raises UnknownName for
-    another ending, UnusableField for frames or a rate that cannot be, OutputFailed naming the file when it cannot be
-    written.
+    A GIF has only the comment. Returns the path. Raises UnknownName for another suffix, UnusableField for invalid
+    frames or rates, OutputFailed naming the file if it cannot be written.
     """
     whole = Path(path)
     content = encode_video(frames_THWC, frames_per_second, video_kind(whole), title=title, comment=comment)
     try:
-        write_whole(whole, content)
+        write_atomically(whole, content)
     except OSError as error:
         raise OutputFailed(f"{whole}: cannot be written ({error.strerror or error})") from error
     return whole
@@ -96,8 +95,7 @@ def encode_video(
     title: str = "",
     comment: str = "",
 ) -> bytes:
-    """The bytes of a video with these frames, at least one. Raises UnusableField for frames or a rate that cannot
-    be."""
+    """Encode at least one frame as a video. Raises UnusableField for invalid frames or rates."""
     if frames_THWC.dtype != np.uint8 or frames_THWC.ndim != 4 or frames_THWC.shape[-1] != 3:
         found = f"{frames_THWC.dtype} {frames_THWC.shape}"
         raise unusable_field("frames", found, "uint8 numbers [frames, height, width, 3]")
@@ -111,7 +109,7 @@ def encode_video(
 
 
 def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encoding, texts: Mapping[str, str]) -> bytes:
-    import av  # it takes its time, and most programs write no videos
+    import av  # imported late: it is slow, and most programs write no videos
     from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
     _, height, width, _ = frames_THWC.shape
@@ -122,9 +120,9 @@ def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encod
         stream = container.add_stream(encoding.codec, rate=rate, options=encoding.options)
         assert isinstance(stream, av.VideoStream)
         stream.width, stream.height = width, height
-        # colours of a quarter of the pixels, which every player knows, want even sides
+        # colours at a quarter of the resolution, which every player supports, require even sizes
         stream.pix_fmt = "yuv420p" if width % 2 == height % 2 == 0 else "yuv444p"
-        # said, because players guess otherwise for small videos and for large ones
+        # set explicitly, because players guess differently for small and large videos
         coded = stream.codec_context
         coded.colorspace, coded.color_range = Colorspace.ITU709, ColorRange.MPEG
         coded.color_primaries, coded.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
@@ -139,7 +137,7 @@ def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encod
 
 
 def _gif(frames_THWC: FrameArray, frames_per_second: float, comment: str) -> bytes:
-    """Each frame lasts whole hundredths of a second; together they last as long as at the exact rate."""
+    """Encode a GIF: each frame lasts whole hundredths of a second, and the total is as long as at the exact rate."""
     count = len(frames_THWC)
     ends = [round(_GIF_TICKS * (i + 1) / frames_per_second) for i in range(count)]
     durations = [max(1, end - start) * 1000 // _GIF_TICKS for start, end in zip([0, *ends], ends, strict=False)]
@@ -152,7 +150,7 @@ def _gif(frames_THWC: FrameArray, frames_per_second: float, comment: str) -> byt
         append_images=images[1:],
         duration=durations,
         loop=0,
-        # frames that are alike are frames all the same
+        # equal frames stay separate frames
         optimize=False,
         comment=comment.encode(),
     )

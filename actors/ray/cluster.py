@@ -1,7 +1,7 @@
-"""The one place where plain classes become Ray actors, and where it is said what those may take.
+"""Turns plain classes into Ray actors, and sets their resources.
 
 Imports Ray at once: import this module after a session is open. Rules
-1. Ray restarts nothing and repeats nothing (`max_restarts=0`, `max_task_retries=0`): the scheduler core decides that.
+1. Ray restarts and retries nothing (`max_restarts=0`, `max_task_retries=0`): the scheduler core decides that.
 2. Workers belong to the controller and end with it; the controller belongs to the driver that started it.
 """
 
@@ -21,7 +21,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
-from modelpool.actors.control.catalog_service import CatalogDesk
+from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.control.recorder import Recorder
@@ -35,7 +35,7 @@ from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
-#: rule 1; and no account of each call for Ray's own list of tasks, which costs a fifth of the call: the story has one
+#: rule 1; and no record of each call in Ray's task list, which costs a fifth of a call: the event log has one
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
 
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +45,7 @@ class SystemClock:
     """Real time."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class SystemClock:
 
 
 class ControllerActor(Controller):
-    """A controller whose fleet is Ray's. All methods are coroutines: a plain one would hold up the whole actor."""
+    """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
     def __init__(self, plan: PoolPlan) -> None:
         gc.set_threshold(CORE_GC_OBJECTS)
@@ -63,7 +63,7 @@ class ControllerActor(Controller):
             state=SchedulerState(plan.scheduler),
             fleet=RayFleet(lambda worker_id, incarnation: _create_worker(plan, worker_id, incarnation, me)),
             clock=SystemClock(),
-            desk=CatalogDesk(plan.open_catalog),
+            catalog=CatalogService(plan.open_catalog),
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
@@ -71,7 +71,7 @@ class ControllerActor(Controller):
 
 
 class GpuWorkerActor(GpuWorker):
-    """A worker that tells a controller of its steps, and that does not outlive the node's raylet."""
+    """A worker that reports its steps to a controller, and that does not outlive the node's raylet."""
 
     def __init__(self, worker_id: WorkerId, incarnation: int, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
         _die_with_raylet()
@@ -83,25 +83,26 @@ class GpuWorkerActor(GpuWorker):
         super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
-        """`run` with request, inputs, report and result as they travel, see `RayFleet.run`."""
+        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""
         report, result = self.run(unpacked(request), *map(result_of, inputs))
         return packed(report), packed_result(result, report.result_bytes)
 
-    def run_together_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """`run_together` in the same way, see `RayFleet.run_together`."""
-        reports, results = self.run_together(unpacked(requests), *map(result_of, inputs))
+    def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
+        """As `run_together`, packed; see `RayFleet.run_together`."""
+        reports, results = self.run_batch(unpacked(requests), *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 
 
 def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
-    """A new controller, answering, with its workers on the way. Raises UserError when the name is taken, and when it
-    cannot record what it is asked to."""
+    """Start a controller and wait until it answers; its workers are still starting. Raises UserError if the name is
+    taken, and if it cannot write its event log.
+    """
     options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
     try:
         controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan)
     except ValueError as taken:
-        raise UserError(f"this Ray cluster has a pool called {name!r} already; give this one another name") from taken
+        raise UserError(f"this Ray cluster already has a pool called {name!r}; choose another name") from taken
     try:
         ray.get(controller.open.remote())
     except RayTaskError as raised:
@@ -110,11 +111,13 @@ def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[A
 
 
 def find_controller(namespace: str, name: str) -> ActorHandle[Any]:
-    """The controller that another driver started. Raises UserError when there is none."""
+    """Return the controller that another driver started. Raises UserError if there is none."""
     try:
         return ray.get_actor(name, namespace)
     except ValueError as missing:
-        raise UserError(f"no pool called {name!r} runs in namespace {namespace!r} of this Ray cluster") from missing
+        raise UserError(
+            f"no pool called {name!r} is running in namespace {namespace!r} of this Ray cluster"
+        ) from missing
 
 
 def _create_worker(
@@ -131,8 +134,9 @@ def _create_worker(
 
 
 def _cpu_slots(plan: PoolPlan) -> int:
-    """Ray's CPU slots for one worker. Without a GPU: one on a cluster, so that Ray spreads them; none on a single
-    node, where a second pool would otherwise wait for slots for ever."""
+    """Return Ray's CPU slots for one worker. Without a GPU: one on a cluster, so that Ray spreads the workers; none
+    on a single node, where a second pool would otherwise wait for slots forever.
+    """
     several_nodes = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
     return 1 if several_nodes and not plan.gpus_per_worker else 0
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import modelpool
 
-#: the folder of the modelpool package; its parent is what has to be on the import path
+#: the folder of the modelpool package; its parent must be on the import path
 PACKAGE_FOLDER = Path(modelpool.__file__).absolute().parent
 
 
 def code_path() -> str:
-    """A PYTHONPATH for processes of this machine. Existing entries come first, so that modelpool's folder hides
-    nothing of the user's."""
+    """Return a PYTHONPATH for processes of this machine. Existing entries come first, so that modelpool's folder
+    hides nothing of the user's.
+    """
     return os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(PACKAGE_FOLDER.parent))))
 
 
 def code_for_other_machines() -> dict[str, Any]:
-    """A Ray runtime environment that ships modelpool to the nodes. Its dependencies must be installed there."""
+    """Return a Ray runtime environment that ships modelpool to the nodes. Its dependencies must be installed there."""
     return {"py_modules": [str(PACKAGE_FOLDER)]}

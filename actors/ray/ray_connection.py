@@ -1,4 +1,4 @@
-"""`RayLine`: a driver's line to a controller that is a Ray actor.
+"""`RayConnection`: the connection of a driver to a controller that is a Ray actor.
 
 Imports Ray at once: import this module after a session is open.
 """
@@ -11,26 +11,26 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from modelpool.actors.control.connection import P, Question, ResultGone, T
+from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.actors.wire.packing import result_of
 from modelpool.pool.core.stage_params import Result
 
 
-class RayLine:
-    """See `Line`."""
+class RayConnection:
+    """See `Connection`."""
 
     def __init__(self, controller: ActorHandle[Any]) -> None:
         self._controller = controller
 
-    def ask(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """See `Line`."""
+    def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See `Connection`."""
         call = getattr(self._controller, question.__name__)
         return cast("T", _get(call.remote(*args, **kwargs)))
 
     def fetch(self, ref: ResultRef) -> Result:
-        """See `Line`. Arrays of some size are read-only views of the object store."""
+        """See `Connection`. Large arrays are read-only views of the object store."""
         try:
             result: Result = result_of(_get(ref))
         except ObjectLostError as lost:
@@ -38,12 +38,12 @@ class RayLine:
         return result
 
     def give(self, result: Result) -> ResultRef:
-        """See `Line`."""
+        """See `Connection`."""
         ref: ResultRef = ray.put(result)
         return ref
 
     def end_controller(self) -> None:
-        """End the controller, and the workers that it leaves."""
+        """Kill the controller, and with it its remaining workers."""
         ray.kill(self._controller)
 
 
@@ -55,6 +55,6 @@ def _get(ref: Any) -> Any:
     except ObjectLostError:
         raise
     except RayActorError as lost:
-        raise PoolLost("the pool's controller is gone") from lost
+        raise PoolLost("the controller of the pool is gone") from lost
     except RayError as lost:
         raise PoolLost(str(lost).splitlines()[0]) from lost

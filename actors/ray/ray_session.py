@@ -1,11 +1,10 @@
-"""This process's connection to Ray: starts a local one, joins one that runs, or uses the one that is there.
+"""This process's connection to Ray: starts a local Ray, joins a running one, or uses the existing connection.
 
-Ray is imported here only when a session opens, because what it reads from the environment it reads once, at its import.
-Rules
+Ray is imported only when a session opens, because it reads the environment once, at its import. Rules
 1. Only what this process started is shut down.
-2. A Ray that we start listens on loopback only and asks for a token, which is kept in our own state folder: whoever may
-   read that may use the pool.
-3. Nothing of Ray's is printed on the user's terminal.
+2. A Ray that we start listens on loopback only and requires a token, which is kept in our state folder: anyone who can
+   read it may use the pool.
+3. Ray prints nothing on the user's terminal.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from modelpool.pool.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-#: sockets live in Ray's folder and their paths may have 107 bytes, of which Ray takes about 70
+#: sockets are in Ray's folder; their paths may have 107 bytes, of which Ray uses about 70
 SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
-#: how long to wait for an answer from an address that someone named
+#: how long to wait for an answer from an address
 ANSWER_SECONDS = 10.0
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -42,7 +41,7 @@ TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 class RaySession:
-    """A connection, and what of it is ours."""
+    """A connection, and what this process started for it."""
 
     def __init__(self, address: str, connected_here: bool, folder: tempfile.TemporaryDirectory[str] | None) -> None:
         self.address = address
@@ -51,17 +50,17 @@ class RaySession:
 
     @property
     def is_local(self) -> bool:
-        """This process started the whole cluster."""
+        """Whether this process started the whole cluster."""
         return self._folder is not None
 
     def gpu_count(self) -> int:
-        """GPUs of the cluster's nodes, taken or not."""
+        """Return the number of GPUs in the cluster, used or free."""
         import ray
 
         return int(ray.cluster_resources().get("GPU", 0))
 
     def close(self) -> None:
-        """Let go of what this process started. Idempotent."""
+        """Disconnect, and shut down what this process started. Idempotent."""
         import ray
 
         if self._connected_here:
@@ -74,15 +73,14 @@ class RaySession:
 def open_session(address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False) -> RaySession:
     """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`.
 
-    `bring_code` sends our packages to the other machines of a cluster that is joined.
-
-    A Ray that this process is connected to already is used and left alone on closing.
-    Raises UserError when nothing answers at `address`, or when this process is connected elsewhere.
+    `bring_code` ships our packages to the other machines of a joined cluster. An existing Ray connection of this
+    process is used, and left alone on closing. Raises UserError if nothing answers at `address`, or if this process is
+    connected elsewhere.
     """
     if (known := _connected()) is not None:
         there = known.get_runtime_context().gcs_address
         if address not in (None, "auto", there):
-            raise UserError(f"this program is connected to the Ray at {there} already, so it cannot join {address}")
+            raise UserError(f"this program is already connected to the Ray at {there}, so it cannot join {address}")
         return RaySession(there, False, None)
     if address is None:
         return _start(namespace, local_workers)
@@ -95,12 +93,12 @@ def _connected() -> ModuleType | None:
 
 
 def _start(namespace: str, local_workers: int) -> RaySession:
-    """A new local Ray. Tried twice: Ray gives its parts a fixed time to start, which a busy machine can exceed."""
+    """Start a local Ray. Tried twice: Ray gives its parts a fixed time to start, which a busy machine can exceed."""
     _prepare_environment()
     try:
         folder = _start_once(namespace, local_workers)
     except Exception as failed:
-        logger.info("Ray did not start and is tried once more: %s", failed)
+        logger.info("Ray did not start; trying once more: %s", failed)
         folder = _start_once(namespace, local_workers)
     import ray
 
@@ -108,7 +106,7 @@ def _start(namespace: str, local_workers: int) -> RaySession:
 
 
 def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirectory[str]:
-    """Start Ray in a folder of its own; what is left of a failed start is ended."""
+    """Start Ray in its own folder; clean up after a failed start."""
     folder = tempfile.TemporaryDirectory(prefix="modelpool-", dir=_short_folder(), ignore_cleanup_errors=True)
     try:
         with _code_on_path():
@@ -139,20 +137,20 @@ def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
     try:
         _init(address=address, namespace=namespace, runtime_env=environment)
     except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"no Ray cluster could be joined at {address!r} ({_first_line(error)})") from error
+        raise UserError(f"could not join a Ray cluster at {address!r} ({_first_line(error)})") from error
     import ray
 
     return RaySession(ray.get_runtime_context().gcs_address, True, None)
 
 
 def _init(**arguments: Any) -> None:
-    """`ray.init` without its chatter."""
+    """Call `ray.init` without its output."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
-    # Deaths of workers are printed by a listener of Ray's that no setting turns off; we tell of them ourselves.
+    # Ray prints worker deaths with a listener that no setting turns off; we report them ourselves.
     if hasattr(ray._private.worker, "print_to_stdstream"):
         ray._private.worker.print_to_stdstream = _log_lines
 
@@ -163,19 +161,21 @@ def _log_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:
 
 
 def _prepare_environment() -> None:
-    """What Ray must find before it is imported, or as soon after as possible, to stay on loopback behind a token."""
+    """Set what Ray must find before it is imported, or as soon after as possible, to stay on loopback behind a
+    token.
+    """
     os.environ[LOOPBACK_VARIABLE] = "0"
     if not any(name in os.environ for name in TOKEN_VARIABLES):
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
-    if "ray" in sys.modules:  # it has read the environment already; these are the two places that remember it
+    if "ray" in sys.modules:  # it has already read the environment; these are the two places that keep it
         private: Any = sys.modules["ray"]
         private._private.ray_constants.ENABLE_RAY_CLUSTER = False
         private._raylet.Config.initialize("")
 
 
 def _token_file() -> Path:
-    """Our token, made when missing. Two processes that make it at once agree on one."""
+    """Return our token, created if missing. Two processes that create it at once agree on one."""
     path = state_folder() / TOKEN_NAME
     if not path.exists():
         draft = path.with_name(f"{TOKEN_NAME}.{os.getpid()}")
@@ -188,7 +188,7 @@ def _token_file() -> Path:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether host:port is on this machine and nowhere else."""
+    """Whether host:port is on this machine only."""
     host = address.rpartition(":")[0] or address
     if host == "localhost":
         return True
@@ -204,7 +204,9 @@ def _short_folder() -> Path:
 
 @contextlib.contextmanager
 def _code_on_path() -> Iterator[None]:
-    """Ray's processes inherit the environment: let them find our packages wherever this program was started from."""
+    """Set the environment that Ray's processes inherit, so that they find our packages wherever this program was
+    started.
+    """
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = code_path()
     try:
@@ -217,7 +219,7 @@ def _code_on_path() -> Iterator[None]:
 
 
 def _prove_someone_listens(address: str) -> None:
-    """Ray would try for minutes. Raises UserError."""
+    """Check that the address answers, as Ray would try for minutes. Raises UserError."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()

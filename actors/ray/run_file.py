@@ -1,7 +1,7 @@
-"""The file that says which pool runs on this machine, for `modelpool status`, `modelpool down` and `ModelPool.connect`.
+"""The run files of pools on this machine, for `modelpool status`, `modelpool down` and `ModelPool.connect`.
 
-One file a pool, written by the process that owns it. A file whose process is gone is stale and counts as none; process
-ids are used again, so the process's start time must agree too. Knows neither Ray nor how a pool is started.
+One file per pool, written by the process that owns it. A file whose process is gone is stale and ignored; process ids
+are reused, so the process's start time must match too. Knows neither Ray nor how a pool is started.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import psutil
 
 from modelpool.actors.ray.state_folder import state_folder
 
-#: start times are told by the kernel in hundredths of a second
+#: the kernel reports start times in hundredths of a second
 _SAME_START_SECONDS = 0.02
 
 
@@ -25,7 +25,7 @@ class RunningPool:
     """A pool that a process of this machine keeps running.
 
     started_at  of the process, seconds since the epoch
-    log         what the process and its workers print
+    log         output of the process and its workers
     """
 
     name: str
@@ -37,7 +37,7 @@ class RunningPool:
 
 
 def write_run_file(pool: RunningPool) -> None:
-    """Say that `pool` runs; at once or not at all."""
+    """Write the run file of `pool`, atomically."""
     path = _path(pool.name)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(dataclasses.asdict(pool), indent=2) + "\n")
@@ -45,25 +45,25 @@ def write_run_file(pool: RunningPool) -> None:
 
 
 def remove_run_file(pool: RunningPool) -> None:
-    """Say that it does not run any more. Leaves the file of another pool that took the name."""
+    """Remove the run file of `pool`. Leaves the file of another pool that took the name."""
     if _read(_path(pool.name)) == pool:
         _path(pool.name).unlink(missing_ok=True)
 
 
 def running_pool(name: str | None = None) -> RunningPool | None:
-    """The pool called `name`, or without a name the one that was started last. None when none runs."""
+    """Return the pool called `name`, or without a name the one that was started last. None if none runs."""
     paths = [_path(name)] if name is not None else state_folder().glob(f"*{_SUFFIX}")
     running = [pool for path in paths if (pool := _read(path)) is not None and is_running(pool)]
     return max(running, key=lambda pool: pool.started_at, default=None)
 
 
 def is_running(pool: RunningPool) -> bool:
-    """Whether the process of `pool` is still there."""
+    """Whether the process of `pool` still exists."""
     return process_of(pool) is not None
 
 
 def process_of(pool: RunningPool) -> psutil.Process | None:
-    """The process of `pool`; None when it is gone and its number taken by another, or waits to be buried."""
+    """Return the process of `pool`; None if it has ended, its id was reused, or it is a zombie."""
     try:
         process = psutil.Process(pool.pid)
         same = abs(process.create_time() - pool.started_at) < _SAME_START_SECONDS
@@ -80,7 +80,7 @@ def _path(name: str) -> Path:
 
 
 def _read(path: Path) -> RunningPool | None:
-    """What the file says; None when there is none or it is not one of ours."""
+    """Read a run file; None if it is missing or not one of ours."""
     try:
         return RunningPool(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Where modelpool keeps what several of its processes share: which pools run, their logs, the token of local ones."""
+"""Locates the folder that modelpool's processes share: run files, logs, the token of local Ray clusters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from modelpool.pool.core.errors import OutputFailed
 
 
 def state_folder() -> Path:
-    """The folder; made when missing, for this user only. Raises OutputFailed when there is no place for one."""
+    """Return the folder, created for this user only if missing. Raises OutputFailed if none can be created."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     places = [Path(runtime) / "modelpool"] if runtime else []
     places.append(Path.home() / ".local" / "state" / "modelpool")
@@ -22,4 +22,4 @@ def state_folder() -> Path:
             continue
         if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
             return folder
-    raise OutputFailed(f"no folder for modelpool's own files can be written; tried {', '.join(map(str, places))}")
+    raise OutputFailed(f"no writable folder for modelpool's state; tried {', '.join(map(str, places))}")

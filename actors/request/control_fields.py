@@ -1,4 +1,4 @@
-"""The field of a request that names ControlNets. Checked here, as `actors.request.image_fields` is.
+"""The `controls` field of a request: ControlNets and their images; parsed and validated.
 
 Torch-free, ray-free.
 """
@@ -13,33 +13,34 @@ from modelpool.actors.request.image_fields import checked_image
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
 
-#: far beyond what ControlNets were trained with
-MOST_CONTROL = 10.0
-#: of the number of a mode, in a short form: more are refused as the name of none
+#: far above the strengths that ControlNets are trained with
+MAX_CONTROL = 10.0
+#: most digits of a mode number in the short form; longer ones are treated as an (unknown) mode name
 _MODE_DIGITS = 9
 
 
 class Control(Strict):
-    """A ControlNet and the image that it speaks of (edges, depth, a pose: made already). Accepts "NAME=FILE",
+    """A ControlNet and its control image, already preprocessed (edges, depth, pose). Accepts "NAME=FILE",
     "NAME=FILE:STRENGTH", "NAME=FILE:STRENGTH:START:END", the same without "=FILE", the same with "NAME@MODE", and
     {"model":, "mode":, "image":, "mask":, "strength":, "start":, "end":}.
 
-    image       left out, the `image` of the request
-    mask        of one that fills holes: an image of the size of its `image`, white where that is hidden from it; left
-                out, the `mask` of the request
-    strength    how strongly; 0 is not at all
-    start, end  from which share of the steps to which
-    mode        of one that has several: its name ("canny") or its number
+    image       control image; default: the `image` of the request
+    mask        for inpainting ControlNets: an image of the size of the control image, white where it is hidden;
+    default:
+                the `mask` of the request
+    strength    conditioning scale; 0 disables it
+    start, end  the part of the schedule in which it is active, as fractions from 0 to 1
+    mode        for ControlNets with several modes: a name ("canny") or a number
     """
 
     model: Annotated[str, Field(min_length=1)]
-    #: once checked, a `ImageSource`
+    #: an `ImageSource` after validation
     image: Any = None
     strength: float = 1.0
     start: float = 0.0
     end: float = 1.0
     mode: str | int | None = None
-    #: once checked, a `ImageSource`
+    #: an `ImageSource` after validation
     mask: Any = None
 
     @model_validator(mode="before")
@@ -49,9 +50,9 @@ class Control(Strict):
             return value
         name, equals, rest = value.partition("=")
         image, numbers = _without_numbers(rest if equals else name, 3)
-        name, said = _without_mode(name if equals else image)
-        shown = {"image": image} if equals else {}
-        return {"model": name, **said, **shown, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
+        name, mode = _without_mode(name if equals else image)
+        source = {"image": image} if equals else {}
+        return {"model": name, **mode, **source, **dict(zip(("strength", "start", "end"), numbers, strict=False))}
 
     @field_validator("image", "mask", mode="before")
     @classmethod
@@ -61,8 +62,8 @@ class Control(Strict):
     @field_validator("strength")
     @classmethod
     def _strength(cls, value: float) -> float:
-        if not 0 <= value <= MOST_CONTROL:
-            raise unusable_field("controls.strength", value, f"a number from 0 to {MOST_CONTROL:g}")
+        if not 0 <= value <= MAX_CONTROL:
+            raise unusable_field("controls.strength", value, f"a number from 0 to {MAX_CONTROL:g}")
         return value
 
     @field_validator("mode", mode="before")
@@ -70,24 +71,25 @@ class Control(Strict):
     def _mode(cls, value: Any) -> Any:
         if value is None or (isinstance(value, str) and value) or (type(value) is int and value >= 0):
             return value
-        raise unusable_field("controls.mode", value, "the name of a mode, or its number from 0")
+        raise unusable_field("controls.mode", value, "the name of a mode, or its number, from 0")
 
     @model_validator(mode="after")
     def _share(self) -> Control:
         if not 0 <= self.start < self.end <= 1:
             found = f"{self.start:g} to {self.end:g}"
-            raise unusable_field("controls.start, controls.end", found, "a share of the steps within 0 to 1")
+            expected = "fractions of the schedule from 0 to 1, with start below end"
+            raise unusable_field("controls.start, controls.end", found, expected)
         return self
 
     @model_serializer(mode="wrap")
-    def _as_said(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a mask that is not said: seeds of job files are made of this."""
+    def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a mask that is not set: the seeds of job files are derived from this serialization."""
         return {name: value for name, value in plain(self).items() if name != "mask" or value is not None}
 
 
 def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:
-    """What a ControlNet is called in "NAME@MODE", and the mode as a field. "@" in a folder's name, or before a file's
-    ending, is part of the name."""
+    """Split "NAME@MODE" into the name and the mode as a field. "@" in a folder name, or before a file extension, is
+    part of the name."""
     model, _, mode = name.rpartition("@")
     if not model or any(character in mode for character in "/\\."):
         return name, {}
@@ -95,7 +97,7 @@ def _without_mode(name: str) -> tuple[str, dict[str, str | int]]:
 
 
 def _without_numbers(text: str, most: int) -> tuple[str, list[float]]:
-    """`text` without the numbers that it ends with, each after a colon, and those; at most so many."""
+    """Split `text` into its head and up to `most` numbers at its end, each after a colon."""
     numbers: list[float] = []
     while len(numbers) < most:
         head, colon, tail = text.rpartition(":")

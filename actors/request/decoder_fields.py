@@ -1,7 +1,6 @@
-"""The field of a request that says which second model makes an image of what the first one made, and how. Checked
-here, as `actors.request.requests` is; whether a model needs one, and which there are, the catalog says.
+"""The `decoder` field of a request: the second model of a two-stage model; parsed and validated.
 
-Torch-free, ray-free.
+The catalog knows which models need a decoder, and which decoders exist. Torch-free, ray-free.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _FORMS = "NAME, NAME:STEPS or NAME:STEPS:CFG, such as stage_b:10:1.1"
 
 
 class Decoder(Strict):
-    """The second model of an image that two make (Stable Cascade's stage B). Accepts "NAME", "NAME:STEPS",
+    """The decoder (second stage) of a two-stage model, such as Stable Cascade's stage B. Accepts "NAME", "NAME:STEPS",
     "NAME:STEPS:CFG" and {"model":, "steps":, "cfg":}.
 
-    model  its name; left out, the one that lies beside the first, or the only one that there is
-    steps  left out, the model's own
-    cfg    how strongly it follows the prompt, away from the negative prompt; left out, 1: not at all
+    model  its name; default: the one in the same folder as the first model, or the only one in the catalog
+    steps  default: the decoder's default
+    cfg    guidance scale; default 1 (no guidance)
     """
 
     model: str = ""

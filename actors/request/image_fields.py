@@ -1,9 +1,8 @@
-"""The fields of a request that name images, and what is to be done with them. Checked here, as
-`actors.request.requests` is.
+"""The fields of a request that name images, and the parts that use them (regions, second pass); parsed and validated.
 
-An image is the path of a file, an image of Pillow or an array of numpy. A path stays one until it is submitted; all
-else becomes `Pixels` at once, so that what is changed afterwards changes no request. Reads headers of files only.
-Torch-free, ray-free; imports Pillow and numpy when an image is there.
+An image is the path of a file, a Pillow image or a numpy array. A path stays a path until submission; everything else
+becomes `Pixels` at once, so later changes of the original do not change the request. Only headers of files are read
+here. Torch-free, ray-free; imports Pillow and numpy when an image is set.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ if TYPE_CHECKING:
 
     from modelpool.pool.core.stage_params import PixelArray
 
-#: most pixels along a side, and in all: what is read would take four times as many bytes
-MOST_SIDE, MOST_PIXELS = 16384, 1 << 26
-#: what files of images are read as, in Pillow's names: formats of pixels. Others that Pillow opens are read by other
-#: programs (EPS), are no images, or are hardly ever met
+#: most pixels on one side, and in total; reading takes four bytes each
+MAX_SIDE, MAX_PIXELS = 16384, 1 << 26
+#: image formats that are read, by Pillow's names. The other formats of Pillow need external programs (EPS), are not
+#: images, or are very rare
 IMAGE_FORMATS = (
     *("PNG", "JPEG", "MPO", "WEBP", "AVIF", "JPEG2000", "GIF", "BMP", "TIFF", "PPM"),
     *("TGA", "QOI", "ICO", "PCX", "SGI", "PSD"),
 )
-#: regions, and ControlNets, of one request: each is computed with at every step
-MOST_PARTS = 16
-#: images that a model works from at once; more than published ones were trained with
-MOST_REFERENCES = 4
-#: how much of an image is made anew where nobody says: a part; of what a mask shows, all
-USUAL_STRENGTH, USUAL_MASKED_STRENGTH = 0.6, 1.0
-#: a text that counts so much more than the prompt leaves nothing of it
-MOST_REGION = 100.0
-#: what a field that names an image expects
-A_IMAGE = "the path of an image, an image of Pillow or an array of numpy"
+#: most regions, and most ControlNets, of one request: each costs compute at every step
+MAX_PARTS = 16
+#: most reference images; more than published models were trained with
+MAX_REFERENCES = 4
+#: default denoising strength of image-to-image, and with a mask
+DEFAULT_STRENGTH, DEFAULT_MASKED_STRENGTH = 0.6, 1.0
+#: at a strength above this, a region leaves nothing of the prompt
+MAX_REGION = 100.0
+#: expected values of an image field, for messages
+IMAGE_FORMS = "the path of an image, a Pillow image or a numpy array"
 
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """An image [H, W, 3] or a mask [H, W] of the driver's own, in memory. Equal when their pixels are."""
+    """An image [H, W, 3] or a mask [H, W] in the driver's memory. Equal when their pixels are equal."""
 
     sha256: str
     pixels: PixelArray = field(compare=False, repr=False)
@@ -57,10 +56,10 @@ class Pixels:
 
 @dataclass(frozen=True, slots=True)
 class InputImage:
-    """An image or a mask on its way to the pool, at the size that it is used in.
+    """An image or a mask on its way to the pool, at the size at which it is used.
 
     sha256  of height, width and pixels
-    file    the name of the file that it came from, for people; empty for one from memory
+    file    name of the source file, for display; empty for an image from memory
     """
 
     sha256: str
@@ -69,19 +68,19 @@ class InputImage:
     file: str = ""
 
 
-#: what a field that names an image holds once it is checked
+#: value of an image field after validation
 ImageSource: TypeAlias = str | Pixels | InputImage
 
 
 def pixels_digest(pixels: PixelArray) -> str:
-    """SHA-256 of the shape and the bytes of an image or a mask."""
+    """Return the SHA-256 of the shape and the bytes of an image or a mask."""
     import numpy as np
 
     return hashlib.sha256(repr(pixels.shape).encode() + np.ascontiguousarray(pixels).tobytes()).hexdigest()
 
 
 def checked_image(name: str, value: Any, is_mask: bool = False) -> ImageSource | None:
-    """The image in the field `name`. Raises UserError naming the field, and the file where it is one."""
+    """Validate the image in the field `name`. Raises UserError naming the field, and the file for a path."""
     if value is None or isinstance(value, (Pixels, InputImage)):
         return value
     if isinstance(value, (str, os.PathLike)):
@@ -97,31 +96,31 @@ def checked_image(name: str, value: Any, is_mask: bool = False) -> ImageSource |
     elif isinstance(value, np.ndarray):
         pixels = _of_array(name, value, is_mask)
     else:
-        raise unusable_field(name, type(value).__name__, A_IMAGE)
+        raise unusable_field(name, type(value).__name__, IMAGE_FORMS)
     return Pixels(pixels_digest(pixels), pixels)
 
 
 def checked_references(value: Any) -> ImageSource | tuple[ImageSource, ...] | None:
-    """The image to work from, or several, in order. Raises UserError."""
+    """Validate the reference image, or a list of them in order. Raises UserError."""
     if not isinstance(value, (list, tuple)):
         return checked_image("reference", value)
-    if not 1 <= len(value) <= MOST_REFERENCES:
-        raise unusable_field("reference", f"{len(value)} images", f"1 to {MOST_REFERENCES}")
+    if not 1 <= len(value) <= MAX_REFERENCES:
+        raise unusable_field("reference", f"{len(value)} images", f"1 to {MAX_REFERENCES} images")
     found = tuple(checked_image("reference", each) for each in value)
     sources = tuple(each for each in found if each is not None)
     if len(sources) < len(found):
-        raise unusable_field("reference", "nothing among several", A_IMAGE)
+        raise unusable_field("reference", "None in a list", IMAGE_FORMS)
     return sources if len(sources) > 1 else sources[0]
 
 
 @contextmanager
 def open_image(name: str, path: str) -> Iterator[Image]:
-    """The image at `path`, its header read and its size checked. Raises UserError naming the field `name`, for what
-    is no regular file too."""
+    """Open the image at `path`, read its header and check its size. Raises UserError naming the field `name`, also for
+    a path that is not a regular file."""
     from PIL import Image, UnidentifiedImageError
 
     if not os.path.exists(path):
-        raise unusable_field(name, path, "a file that is there")
+        raise unusable_field(name, path, "an existing file")
     try:
         with open_regular(path, "an image") as (file, _):
             try:
@@ -129,7 +128,7 @@ def open_image(name: str, path: str) -> Iterator[Image]:
             except UnidentifiedImageError:
                 expected = f"expected one of {', '.join(IMAGE_FORMATS)}"
                 raise UserError(f"{name}: {path} cannot be read as an image, {expected}") from None
-            except Exception as error:  # what decoders raise over damaged files is not told beforehand
+            except Exception as error:  # decoders raise arbitrary exceptions for damaged files
                 raise UserError(f"{name}: {path} cannot be read as an image ({error})") from None
             with image:
                 check_size(name, image.size)
@@ -139,7 +138,7 @@ def open_image(name: str, path: str) -> Iterator[Image]:
 
 
 def _readable() -> tuple[str, ...]:
-    """Those of `IMAGE_FORMATS` that this Pillow has."""
+    """Return those of `IMAGE_FORMATS` that the installed Pillow supports."""
     from PIL import Image
 
     Image.init()
@@ -147,35 +146,35 @@ def _readable() -> tuple[str, ...]:
 
 
 def check_size(name: str, size: tuple[int, int]) -> None:
-    """Raise UnusableField for an image without pixels, or with too many."""
+    """Raise UnusableField for an image with no pixels, or with too many."""
     width, height = size
-    if not (0 < width <= MOST_SIDE and 0 < height <= MOST_SIDE and width * height <= MOST_PIXELS):
-        expected = f"up to {MOST_SIDE} on a side and {MOST_PIXELS} in all"
+    if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE and width * height <= MAX_PIXELS):
+        expected = f"up to {MAX_SIDE} pixels on a side and {MAX_PIXELS} in total"
         raise unusable_field(name, f"an image of {width}x{height} pixels", expected)
 
 
 def plain_pixels(name: str, image: Image, is_mask: bool) -> PixelArray:
-    """The pixels of `image` as a camera held it upright: three colours, or one brightness for a mask. What can be
-    seen through is laid over white, of a mask over black. Raises UserError."""
+    """Return the pixels of `image`, turned upright by its EXIF orientation: RGB, or grey values for a mask. Transparent
+    areas are composited over white, for a mask over black. Raises UserError."""
     import numpy as np
     from PIL import Image, ImageOps
 
     if image.mode[0] in "IF":
-        raise unusable_field(name, f"an image of mode {image.mode}", "one of 8 bits for each colour")
+        raise unusable_field(name, f"an image of mode {image.mode}", "8 bits per channel")
     try:
         image = ImageOps.exif_transpose(image)
         if image.has_transparency_data:
             under = Image.new("RGBA", image.size, "black" if is_mask else "white")
             image = Image.alpha_composite(under, image.convert("RGBA"))
         return np.array(image.convert("L" if is_mask else "RGB"))
-    except Exception as error:  # what decoders raise over damaged files is not told beforehand
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise UserError(f"{name}: the image cannot be read ({error})") from None
 
 
 def checked_parts(name: str, value: Any) -> Any:
-    """As many regions or ControlNets as a request may have. Raises UnusableField."""
-    if isinstance(value, (list, tuple)) and len(value) > MOST_PARTS:
-        raise unusable_field(name, f"{len(value)} of them", f"up to {MOST_PARTS}: each is computed with at every step")
+    """Check the number of regions or ControlNets. Raises UnusableField."""
+    if isinstance(value, (list, tuple)) and len(value) > MAX_PARTS:
+        raise unusable_field(name, f"{len(value)} entries", f"up to {MAX_PARTS}: each is computed at every step")
     return value
 
 
@@ -184,7 +183,7 @@ def _of_array(name: str, array: Any, is_mask: bool) -> PixelArray:
 
     shape = array.shape
     if is_mask:
-        expected = "an array [height, width] of uint8 (255 is made anew) or bool"
+        expected = "an array [height, width] of uint8 (255 is regenerated) or bool"
         if array.ndim != 2 or array.dtype not in (np.uint8, np.bool_):
             raise unusable_field(name, f"an array {list(shape)} of {array.dtype}", expected)
         array = array.astype(np.uint8) * 255 if array.dtype == np.bool_ else array
@@ -197,34 +196,35 @@ def _of_array(name: str, array: Any, is_mask: bool) -> PixelArray:
 
 
 def checked_strength(name: str, value: float) -> float:
-    """A share of a schedule. Raises UnusableField."""
+    """Validate a denoising strength. Raises UnusableField."""
     if not 0 < value <= 1:
-        raise unusable_field(name, value, "a number above 0 (leave all as it is) up to 1 (make all anew)")
+        raise unusable_field(name, value, "a number above 0 (keep the image) up to 1 (regenerate all of it)")
     return value
 
 
-def steps_left_out(name: str, strength: float, steps: int, rounds_up: bool = False) -> int:
-    """How many of `steps` are not made at this strength: those at the head of the schedule, as diffusers counts them.
-    With `rounds_up` a part of a step that is to be made is a whole one, else it is none.
-    Raises UnusableField where none is left."""
+def skipped_steps(name: str, strength: float, steps: int, rounds_up: bool = False) -> int:
+    """Return how many of the first `steps` are skipped at a denoising strength, as diffusers counts them. A fraction
+    of a step that is run counts as one step with `rounds_up`, else as none.
+    Raises UnusableField if no step is left."""
     left_out = int(steps - steps * strength) if rounds_up else steps - min(int(steps * strength), steps)
     if left_out == steps:
-        raise unusable_field(name, strength, f"at least {1 / steps:.2g}: with {steps} steps, less makes none of them")
+        expected = f"at least {1 / steps:.2g}: with {steps} steps, a smaller strength runs none of them"
+        raise unusable_field(name, strength, expected)
     return left_out
 
 
 class Region(Strict):
-    """A text for a part of the image. Accepts "X,Y,WIDTH,HEIGHT=TEXT", "X,Y,WIDTH,HEIGHT:STRENGTH=TEXT" and
+    """A prompt for a part of the image. Accepts "X,Y,WIDTH,HEIGHT=TEXT", "X,Y,WIDTH,HEIGHT:STRENGTH=TEXT" and
     {"prompt":, "box": or "mask":, "strength":}.
 
-    box       left, top, width and height in pixels of the image as it is asked for; its edges are soft
-    mask      an image that is white where the text counts; it is scaled to the size of the image
-    strength  how much it counts there; the prompt counts 1 everywhere
+    box       left, top, width and height in pixels of the requested image; its edges are soft
+    mask      an image that is white where the prompt applies; it is scaled to the size of the image
+    strength  weight of the prompt there; the prompt of the request has weight 1 everywhere
     """
 
     prompt: str
     box: tuple[int, int, int, int] | None = None
-    #: once checked, a `ImageSource`
+    #: an `ImageSource` after validation
     mask: Any = None
     strength: float = 1.0
 
@@ -249,27 +249,27 @@ class Region(Strict):
     @field_validator("strength")
     @classmethod
     def _strength(cls, value: float) -> float:
-        if not 0 <= value <= MOST_REGION:
-            raise unusable_field("regions.strength", value, f"a number from 0 to {MOST_REGION:g}")
+        if not 0 <= value <= MAX_REGION:
+            raise unusable_field("regions.strength", value, f"a number from 0 to {MAX_REGION:g}")
         return value
 
     @model_validator(mode="after")
     def _place(self) -> Region:
         if (self.box is None) == (self.mask is None):
             found = "neither" if self.box is None else "both"
-            raise unusable_field("regions", found, f"a box or a mask for {self.prompt!r}")
+            raise unusable_field("regions", found, f"either a box or a mask for {self.prompt!r}")
         if self.box is not None and (min(self.box[:2]) < 0 or min(self.box[2:]) < 1):
             raise unusable_field("regions.box", self.box, "left, top, width and height in pixels")
         return self
 
 
 class Hires(Strict):
-    """A second pass: the image is made small, scaled up, and made again in part. Accepts 2, "2:0.5" (scale and
-    strength), "2:0.5:10" (and steps) and {"scale":, "strength":, "steps":, "via":}.
+    """A second pass: the image is generated at the requested size, scaled up, and partly regenerated. Accepts 2,
+    "2:0.5" (scale and strength), "2:0.5:10" (and steps) and {"scale":, "strength":, "steps":, "via":}.
 
-    strength  as of a request: which part of the steps of the second pass is made
-    steps     of its whole schedule; left out, as many as of the first
-    via       what is scaled up: the "latent", or the "image" that it is decoded to
+    strength  denoising strength of the second pass
+    steps     length of its full schedule; default: the steps of the first pass
+    via       what is scaled up: the "latent", or the decoded image ("picture")
     """
 
     scale: float = 2.0

@@ -1,7 +1,7 @@
-"""What a request says of a model that is two diffusion models, one for much noise and one for little (Wan 2.2 of 14B).
-Checked here, as `actors.request.requests` is; whether a model is two, the catalog says.
+"""The `low_noise` field of a request, for models with two experts, high-noise and low-noise (Wan 2.2 14B); parsed and
+validated.
 
-Torch-free, ray-free.
+The catalog knows which models have two experts. Torch-free, ray-free.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from pydantic import field_validator, model_validator
 from modelpool.actors.request.number_fields import checked_cfg, finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.expert_names import HALVES
+from modelpool.pool.core.expert_names import EXPERTS
 
 _FORMS = "CFG or CFG:BOUNDARY, such as 3 or 3:0.9"
-_BOUNDARY = "a share of noise from 0 (the first model makes all steps) to 1 (it makes what begins with noise alone)"
+_BOUNDARY = "a noise level from 0 (the high-noise expert runs all steps) to 1 (it runs only steps from pure noise)"
 
 
 class LowNoiseRun(Strict):
-    """How the second of two diffusion models is run, the one for low noise. Accepts a number (`cfg`), "CFG",
-    "CFG:BOUNDARY", ":BOUNDARY" and {"cfg":, "boundary":}.
+    """How the low-noise expert is run. Accepts a number (`cfg`), "CFG", "CFG:BOUNDARY", ":BOUNDARY" and
+    {"cfg":, "boundary":}.
 
-    cfg       how strongly it follows the prompt, away from the negative prompt. Left out, as strongly as the first one
-              where the request says that, and otherwise the model's own
-    boundary  the share of noise below which it takes over; left out, the model's own
+    cfg       guidance scale; default: the `cfg` of the request if set, else the model's default
+    boundary  the noise level below which the low-noise expert takes over; default: the model's
     """
 
     cfg: float | None = None
@@ -63,22 +62,23 @@ class LowNoiseRun(Strict):
         return share
 
 
-def lora_parts(value: Any) -> Any:
-    """The fields of a LoRA in a request's short form: "light:0.8", "light:0.8:low", ("light", 0.8), ("light", 0.8,
-    "low"); anything else as it is."""
+def parse_lora(value: Any) -> Any:
+    """Parse the short forms of a LoRA: "light:0.8", "light:0.8:low", ("light", 0.8), ("light", 0.8, "low"). Anything
+    else is returned unchanged."""
     if isinstance(value, str):
         head, colon, last = value.rpartition(":")
-        name, noise = (head, last.strip()) if colon and last.strip().lower() in HALVES else (value, "")
-        said = {"noise": noise} if noise else {}
+        name, noise = (head, last.strip()) if colon and last.strip().lower() in EXPERTS else (value, "")
+        expert = {"noise": noise} if noise else {}
         head, colon, strength = name.rpartition(":")
-        return {"name": head, "strength": strength, **said} if colon and head else {"name": name, **said}
+        return {"name": head, "strength": strength, **expert} if colon and head else {"name": name, **expert}
     if isinstance(value, tuple | list) and len(value) in (2, 3):
         return dict(zip(("name", "strength", "noise"), value, strict=False))
     return value
 
 
-def checked_noise(value: Any) -> str:
-    """Which of two diffusion models a LoRA is for; "" is both."""
-    if not isinstance(value, str) or value.strip().lower() not in (*HALVES, ""):
-        raise unusable_field("loras.noise", value, f"one of {', '.join(map(repr, HALVES))}, or nothing for both models")
+def checked_expert(value: Any) -> str:
+    """Validate the expert that a LoRA applies to; "" is both."""
+    if not isinstance(value, str) or value.strip().lower() not in (*EXPERTS, ""):
+        expected = f"one of {', '.join(map(repr, EXPERTS))}, or nothing for both experts"
+        raise unusable_field("loras.noise", value, expected)
     return value.strip().lower()

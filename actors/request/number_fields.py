@@ -1,6 +1,6 @@
-"""Numbers as people and programs write them in fields of requests, and the checks that fields of one meaning share.
+"""Parses numbers in request fields, written as numbers or text, and validates those that several fields share.
 
-A complaint names the field that it is called with. Torch-free, ray-free.
+Errors name the field passed to the function. Torch-free, ray-free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CFG = f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}"
 
 
 def finite_number(value: Any) -> float | None:
-    """A finite number, or a text that is one; None for anything else. True is none."""
+    """Return `value` as a finite float if it is a number or the text of one, else None. Booleans give None."""
     if isinstance(value, bool) or not isinstance(value, Real | str):
         return None
     try:
@@ -29,7 +29,7 @@ def finite_number(value: Any) -> float | None:
 
 
 def whole_number(field: str, value: Any, expected: str) -> int:
-    """A whole number, or a word of job files that is one; True is none. Raises UnusableField."""
+    """Return `value` as a whole number if it is one, or the text of one; booleans are refused. Raises UnusableField."""
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     is_written = isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,30}", value.strip(), re.ASCII)
     if isinstance(value, bool) or not (is_whole or is_written):
@@ -38,7 +38,7 @@ def whole_number(field: str, value: Any, expected: str) -> int:
 
 
 def checked_steps(field: str, value: Any) -> int:
-    """How many steps a schedule has. Raises UnusableField."""
+    """Validate a number of steps. Raises UnusableField."""
     steps = whole_number(field, value, _STEPS)
     if not 1 <= steps <= MAX_STEPS:
         raise unusable_field(field, value, _STEPS)
@@ -46,7 +46,7 @@ def checked_steps(field: str, value: Any) -> int:
 
 
 def checked_cfg(field: str, value: Any) -> float:
-    """How strongly a text is followed. Raises UnusableField."""
+    """Validate a guidance scale. Raises UnusableField."""
     cfg = finite_number(value)
     if cfg is None or not MIN_CFG <= cfg <= MAX_CFG:
         raise unusable_field(field, value, _CFG)

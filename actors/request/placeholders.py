@@ -1,5 +1,4 @@
-"""Images that stand in for a driver's own, for planning requests to models that work from images: sizes alone,
-which nobody reads."""
+"""Placeholder images with sizes but no pixels, to plan requests to models that require images."""
 
 from __future__ import annotations
 
@@ -7,24 +6,26 @@ from typing import Any
 
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.sampling_facts import Ending, MadeFor
+from modelpool.pool.core.sampling_facts import LastFrameMode, ModelDefaults
 
 
-def with_stand_ins(request: GenerateRequest, own: MadeFor) -> GenerateRequest:
-    """`request` with the images, of its size or the model's own, that its model must have and it does not name."""
-    facts = own.sampling
+def with_placeholders(request: GenerateRequest, defaults: ModelDefaults) -> GenerateRequest:
+    """Return `request` with placeholders for the images that its model requires and it does not name, of the size of
+    the request or the model's default."""
+    facts = defaults.sampling
     width, height = (
-        (said or usual) // facts.enlarges for said, usual in ((request.width, own.width), (request.height, own.height))
+        (side or default) // facts.enlarges
+        for side, default in ((request.width, defaults.width), (request.height, defaults.height))
     )
     video = facts.video
-    begins = video is not None and video.begins is not None and video.begins.is_always_there
+    begins = video is not None and video.begins is not None and video.begins.is_required
     wanted = {
-        "image": begins or facts.shown is not None,
-        "mask": facts.fills_holes,
-        "last_image": video is not None and video.ends is Ending.MUST,
+        "image": begins or facts.image_concat is not None,
+        "mask": facts.inpaints,
+        "last_image": video is not None and video.ends is LastFrameMode.MUST,
     }
     found: dict[str, Any] = {
-        name: InputImage(f"a stand-in for {name}", width, height)
+        name: InputImage(f"a placeholder for {name}", width, height)
         for name, is_wanted in wanted.items()
         if is_wanted and getattr(request, name) is None
     }

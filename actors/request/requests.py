@@ -1,6 +1,6 @@
-"""What a driver may ask for. Checked here, at the edge, before anything is sent.
+"""GenerateRequest: one image, video or audio clip to generate; parsed and validated in the driver before submission.
 
-Knows names and numbers; not which models exist (the catalog says) nor where anything runs. Torch-free, ray-free.
+Checks names and numbers; whether a model exists and supports a field is checked with the catalog. Torch-free, ray-free.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pydantic import (
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.decoder_fields import Decoder
+from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.image_fields import (
-    A_IMAGE,
-    USUAL_MASKED_STRENGTH,
-    USUAL_STRENGTH,
+    DEFAULT_MASKED_STRENGTH,
+    DEFAULT_STRENGTH,
+    IMAGE_FORMS,
     Hires,
     ImageSource,
     Region,
@@ -29,11 +30,11 @@ from modelpool.actors.request.image_fields import (
     checked_parts,
     checked_references,
     checked_strength,
-    steps_left_out,
+    skipped_steps,
 )
-from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_noise, lora_parts
+from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
 from modelpool.actors.request.number_fields import checked_cfg, checked_steps, whole_number
-from modelpool.actors.request.qos import MOST_PRIORITY, check_user, parse_seconds
+from modelpool.actors.request.qos import MAX_PRIORITY, check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.request.video_output_fields import (
     VIDEO_NUMBERS,
@@ -43,31 +44,32 @@ from modelpool.actors.request.video_output_fields import (
     checked_seconds,
     checked_video_number,
 )
-from modelpool.pool.core.errors import unknown_name, unusable_field
+from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
 from modelpool.pool.sampling.names import MAX_CFG, SCHEDULES, resolve_sampler
 
 #: sizes are multiples of this: the VAE halves an image three times
 SIZE_STEP = 8
 MAX_SEED = 2**64 - 1
-#: with which images were enlarged in training. Source: `max_noise_level` of stabilityai/stable-diffusion-x4-upscaler
-MOST_NOISE_LEVEL = 350
-#: CLIP-G has 32 layers, and two are read
-MOST_SKIPPED = 30
+#: noise levels used in the training of the upscaler. Source: `max_noise_level` of
+#: stabilityai/stable-diffusion-x4-upscaler
+MAX_NOISE_LEVEL = 350
+#: CLIP-G has 32 layers, and two of them are read
+MAX_CLIP_SKIP = 30
 _SIZE = f"a multiple of {SIZE_STEP} from {SIZE_STEP} to 16384"
-#: what is expected of each field that is a whole number, but for steps
+#: expected values of the whole-number fields other than steps
 _WHOLE = {
-    "noise_level": f"a whole number from 0 to {MOST_NOISE_LEVEL}",
-    "clip_skip": f"a whole number from 0 to {MOST_SKIPPED}",
+    "noise_level": f"a whole number from 0 to {MAX_NOISE_LEVEL}",
+    "clip_skip": f"a whole number from 0 to {MAX_CLIP_SKIP}",
     "width": _SIZE,
     "height": _SIZE,
     "seed": "a whole number from 0 to 2**64 - 1",
-    "priority": f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}",
+    "priority": f"a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}",
 }
 
 
 class LoraChoice(Strict):
-    """A LoRA by name, and how strongly. Accepts ("light", 0.8), "light:0.8", "light" and {"name":, "strength":}; with
-    "high" or "low" after that, as in "light:0.8:low", it changes one alone of a model's two diffusion models."""
+    """A LoRA and its strength. Accepts ("light", 0.8), "light:0.8", "light" and {"name":, "strength":}. For models with
+    two experts, append "high" or "low", as in "light:0.8:low", to apply it to one expert only."""
 
     name: Annotated[str, Field(min_length=1)]
     strength: float = 1.0
@@ -76,67 +78,64 @@ class LoraChoice(Strict):
     @model_validator(mode="before")
     @classmethod
     def _from_short_forms(cls, value: Any) -> Any:
-        return lora_parts(value)
+        return parse_lora(value)
 
     @field_validator("noise", mode="before")
     @classmethod
     def _noise(cls, value: Any) -> str:
-        return checked_noise(value)
+        return checked_expert(value)
 
     @model_serializer(mode="wrap")
-    def _as_said(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is not said of two models: seeds of job files are made of this."""
+    def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an expert that is not set: the seeds of job files are derived from this serialization."""
         return {name: value for name, value in plain(self).items() if value or name != "noise"}
 
 
 class GenerateRequest(Strict):
-    """One image, video or audio, as the model makes them. `width`, `height` left out are the model's own, or those of
-    `image`; `seed` left out is drawn when submitted.
+    """One image, video or audio clip to generate. `width` and `height` default to the size of `image`, else to the
+    model's; a missing `seed` is drawn at submission.
 
-    image     an image to start from: a path, an image of Pillow or an array of numpy. It is scaled to cover the size,
-              proportions kept, and cropped about its centre; its own size counts in steps of 8 pixels
-    strength  how much of it is made anew: so large a part of the steps at the end of the schedule is made. Left out,
-              0.6, or 1 with a mask
-    mask      an image of the size of `image`: what is white there is made anew, what is black is kept
-    paste     what is black is exactly as in `image` afterwards
-    hires     make the image small, scale it up, and make a part of it again (`Hires`)
-    controls  ControlNets, each with the image that it speaks of (`Control`)
-    regions   texts for parts of the image (`Region`)
-    reference    an image to work from, for models that are told one beside what they make: its proportions are kept,
-                 and it is read in about as many pixels as what is made; sizes left out follow it. Several in a list,
-                 for models that are told more (sizes follow the last)
-    reference_as  how a text encoder that sees `reference` too is shown it: "whole", or "numbered" (smaller, and called
-                 "Image 1"); left out, as the model was made for, and "numbered" where there are several
-    decoder      the model that makes the image of what `model` made, where two make it (`Decoder`)
-    low_noise    how the second diffusion model is run, of a model that is two (`LowNoiseRun`)
-    image_cfg    how strongly `image` counts where a model is guided by text and image; left out, the model's own
-    noise_level  how much noise, 0 to 350, is put on `image` where a model makes it larger; left out, the model's own
+    image     image to start from: a path, a Pillow image or a numpy array. It is scaled to cover the output size,
+              keeping proportions, and cropped at the centre; its own size is rounded to steps of 8 pixels
+    strength  denoising strength: the fraction of the schedule that is run, at its end. Default: 0.6, or 1 with a mask
+    mask      mask image of the size of `image`; white areas are regenerated, black areas are kept
+    paste     restore the black areas of the mask exactly from `image`
+    hires     generate a small image, scale it up, and regenerate it partly (`Hires`)
+    controls  ControlNets and their control images (`Control`)
+    regions   prompts for parts of the image (`Region`)
+    reference    reference image, for models that accept one: it keeps its proportions and is read at about as many
+                 pixels as the output; a missing output size follows it. A list for models that accept several (the
+                 output size follows the last)
+    reference_as  how a text encoder with vision reads `reference`: "whole", or "numbered" (smaller, and called
+                 "Picture 1"); default: as the model was trained, and "numbered" for several images
+    decoder      decoder of a two-stage model (`Decoder`)
+    low_noise    options of the low-noise expert, for models with two experts (`LowNoiseRun`)
+    image_cfg    guidance scale of `image`, for models guided by text and image; default: the model's
+    noise_level  noise added to `image` by an upscaling model, 0 to 350; default: the model's
 
-    frames      of a video. Left out, as many as its model was made for; models make multiples of a number, and one more
-    frame_rate  frames a second of it; left out, the model's own
-    last_image  an image that a video ends with, for models that are told one beside `image`
-    video       a video to follow, frame by frame, for models that are told one: a path, paths or images in a list, or
-                an array of numpy. Sizes and frames left out follow it; where it is shorter, the rest is made freely
-    video_mask  a video or an image of the size of `video`: what is white there is made anew (following what `video`
-                shows there), what is black is kept. Left out, all is white
-    motion      how much moves in it, 0 to 255, for models that are told so; left out, the model's own
-    image_noise  how much noise, 0 to 1, is put on the `image` that it begins with, for models that are told so: with
-                more, the video leaves it further; left out, the model's own
-    elevation   from how many degrees above the middle, -90 to 90, a video looks that goes around a thing; left out, 0
-    seconds     of an audio clip; left out, as many as its model makes
-    clip_skip   of the last layers of CLIP left out beyond those that the model's family leaves out, as diffusers counts
-                them: what A1111 calls "Clip skip", less one
-    format      what it is written as: images "png"; videos "mp4", "webm" or "gif"; audio clips "wav" or "flac". Left
-    out,
-                the first of these. A video of 1 frame is a video
-    A video may begin with `image`, where its model is made for that; some make videos of nothing else, and read no
-    prompt. Models that are shown an image and change or
-    enlarge it are shown `image`; `strength` is not for them.
+    frames      frames of a video; models accept a multiple of a number plus one. Default: the model's
+    frame_rate  frames per second; default: the model's
+    last_image  last frame of a video, for models that accept one in addition to `image`
+    video       control video, for models that accept one: a path, a list of paths or images, or a numpy array. Missing
+                sizes and frames follow it; if it is shorter than the output, the rest is generated freely
+    video_mask  video or image of the size of `video`; white areas are regenerated (following `video` there), black
+                areas are kept. Default: all white
+    motion      amount of motion in a video, 0 to 255, for models that accept it; default: the model's
+    image_noise  noise added to the first frame, 0 to 1, for models that accept it: with more noise, the video follows
+                the image less; default: the model's
+    elevation   camera elevation in degrees, -90 to 90, for models that orbit an object; default 0
+    seconds     length of an audio clip; default: the longest that the model generates
+    clip_skip   last layers of CLIP that are skipped in addition to those that the model's family skips, as diffusers
+                counts them: "Clip skip" of A1111, minus one
+    format      file format: images "png"; videos "mp4", "webm" or "gif"; audio "wav" or "flac". Default: the first of
+                these. A video of 1 frame is a video
+    `image` is the first frame of a video, if the model supports that; some models require it and read no prompt. Models
+    that edit or enlarge an image read it from `image` and do not accept `strength`.
 
-    `priority`, `user` and `deadline` do not change the image. Of those that wait, a higher `priority` goes first.
-    `user` is whose share it counts for; left out, it is the driver's. `deadline` is a time from submission, such as 90
+    `priority`, `user` and `deadline` do not change the output. Of waiting tasks, a higher `priority` runs first. `user`
+    is the user for fair-share scheduling; default: the driver's. `deadline` is a time from submission, such as 90
     (seconds) or "10m".
-    Raises UserError (a ValueError) naming the field, what was found and what was expected.
+    Raises UserError (a ValueError) naming the field, the value found and the value expected.
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -146,7 +145,7 @@ class GenerateRequest(Strict):
     steps: int = 20
     cfg: float = 5.0
     sampler: str = "euler"
-    #: None is the sampler's own
+    #: None: the sampler's default
     schedule: str | None = None
     width: int | None = None
     height: int | None = None
@@ -154,7 +153,7 @@ class GenerateRequest(Strict):
     priority: int = 0
     user: str | None = None
     deadline: float | None = None
-    #: once checked, a `ImageSource` of `actors.request.image_fields`
+    #: an `ImageSource` of `actors.request.image_fields` after validation
     image: Any = None
     mask: Any = None
     strength: float | None = None
@@ -170,12 +169,12 @@ class GenerateRequest(Strict):
     seconds: float | None = None
     format: str | None = None
     clip_skip: int = 0
-    #: once checked, a `ImageSource`, or a tuple of several
+    #: an `ImageSource`, or a tuple of several, after validation
     reference: Any = None
     reference_as: Literal["whole", "numbered"] | None = None
-    #: once checked, a `ImageSource`
+    #: an `ImageSource` after validation
     last_image: Any = None
-    #: once checked, a `VideoSource` of `actors.request.control_video_fields`
+    #: a `VideoSource` of `actors.request.control_video_fields` after validation
     video: Any = None
     video_mask: Any = None
     image_cfg: float | None = None
@@ -196,7 +195,7 @@ class GenerateRequest(Strict):
     @field_validator("clip_skip")
     @classmethod
     def _clip_skip(cls, value: int) -> int:
-        if not 0 <= value <= MOST_SKIPPED:
+        if not 0 <= value <= MAX_CLIP_SKIP:
             raise unusable_field("clip_skip", value, _WHOLE["clip_skip"])
         return value
 
@@ -222,7 +221,7 @@ class GenerateRequest(Strict):
     @field_validator("priority")
     @classmethod
     def _priority(cls, value: int) -> int:
-        if abs(value) > MOST_PRIORITY:
+        if abs(value) > MAX_PRIORITY:
             raise unusable_field("priority", value, _WHOLE["priority"])
         return value
 
@@ -265,13 +264,14 @@ class GenerateRequest(Strict):
     @classmethod
     def _image_cfg(cls, value: float | None) -> float | None:
         if value is not None and not 1 <= value <= MAX_CFG:
-            raise unusable_field("image_cfg", value, f"a number from 1 (as much as by itself) to {MAX_CFG:g}")
+            expected = f"a number from 1 (no guidance by the image) to {MAX_CFG:g}"
+            raise unusable_field("image_cfg", value, expected)
         return value
 
     @field_validator("noise_level")
     @classmethod
     def _noise_level(cls, value: int | None) -> int | None:
-        if value is not None and not 0 <= value <= MOST_NOISE_LEVEL:
+        if value is not None and not 0 <= value <= MAX_NOISE_LEVEL:
             raise unusable_field("noise_level", value, _WHOLE["noise_level"])
         return value
 
@@ -292,7 +292,7 @@ class GenerateRequest(Strict):
 
     @property
     def references(self) -> tuple[ImageSource, ...]:
-        """All images of `reference`."""
+        """The images of `reference` as a tuple."""
         found = self.reference
         return found if isinstance(found, tuple) else () if found is None else (found,)
 
@@ -310,26 +310,26 @@ class GenerateRequest(Strict):
     def _images(self) -> GenerateRequest:
         for name in ("mask", "strength", "last_image"):
             if self.image is None and getattr(self, name) is not None:
-                raise unusable_field("image", "nothing", f"an image to start from, since {name} is given")
+                raise UnusableField(f"{name} requires image")
         if self.image is None and any(control.image is None for control in self.controls):
-            raise unusable_field(
-                "controls.image", "nothing", f"{A_IMAGE}, or one in the field image, which it reads too"
-            )
+            raise missing_field("controls.image", f"set it to {IMAGE_FORMS}, or set the field image of the request")
         if self.video is None and self.video_mask is not None:
-            raise unusable_field("video", "nothing", "a video to follow, since video_mask is given")
+            raise UnusableField("video_mask requires video")
         if self.mask is not None and self.hires is not None:
-            raise unusable_field("hires", "a second pass", "none with a mask: make the image first, then fill it")
+            raise UnusableField(
+                "hires cannot be combined with mask: generate the image with hires first, then inpaint it"
+            )
         return self
 
     def first_step(self, rounds_up: bool = False) -> int:
-        """How many steps at the head of the schedule are left out. Raises UnusableField where that is all of them.
+        """Return how many steps at the start of the schedule are skipped. Raises UnusableField if none is left.
 
-        How the model of the request counts a part of a step (`rounds_up`), and how many steps are its own, is known
-        where the request is cut."""
+        `rounds_up` (how the model rounds a fraction of a step) and the model's default steps are known only where the
+        task graph is built."""
         if self.image is None:
             return 0
-        usual = USUAL_STRENGTH if self.mask is None else USUAL_MASKED_STRENGTH
-        return steps_left_out("strength", self.strength or usual, self.steps, rounds_up)
+        default = DEFAULT_STRENGTH if self.mask is None else DEFAULT_MASKED_STRENGTH
+        return skipped_steps("strength", self.strength or default, self.steps, rounds_up)
 
     @model_validator(mode="after")
     def _names(self) -> GenerateRequest:
@@ -338,13 +338,13 @@ class GenerateRequest(Strict):
 
 
 def resolve_sampling(sampler: str, schedule: str | None) -> tuple[str, str]:
-    """The keys of sampler and schedule that the two names mean; a schedule given wins over the one in `sampler`.
+    """Return the keys of sampler and schedule for two names; `schedule` wins over the schedule in `sampler`.
 
     Raises UnknownName.
     """
-    key, own_schedule = resolve_sampler(sampler)
+    key, default_schedule = resolve_sampler(sampler)
     if schedule is None:
-        return key, own_schedule
+        return key, default_schedule
     wanted = "_".join(schedule.lower().replace("-", " ").replace("_", " ").split())
     if wanted not in SCHEDULES:
         raise unknown_name("schedule", schedule, SCHEDULES)

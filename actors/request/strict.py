@@ -1,7 +1,7 @@
-"""The base of every value that comes from outside: frozen, no unknown keys, and complaints that help.
+"""The base class of all parsed input: frozen models without unknown keys, and readable validation errors.
 
-Pydantic checks; this module turns its complaints into one `UserError` that names the field, what was found and what was
-expected, and suggests the nearest name for an unknown field.
+Pydantic validates; this module turns its first error into one `UserError` that names the field, the value found and the
+value expected, and suggests the nearest name for an unknown field.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.core.errors import UnusableField, UserError, unknown_name, unusable_field
 
 
 class Strict(BaseModel):
-    """A frozen model of outside input.
+    """A frozen model of external input.
 
-    Raises a UserError (a ValueError) when it is built from anything unusable.
+    Raises a UserError (a ValueError) if the input is invalid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -25,26 +25,26 @@ class Strict(BaseModel):
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)
-        except ValidationError as complaint:
-            raise _first_complaint(type(self), complaint) from None
+        except ValidationError as error:
+            raise _first_error(type(self), error) from None
 
 
-def _first_complaint(model: type[BaseModel], complaint: ValidationError) -> UserError:
-    """The most telling of pydantic's errors, as a UserError."""
-    details = complaint.errors()
+def _first_error(model: type[BaseModel], error: ValidationError) -> UserError:
+    """Return the most specific of pydantic's errors as a UserError."""
+    details = error.errors()
     unknown = next((d for d in details if d["type"] == "extra_forbidden"), None)
     if unknown is not None:
         return unknown_name(f"field of {model.__name__}", str(unknown["loc"][-1]), model.model_fields)
-    own = next((d["ctx"]["error"] for d in details if isinstance(d.get("ctx", {}).get("error"), UserError)), None)
-    if own is not None:
-        assert isinstance(own, UserError)
-        return own
-    return _translated(details[0])
+    raised = next((d["ctx"]["error"] for d in details if isinstance(d.get("ctx", {}).get("error"), UserError)), None)
+    if raised is not None:
+        assert isinstance(raised, UserError)
+        return raised
+    return _to_user_error(details[0])
 
 
-def _translated(detail: ErrorDetails) -> UserError:
+def _to_user_error(detail: ErrorDetails) -> UserError:
     field = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "missing":
-        return unusable_field(field, "nothing", "a value; this field must be given")
+        return UnusableField(f"{field}: missing; this field is required")
     message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     return unusable_field(field, detail["input"], message)

@@ -1,7 +1,6 @@
-"""The fields of a request that say how long a video or an audio clip is, and what it is written as. Checked here, as
-`actors.request.requests` is; whether a model can make it, the catalog says.
+"""The fields of a request for the length and the file format of a video or an audio clip; parsed and validated.
 
-Torch-free, ray-free.
+Whether a model supports them is checked with the catalog. Torch-free, ray-free.
 """
 
 from __future__ import annotations
@@ -13,39 +12,39 @@ from typing import Any
 from modelpool.actors.request.number_fields import finite_number
 from modelpool.pool.core.errors import unusable_field
 
-#: what videos and audio clips can be written as, the usual one first
+#: file formats of videos and audio clips, the default first
 VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
 FORMATS = ("png", *VIDEO_FORMATS, *AUDIO_FORMATS)
-#: far beyond what a model makes at once; what is asked for has a size
-MOST_FRAMES, MOST_FRAME_RATE, MOST_SECONDS = 1 << 14, 240.0, 3600.0
-#: numbers that videos are told by, from and to: how much moves, as Stable Video Diffusion's training counted it; the
-#: deviation of noise on pixels from -1 to 1; degrees above the middle
+#: bounds of a request; far above what models generate in one run
+MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
+#: ranges of the conditioning numbers of videos: amount of motion, as in the training of Stable Video Diffusion;
+#: standard deviation of the noise on pixels from -1 to 1; camera elevation in degrees
 VIDEO_NUMBERS = {"motion": (0.0, 255.0), "image_noise": (0.0, 1.0), "elevation": (-90.0, 90.0)}
 
 
 def checked_frames(value: Any) -> int | None:
-    """How many frames. Raises UnusableField."""
+    """Validate a number of frames. Raises UnusableField."""
     is_written = isinstance(value, str) and re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII)
     is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if value is None:
         return None
-    if isinstance(value, bool) or not (is_whole or is_written) or not 1 <= int(value) <= MOST_FRAMES:
-        raise unusable_field("frames", value, f"a whole number from 1 to {MOST_FRAMES}")
+    if isinstance(value, bool) or not (is_whole or is_written) or not 1 <= int(value) <= MAX_FRAMES:
+        raise unusable_field("frames", value, f"a whole number from 1 to {MAX_FRAMES}")
     return int(value)
 
 
 def checked_frame_rate(value: float | None) -> float | None:
-    """Frames a second. Raises UnusableField."""
-    return _positive("frame_rate", value, MOST_FRAME_RATE)
+    """Validate frames per second. Raises UnusableField."""
+    return _positive("frame_rate", value, MAX_FRAME_RATE)
 
 
 def checked_seconds(value: float | None) -> float | None:
-    """Seconds of audio. Raises UnusableField."""
-    return _positive("seconds", value, MOST_SECONDS)
+    """Validate seconds of audio. Raises UnusableField."""
+    return _positive("seconds", value, MAX_SECONDS)
 
 
 def checked_video_number(name: str, value: Any) -> float | None:
-    """A number that videos are told by, one of `VIDEO_NUMBERS`; motion is a whole one. Raises UnusableField."""
+    """Validate a conditioning number of videos, one of `VIDEO_NUMBERS`; motion is whole. Raises UnusableField."""
     if value is None:
         return None
     (least, most), number = VIDEO_NUMBERS[name], finite_number(value)
@@ -56,7 +55,7 @@ def checked_video_number(name: str, value: Any) -> float | None:
 
 
 def checked_format(value: Any) -> str | None:
-    """A format of files by its ending, with a dot or without, in any case. Raises UnusableField."""
+    """Validate a file format by its extension, with or without a dot, in any case. Raises UnusableField."""
     if value is None:
         return None
     found = value.strip().lower().removeprefix(".") if isinstance(value, str) else ""

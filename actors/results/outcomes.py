@@ -1,4 +1,4 @@
-"""How jobs and tasks ended, as a driver sees it. Values only: no ray, no torch, nothing that waits.
+"""Results of jobs and tasks for a driver. Values only: no ray, no torch, nothing that waits.
 
 Shape legend: H W pixel height and width, C colour channels (3).
 """
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 class TaskSummary:
     """One task of one job.
 
-    seconds          moving weights and running together
-    load_seconds     moving weights before the run
-    resident         every component was there, whole and with the right patches
+    seconds          loading weights and running, together
+    load_seconds     loading weights before the run
+    resident         whether every component was fully resident with the right patches
     uploaded_bytes   weights moved to the GPU before the run
     streamed_bytes   weights moved to the GPU while it ran
-    patch_switches   components that were there with other patches
-    shared           another job made it; these figures are counted there
-    divided          how the run was divided for want of memory, in words; empty when it was not
-    rungs            what was done about running out of memory before it ended, in order
-    why              what the choice of the worker was made of; None when nobody said
-    batched          tasks that went through the module together with it, itself included; figures are its share
+    patch_switches   resident components with other patches
+    shared           an earlier job produced it; its figures are counted there
+    divided          how the run was split because of limited memory, as a sentence; empty if it was not
+    rungs            the steps taken after running out of memory, in order
+    why              the placement decision; None if unknown
+    batched          tasks in the same batch, including this one; figures are its share
     """
 
     stage: Stage
@@ -54,14 +54,14 @@ class TaskSummary:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MadeResult:
-    """What one job made.
+class OutputResult:
+    """The output of one job.
 
-    index    place in its submission, from 0
+    index    position in its submission, from 0
     request  as submitted, with the seed that was used
-    path     where it was written; None when nothing is written
-    worker   who sampled it
-    seconds  of the tasks that were run for it, those it shared with an earlier job left out
+    path     where it was written; None if it was not
+    worker   the worker that sampled it
+    seconds  of its tasks, without those shared with an earlier job
     """
 
     index: int
@@ -75,34 +75,35 @@ class MadeResult:
 
     @property
     def seed(self) -> int:
-        """The seed of its noise."""
+        """The seed of the noise."""
         return self.recipe.seed
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ImageResult(MadeResult):
+class ImageResult(OutputResult):
     """One finished image."""
 
     pixels: PixelArray
 
     @cached_property
     def pil(self) -> Image:
-        """The image for Pillow, made when first asked for."""
+        """The image as a Pillow image, created on first use."""
         from PIL import Image
 
         return Image.fromarray(self.pixels)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class VideoResult(MadeResult):
-    """One finished video: frames [T, H, W, 3], and how many there are to a second."""
+class VideoResult(OutputResult):
+    """One finished video: frames [T, H, W, 3] and frames per second."""
 
     frames: PixelArray
     frame_rate: float
 
     def save(self, path: str | Path) -> Path:
-        """Write it to `path`, whose ending (.mp4, .webm, .gif) names the format, with its recipe in it. Returns the
-        path. Raises UnknownName or OutputFailed."""
+        """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif) selects the format. Returns the path.
+        Raises UnknownName or OutputFailed.
+        """
         from modelpool.actors.outputs.output_file import texts_of
         from modelpool.actors.outputs.video import write_video
 
@@ -110,23 +111,24 @@ class VideoResult(MadeResult):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class AudioResult(MadeResult):
-    """One finished audio: samples [S, channels], -1 to 1, and how many there are to a second."""
+class AudioResult(OutputResult):
+    """One finished audio clip: samples [S, channels] in -1 to 1, and samples per second."""
 
     samples: FloatArray
     samples_per_second: int
 
     def save(self, path: str | Path) -> Path:
-        """Write it to `path`, whose ending (.wav, .flac) names the format, with its recipe in it. Returns the path.
-        Raises UnknownName or OutputFailed."""
+        """Write it to `path` with its recipe; the suffix (.wav, .flac) selects the format. Returns the path. Raises
+        UnknownName or OutputFailed.
+        """
         from modelpool.actors.outputs.audio import as_16_bits, write_audio
         from modelpool.actors.outputs.output_file import texts_of
 
         return write_audio(path, as_16_bits(self.samples.T), self.samples_per_second, **texts_of(self.recipe))
 
 
-def array_of_result(result: MadeResult) -> PixelArray | FloatArray:
-    """The numbers that were made: pixels, frames or samples."""
+def array_of_result(result: OutputResult) -> PixelArray | FloatArray:
+    """Return the array of an output: pixels, frames or samples."""
     match result:
         case ImageResult():
             return result.pixels
@@ -134,12 +136,12 @@ def array_of_result(result: MadeResult) -> PixelArray | FloatArray:
             return result.frames
         case AudioResult():
             return result.samples
-    raise AssertionError(f"nothing is known of a {type(result).__name__}")
+    raise AssertionError(f"unknown kind of result: {type(result).__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job that has no image: it failed, or it was cancelled (`kind` is CANCELLED)."""
+    """A job without an output: it failed, or was cancelled (`kind` is CANCELLED)."""
 
     index: int
     job_id: JobId
@@ -151,12 +153,12 @@ class JobFailure:
 
     @property
     def cancelled(self) -> bool:
-        """It ended because someone asked for that."""
+        """Whether the job was cancelled."""
         return self.kind is RunErrorKind.CANCELLED
 
 
 class JobFailed(RuntimeError):
-    """Raised where a result was asked for and there is none. `failure` says why."""
+    """Raised instead of a result; `failure` has the reason."""
 
     def __init__(self, failure: JobFailure) -> None:
         super().__init__(f"job {failure.job_id}: {failure.kind.value}: {failure.message}")
@@ -167,12 +169,12 @@ class JobFailed(RuntimeError):
 
 
 class PoolLost(RuntimeError):
-    """The pool went away while something waited for it. What was written stays; the rest must be submitted again."""
+    """The pool ended while a call waited for it. Written files are kept; the rest must be submitted again."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerTotals:
-    """What one worker did for a submission."""
+class WorkerSummary:
+    """Totals of one worker for a submission."""
 
     worker: WorkerId
     tasks: int
@@ -185,9 +187,9 @@ class WorkerTotals:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A submission, in numbers.
+    """Totals of a submission.
 
-    seconds  on the wall, from the submission to the last end (or to now)
+    seconds  wall-clock time from the submission to the last end (or to now)
     tasks    each task that was run for it, once
     """
 
@@ -198,15 +200,15 @@ class Summary:
     seconds: float
     tasks: tuple[TaskSummary, ...]
 
-    def per_worker(self) -> tuple[WorkerTotals, ...]:
-        """The totals of each worker that ran anything, by name."""
+    def per_worker(self) -> tuple[WorkerSummary, ...]:
+        """Return the totals of each worker that ran anything, by name."""
         names = sorted({task.worker for task in self.tasks})
         return tuple(_totals(name, [t for t in self.tasks if t.worker == name]) for name in names)
 
 
-def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerTotals:
+def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerSummary:
     tasks = tuple(tasks)
-    return WorkerTotals(
+    return WorkerSummary(
         worker=worker,
         tasks=len(tasks),
         tasks_resident=sum(t.resident for t in tasks),
@@ -218,12 +220,12 @@ def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerTotals:
 
 
 def sampled_by(tasks: Sequence[TaskSummary]) -> WorkerId:
-    """The worker of the sample task, or of the last one there is."""
+    """Return the worker of the sample task, or of the last task."""
     return next((task.worker for task in tasks if task.stage is Stage.SAMPLE), tasks[-1].worker)
 
 
 def where_and_why(tasks: Sequence[TaskSummary]) -> str:
-    """Where the tasks of one job ran and why there, in a line."""
+    """Describe in one line where the tasks of a job ran, and why."""
     parts = []
     for task in tasks:
         if task.shared:
@@ -233,6 +235,6 @@ def where_and_why(tasks: Sequence[TaskSummary]) -> str:
     return ", ".join(dict.fromkeys(parts))
 
 
-def own_seconds(tasks: Sequence[TaskSummary]) -> float:
-    """Seconds of the tasks that are counted for this job."""
+def unshared_seconds(tasks: Sequence[TaskSummary]) -> float:
+    """Return the seconds of the tasks that are counted for this job."""
     return sum(task.seconds for task in tasks if not task.shared)

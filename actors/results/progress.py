@@ -1,4 +1,4 @@
-"""How far a submission is. Values only."""
+"""The progress of a submission. Values only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from modelpool.pool.specs.spec import JobId, Stage, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job with a task on a worker right now. `step` of `steps` are done; both are 0 before the first step."""
+    """A job with a task on a worker. `step` of `steps` are done; both are 0 before the first step."""
 
     job_id: JobId
     index: int
@@ -22,9 +22,9 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A submission at one moment. What is neither ended nor in `running` waits.
+    """A submission at one moment. Jobs that are neither ended nor in `running` wait.
 
-    A task that several jobs share shows as one of them in `running`.
+    A task that several jobs share appears as one of them in `running`.
     """
 
     total: int
@@ -35,5 +35,5 @@ class Progress:
 
     @property
     def ended(self) -> int:
-        """Jobs that need nothing any more."""
+        """Number of jobs that have ended."""
         return self.done + self.failed + self.cancelled

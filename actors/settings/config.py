@@ -1,4 +1,4 @@
-"""`PoolConfig`: what a pool is started with. Read from TOML; unknown keys are refused with the file and the key.
+"""`PoolConfig`: the configuration of a pool, read from TOML; unknown keys are refused with the file and the key.
 
 Knows names, paths and numbers. What depends on the machine (how many GPUs, of what kind) is decided when a pool starts
 and never written back here. Torch-free, ray-free.
@@ -26,27 +26,27 @@ from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 
-#: the one environment variable of modelpool: a configuration file to use when none is named
+#: the one environment variable of modelpool: the configuration file if none is named
 CONFIG_VARIABLE = "MODELPOOL_CONFIG"
-#: the file to use when there is one in the working folder
+#: the configuration file in the working folder
 CONFIG_NAME = "modelpool.toml"
 
 
-#: tables of the file that say what each user may have; they become a part of `PoolConfig.scheduler`
+#: tables of the file for the limits of users; they become a part of `PoolConfig.scheduler`
 _USERS = "users"
-#: no bytes, in any unit
+#: zero bytes, in any unit
 _ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 class PoolSection(Strict):
     """The workers.
 
-    device        "auto" is the GPUs that Ray counts (cuda, rocm or xpu) where there are some, and sim elsewhere
-    workers       how many; "all" is what `actors.control.pool_plan` says for the device
-    vram          most memory that a worker uses on its GPU, such as "64MiB" or "20GiB"; left out, all there is
-    vram_policy   how eagerly weights are kept there (`pool.devices.vram_policy`); "auto" is what the device suggests
-    reserve_vram  what is left to other programs, of what is free when a worker starts; left out, 400 MiB of a GPU
-    threads       CPU threads of torch in each worker; images depend on it in their last bits on sim and cpu
+    device        "auto" selects the GPUs in Ray (cuda, rocm or xpu) if there are any, else sim
+    workers       number of workers; "all" as `actors.control.pool_plan` decides for the device
+    vram          memory limit of a worker on its GPU, such as "64MiB" or "20GiB"; by default all
+    vram_policy   how much of the weights stays on the GPU (`pool.devices.vram_policy`); "auto" depends on the device
+    reserve_vram  left to other programs, of the memory that is free when a worker starts; by default 400 MiB of a GPU
+    threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     """
 
     device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
@@ -59,7 +59,7 @@ class PoolSection(Strict):
     @field_validator("workers", "vram", "reserve_vram", "threads", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
-        """`true` is no number, though Python counts it as 1."""
+        """Refuse booleans, which Python counts as numbers."""
         if isinstance(value, bool):
             raise unusable_field(str(about.field_name), value, "a number or a text")
         return value
@@ -97,21 +97,21 @@ class PoolSection(Strict):
 
     @property
     def policy(self) -> VramPolicy | None:
-        """`vram_policy`; None is what the device suggests."""
+        """`vram_policy`; None for the default of the device."""
         return None if self.vram_policy == "auto" else VramPolicy(self.vram_policy)
 
     @property
     def reserve_bytes(self) -> int | None:
-        """`reserve_vram` in bytes; None is what is usual for the device."""
+        """`reserve_vram` in bytes; None for the default of the device."""
         return _bytes_or_zero(self.reserve_vram)
 
 
 class ModelsSection(Strict):
-    """Where weights are: folders of .safetensors files, with all that is below them.
+    """Where weights are: folders of .safetensors files, searched recursively.
 
-    registry      the folder where `modelpool models` keeps what was added, and hashes; left out, the user's own
-    allow_pickle  whether PyTorch's pickles (.ckpt, .pt, .pth, .bin) are read; only weights are, nothing in them is run
-    separate      models made of separate files, each in the file as a table [models.NAME]
+    registry      folder where `modelpool models` keeps added paths and hashes; by default the user's own
+    allow_pickle  whether to read PyTorch's pickles (.ckpt, .pt, .pth, .bin); only weights are read, no code is run
+    separate      models of separate files, each a table [models.NAME] in the file
     """
 
     folders: tuple[Path, ...] = ()
@@ -122,22 +122,23 @@ class ModelsSection(Strict):
 
     @property
     def assemblies(self) -> tuple[Assembly, ...]:
-        """The models of separate files, as the catalog knows them."""
+        """The models of separate files, for the catalog."""
         return tuple(model.assembly for model in self.separate)
 
     @field_validator("allow_pickle", mode="before")
     @classmethod
     def _truth_value(cls, value: Any) -> Any:
-        """What allows something is said plainly: pydantic would take "on" and 1 too."""
+        """Accept only booleans: pydantic would also accept "on" and 1."""
         if not isinstance(value, bool):
             raise unusable_field("allow_pickle", value, "true or false")
         return value
 
 
 class ClusterSection(Strict):
-    """Ray. `address` left out starts a local one that ends with the pool; "auto" or host:port joins one that runs.
+    """Ray. Without `address`, a local one is started that ends with the pool; "auto" or host:port joins a running
+    one.
 
-    namespace, name  what the controller is called there, so that other drivers find it
+    namespace, name  of the controller, so that other drivers find it
     """
 
     address: str | None = None
@@ -153,10 +154,10 @@ class ClusterSection(Strict):
 
 
 class OutputSection(Strict):
-    """What is written down.
+    """What is written to disk.
 
-    folder  where finished images go; left out, nowhere
-    record  the file that the scheduler's events and commands go to, on the controller's machine; left out, nowhere
+    folder  for finished outputs; by default none
+    record  the scheduler's event log, on the controller's machine; by default none
     """
 
     folder: Path | None = None
@@ -164,8 +165,9 @@ class OutputSection(Strict):
 
 
 class UserSection(Strict):
-    """[users.NAME]: what one user may have; see `scheduler.tables.user_share.UserShare`. The name "*" is everybody
-    else."""
+    """[users.NAME]: share and limits of one user; see `scheduler.tables.user_share.UserShare`. The name "*" is for
+    all other users.
+    """
 
     weight: float = 1.0
     running_limit: int | None = None
@@ -178,7 +180,7 @@ class UserSection(Strict):
         return value
 
     def share_of(self, name: str) -> UserShare:
-        """As the scheduler knows it. Raises UnusableField."""
+        """Convert to the scheduler's form. Raises UnusableField."""
         user = name if name == EVERYBODY else check_user(name)
         return UserShare(user=UserId(user), weight=self.weight, running_limit=self.running_limit)
 
@@ -212,9 +214,9 @@ class PoolConfig(Strict):
 
     @classmethod
     def find(cls, config: str | Path | PoolConfig | None = None) -> PoolConfig:
-        """`config` itself, or read from it; without one, the first of these that is there: the file that
-        MODELPOOL_CONFIG names, modelpool.toml in the working folder, models that were added to the registry (with all
-        defaults), the laptop preset of this checkout, all defaults.
+        """Return `config`, or read it; without one, use the first of these that exists: the file named by
+        MODELPOOL_CONFIG, modelpool.toml in the working folder, models added to the registry (with all defaults),
+        the laptop preset of this checkout, all defaults.
         """
         if isinstance(config, PoolConfig):
             return config
@@ -225,15 +227,15 @@ class PoolConfig(Strict):
         if Path(CONFIG_NAME).is_file():
             return cls.load(CONFIG_NAME)
         preset = Path(__file__).resolve().parents[2] / "configs" / "laptop.toml"
-        # the preset's small budget is for the example, not for one's own models
+        # the preset's small budget is for the example, not for the user's models
         return cls.load(preset) if preset.is_file() and not _has_added_models() else cls()
 
     def override(self, **values: Any) -> PoolConfig:
-        """This configuration with single settings changed, by flat names; None leaves a setting as it is.
+        """Return this configuration with single settings changed, by flat names; None leaves a setting unchanged.
 
-        device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), allow_pickle, address,
-        namespace, name, output, record. Relative paths are relative to the working folder. Raises UserError for other
-        names and for unusable values.
+        The names: device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), allow_pickle,
+        address, namespace, name, output, record. Relative paths are relative to the working folder. Raises UserError
+        for other names and for invalid values.
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -249,17 +251,17 @@ class PoolConfig(Strict):
         return self.model_copy(update=sections)
 
     def describe(self) -> str:
-        """The whole configuration, for people, in the shape of its file."""
+        """Format the whole configuration in the shape of its file."""
         lines: list[str] = []
         for section in type(self).model_fields:
             value = getattr(self, section)
             keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
             keys.pop("shares", None)
             keys.pop("separate", None)
-            lines += [f"[{section}]", *(f"{key} = {_shown(item)}" for key, item in keys.items()), ""]
+            lines += [f"[{section}]", *(f"{key} = {_toml_value(item)}" for key, item in keys.items()), ""]
         lines += [line for model in self.models.separate for line in model.describe()]
         for share in self.scheduler.shares:
-            limit = _shown(share.running_limit)
+            limit = _toml_value(share.running_limit)
             lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]
         return "\n".join(lines)
 
@@ -283,17 +285,17 @@ _FLAT: Mapping[str, tuple[str, str]] = {
 
 
 def _has_added_models() -> bool:
-    """Whether somebody added models to the user's own registry."""
-    from modelpool.pool.registry.remembered import Memory, default_folder
+    """Whether models were added to the user's registry."""
+    from modelpool.pool.registry.registry_store import RegistryStore, default_folder
 
     try:
-        return bool(Memory(default_folder()).places())
-    except UserError:  # told when it is used
+        return bool(RegistryStore(default_folder()).locations())
+    except UserError:  # reported when the registry is used
         return False
 
 
 def _bytes_or_zero(size: str | int | None) -> int | None:
-    """`parse_bytes`, which takes no 0, for a size that may be 0, with a unit or without, or left out."""
+    """Parse a size that may be 0 (which `parse_bytes` refuses), with or without a unit, or None."""
     if size is None:
         return None
     return 0 if _ZERO_BYTES.fullmatch(str(size).strip()) else parse_bytes(str(size))
@@ -323,7 +325,7 @@ def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
 
 
 def _shares(table: Any) -> tuple[UserShare, ...]:
-    """What the tables [users.NAME] say."""
+    """Parse the tables [users.NAME]."""
     if not isinstance(table, dict):
         raise unusable_field(_USERS, table, "tables such as [users.ann]")
     shares = []
@@ -352,7 +354,9 @@ def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
     if "shares" in keys:
         raise unusable_field("shares", keys["shares"], "no such key here; write tables such as [users.ann]")
     for key, found in keys.items():
-        if isinstance(found, bool) and key != "placement":  # pydantic would make a number of it, unseen by the class
+        if (
+            isinstance(found, bool) and key != "placement"
+        ):  # pydantic would convert it to a number before the class sees it
             raise unusable_field(key, found, "a finite number")
     try:
         return TypeAdapter(SchedulerConfig).validate_python(dict(keys))
@@ -366,7 +370,7 @@ def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
 
 
 def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`keys` with the paths among them made absolute; what is no path is left for the section to refuse."""
+    """Make the paths among `keys` absolute; other values are left for the section to refuse."""
 
     def absolute(item: Any) -> Any:
         return Path(os.path.normpath(folder / Path(item).expanduser())) if isinstance(item, (str, Path)) else item
@@ -383,15 +387,15 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     match value:
         case None:
-            return '""  # left out'
+            return '""  # not set'
         case bool():
             return str(value).lower()
         case str() | Path():
             return f'"{value}"'
         case list() | tuple():
-            return "[" + ", ".join(_shown(item) for item in value) + "]"
+            return "[" + ", ".join(_toml_value(item) for item in value) + "]"
         case _:
             return str(value)

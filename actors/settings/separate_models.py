@@ -1,6 +1,6 @@
-"""Models made of separate files, as a pool's configuration names them. Torch-free, ray-free.
+"""Models of separate files in a pool's configuration: the tables [models.NAME]. Torch-free, ray-free.
 
-Knows the tables [models.NAME] and paths. What is in the files is `pool.loading.assembled_checkpoint`'s business.
+`pool.loading.assembled_checkpoint` reads the files themselves.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
 
 class SeparateModel(Strict):
-    """[models.NAME]: a model made of separate files.
+    """[models.NAME]: a model of separate files.
 
-    checkpoint       a whole checkpoint, whose components are used where no other file takes their place
-    diffusion_model  the file of the diffusion model; may be left out beside `checkpoint`
-    vae              the file of the VAE
-    text_encoders    the files of the text encoders; which each of them is, it says itself
-    vision_encoder   the file of the vision encoder, for models that see an image
-    low_noise        the file of a second diffusion model, which makes the steps of low noise, for models that are two
+    checkpoint       a complete checkpoint, whose components are used unless another file replaces them
+    diffusion_model  the diffusion model; optional with `checkpoint`
+    vae              the VAE
+    text_encoders    the text encoders, in any order; they are identified by their content
+    vision_encoder   the vision encoder, for models with an image input
+    low_noise        the low-noise expert, for models with two experts
     """
 
     name: str
@@ -47,22 +47,23 @@ class SeparateModel(Strict):
 
     @property
     def assembly(self) -> Assembly:
-        """As the catalog knows it. Raises CorruptFile where it names no diffusion model, or far too many files."""
+        """The catalog's form. Raises CorruptFile if it names no diffusion model, or far too many files."""
         files = (self.checkpoint, self.diffusion_model, self.vae, self.vision_encoder, self.low_noise)
         checkpoint, diffusion_model, vae, seeing, low = ("" if file is None else str(file) for file in files)
         encoders, path = tuple(map(str, self.text_encoders)), str(Path(os.sep, "[models]", self.name))
         return Assembly(path, checkpoint, diffusion_model, vae, encoders, seeing, low)
 
     def describe(self) -> list[str]:
-        """Its table, line by line."""
-        said: dict[str, Any] = self.model_dump(exclude={"name"})
-        shown = {key: json.dumps(value, default=str) for key, value in said.items() if value}
-        return [f"[models.{json.dumps(self.name)}]", *(f"{key} = {text}" for key, text in shown.items()), ""]
+        """Format its table as lines."""
+        fields: dict[str, Any] = self.model_dump(exclude={"name"})
+        lines = {key: json.dumps(value, default=str) for key, value in fields.items() if value}
+        return [f"[models.{json.dumps(self.name)}]", *(f"{key} = {text}" for key, text in lines.items()), ""]
 
 
 def separate_models(table: Mapping[str, Any], folder: Path, reserved: Collection[str]) -> tuple[SeparateModel, ...]:
-    """The models of the tables among the keys of [models]; paths in them are relative to `folder`. Names of models are
-    none of the `reserved` keys. Raises UserError naming the table and the key."""
+    """Parse the tables among the keys of [models]; paths are relative to `folder`, and names of models may not be
+    `reserved` keys. Raises UserError naming the table and the key.
+    """
     models = []
     for name, keys in table.items():
         if name == "separate":
@@ -70,7 +71,7 @@ def separate_models(table: Mapping[str, Any], folder: Path, reserved: Collection
         if not isinstance(keys, dict):
             continue
         if name in reserved:
-            raise unusable_field(name, keys, "no table: it is a key of [models], and no name for a model")
+            raise unusable_field(name, keys, "no table: it is a key of [models] and cannot name a model")
         try:
             models.append(_model(name, keys, folder))
         except UserError as problem:
@@ -84,12 +85,12 @@ def _model(name: str, keys: Mapping[str, Any], folder: Path) -> SeparateModel:
         if key not in known:
             raise unknown_name("key", key, known)
     model = SeparateModel(name=name, **{key: _absolute(value, folder) for key, value in keys.items()})
-    _ = model.assembly  # says what is wrong with it
+    _ = model.assembly  # reports what is wrong with it
     return model
 
 
 def _absolute(value: Any, folder: Path) -> Any:
-    """Paths made absolute; what is none is left for the class to refuse."""
+    """Make paths absolute; other values are left for the class to refuse."""
     if isinstance(value, list):
         return tuple(_absolute(each, folder) for each in value)
     return Path(os.path.normpath(folder / Path(value).expanduser())) if isinstance(value, str) else value

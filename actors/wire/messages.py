@@ -1,7 +1,7 @@
-"""What travels between the driver, the controller and the workers. Frozen values; no behaviour, no ray.
+"""Messages between the driver, the controller and the workers. Frozen values; no behaviour, no ray.
 
-A `ResultRef` stands for a result in the object store. It is opaque here and in the controller: bytes go from worker to
-worker and from worker to driver, and nothing in between looks into a reference.
+A `ResultRef` refers to a result in the object store. It is opaque here and in the controller: bytes go from worker to
+worker and from worker to driver, and nothing in between reads one.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.pool.core.stage_params import Work
-from modelpool.pool.specs.spec import ComponentKey, JobId, RunError, Rung, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.core.stage_params import StageParams
+from modelpool.pool.specs.spec import ComponentKey, JobId, OomStep, RunError, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import Outcome
 
-ClientId = NewType("ClientId", str)  #: one driver's connection
-SubmissionId = NewType("SubmissionId", str)  #: what one `submit` call brought
+ClientId = NewType("ClientId", str)  #: the connection of one driver
+SubmissionId = NewType("SubmissionId", str)  #: one `submit` call
 ResultRef: TypeAlias = object
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One attempt at one task, for a worker. Its inputs travel beside it, in the order of `task.needs`.
+    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`.
 
-    run    counts all runs that a controller sent. Names this one: attempts of a task start at 1 again when the same
-           work is asked for again later
-    fresh  take all weights off the GPU first: an attempt before ran out of memory
+    run    counts all runs that a controller sent, and identifies this one: attempts of a task start at 1 again when
+           the same task is requested again later
+    fresh  evict all weights first: an earlier attempt ran out of memory
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first
-    rungs  what was done about running out of memory before this attempt; its report begins with them
+    rungs  steps taken after running out of memory before this attempt; its report begins with them
     """
 
     task: TaskSpec
-    work: Work
+    work: StageParams
     attempt: int
     run: int
     fresh: bool = False
     needed_next: tuple[ComponentKey, ...] = ()
-    rungs: tuple[Rung, ...] = ()
+    oom_steps: tuple[OomStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A worker has done `step` of `steps` of the run it is at."""
+    """A worker has done `step` of `steps` of a run."""
 
     worker_id: WorkerId
     incarnation: int
@@ -57,12 +57,12 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Images that a driver wants; a part of a submission, since long ones come in chunks.
+    """Requests of a driver; one chunk of a submission, as long ones are split.
 
-    first_index  place of the first request in the whole submission
-    hold         check and keep, but queue nothing before a part of the same submission comes without it
-    user         who asks, for requests that do not say
-    given        the images that the requests name, by the ids of `actors.graph.orders.given_id`
+    first_index  index of the first request in the whole submission
+    hold         check and keep, but queue nothing before a chunk of the same submission comes without it
+    user         for requests that set none
+    given        the input images of the requests, by their task ids
     """
 
     client_id: ClientId
@@ -76,7 +76,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class StageSubmission:
-    """One stage that a driver wants, with the results that it holds itself; nothing is run for those."""
+    """One stage for a driver, with the existing results that it reads; nothing is run for those."""
 
     client_id: ClientId
     submission_id: SubmissionId
@@ -87,10 +87,10 @@ class StageSubmission:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job's end, on the way to its driver. `result` is set when it succeeded, `error` when it failed.
+    """The end of a job, for its driver. `result` is set if it succeeded, `error` if it failed.
 
-    wanted  the task whose result it was for
-    tasks   those of its tasks that ended well, in the order they were cut
+    wanted  the task whose result the job is for
+    tasks   its successful tasks, in the order of the task graph
     """
 
     submission_id: SubmissionId
@@ -105,8 +105,8 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningTask:
-    """A task on a worker, named by one of the jobs that want it. Steps are 0 before the first one is done."""
+class TaskProgress:
+    """A task on a worker, named by one of the jobs that need it. Steps are 0 before the first one is done."""
 
     submission_id: SubmissionId
     index: int
@@ -118,17 +118,17 @@ class RunningTask:
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a driver has not heard yet. Asking again with `cursor` says that all of it arrived.
+class DriverEvents:
+    """The pending events of a driver. Calling again with `cursor` acknowledges all of them.
 
-    running  all tasks of the driver that run now: a level, not a change
+    running  all running tasks of the driver: a level, not a change
     """
 
     cursor: int
     ended: tuple[JobEnded, ...]
-    running: tuple[RunningTask, ...]
+    running: tuple[TaskProgress, ...]
 
 
 def job_id_for(submission_id: SubmissionId, index: int) -> JobId:
-    """The id of the job at `index`."""
+    """Return the id of the job at `index`."""
     return JobId(f"{submission_id}-{index}")

@@ -1,13 +1,13 @@
-"""`GpuWorker`: the actor that owns one GPU. A thin shell around one engine; plain, so that tests build it directly.
+"""`GpuWorker`: owns one GPU. A thin shell around one engine, without Ray, so that tests create it directly.
 
 Rules
-1. `run` never raises: whatever happens becomes a `RunError` value in the one report of that attempt.
-2. One thread touches the engine (Ray's `compute` group has one thread). Stopping, asking and what is to come arrive on
-   other threads and touch nothing but the values named in `__init__`.
-3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then is over (`watch` returns): it is
-   replaced by a new process, since no later run could succeed in this one. Whichever of the two is heard first, it
-   means the same.
-Knows neither Ray nor the scheduler, and imports torch only by way of its engine.
+1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt.
+2. One thread uses the engine (Ray's `compute` group has one thread). Stops, status calls and preload requests arrive
+   on other threads and touch only the values named in `__init__`.
+3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
+   by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
+
+Knows neither Ray nor the scheduler, and imports torch only through its engine.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from modelpool.actors.wire.messages import RunRequest, StepDone
-from modelpool.actors.worker.host_memory import HostMemory, host_memory
-from modelpool.actors.worker.prefetcher import ReadAhead
+from modelpool.actors.worker.prefetcher import Prefetcher
+from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import (
     AudioSamples,
-    Coming,
+    BatchMember,
     Encoded,
-    Halfway,
+    ImageEmbeds,
     ImagePixels,
     Latent,
     Mask,
-    Member,
     Outcome,
+    PreloadRequest,
     Result,
     RunHooks,
-    Seen,
+    SamplerState,
+    StageParams,
     Stopped,
     VideoFrames,
     VideoMask,
-    Work,
 )
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -51,10 +51,10 @@ from modelpool.pool.plan.residency import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
     NodeId,
+    OomStep,
     RunCost,
     RunError,
     RunErrorKind,
-    Rung,
     TaskReport,
     TaskSpec,
     WorkerId,
@@ -64,42 +64,42 @@ from modelpool.pool.specs.spec import (
 if TYPE_CHECKING:
     from modelpool.pool.engine.engine import EngineFacts
 
-#: steps are told this often, counted from the start of a run; the last one is told by the report. A message costs the
-#: controller about as much as a task, so runs that are over sooner send none
+#: interval of step reports, counted from the start of a run; the report covers the last step. A message costs the
+#: controller about as much as a task, so shorter runs send none
 PROGRESS_SECONDS = 0.05
 #: a machine of its own
 ALONE = NodeId("")
-#: stops that are remembered; a stop may come before its run begins. More than tasks that are ever run together
+#: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
 
 
-class Engine(Protocol):
-    """What a worker needs of `pool.engine.engine.Engine`."""
+class WorkerEngine(Protocol):
+    """The part of `pool.engine.engine.Engine` that a worker needs."""
 
     def introduce(self) -> EngineFacts:
-        """What it can hold."""
+        """Return capacity and device."""
 
     def run(
         self,
         task: TaskSpec,
-        work: Work,
+        work: StageParams,
         inputs: tuple[Result, ...],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
     ) -> tuple[Result, RunCost]:
-        """Do `work`; may raise anything."""
+        """Run the task; may raise anything."""
 
-    def run_together(
-        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
+    def run_batch(
+        self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()
     ) -> tuple[Outcome, ...]:
-        """Do the works of all members at once; never raises."""
+        """Run a batch; never raises."""
 
     def residency(self) -> Residency:
-        """Which weights are on the device."""
+        """Return the weights on the device."""
 
     def close(self) -> None:
-        """Take every byte off the device."""
+        """Free all memory of the device."""
 
 
 def open_engine(
@@ -108,12 +108,11 @@ def open_engine(
     threads: int,
     vram_policy: VramPolicy | None = VramPolicy.NORMAL,
     reserve_bytes: int | None = None,
-) -> Engine:
-    """The real engine, on the one device that this process sees. Imports torch. Raises UserError."""
-    from modelpool.pool.engine.engine import Engine as PoolEngine
-    from modelpool.pool.engine.engine import EngineSettings
+) -> WorkerEngine:
+    """Open the real engine, on the one device that this process can use. Imports torch. Raises UserError."""
+    from modelpool.pool.engine.engine import Engine, EngineSettings
 
-    return PoolEngine.open(
+    return Engine.open(
         EngineSettings(
             device, budget_bytes=budget_bytes, threads=threads, vram_policy=vram_policy, reserve_bytes=reserve_bytes
         )
@@ -121,35 +120,35 @@ def open_engine(
 
 
 class GpuWorker:
-    """One GPU's worth of work, one run at a time."""
+    """Runs tasks on one GPU, one run at a time."""
 
     def __init__(
         self,
         worker_id: WorkerId,
         incarnation: int,
-        open_engine: Callable[[], Engine],
+        open_engine: Callable[[], WorkerEngine],
         on_step: Callable[[StepDone], None],
         progress_seconds: float = PROGRESS_SECONDS,
         node: NodeId = ALONE,
     ) -> None:
-        """`node` names the machine, whose memory and disks its workers share."""
+        """`node` is the machine, whose memory and disks its workers share."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
         self._on_step = on_step
         self._progress_seconds = progress_seconds
         self._node = node
-        self._engine: Engine | None = None
-        self._read_ahead = ReadAhead()
+        self._engine: WorkerEngine | None = None
+        self._prefetcher = Prefetcher()
         self._storage = StorageMeter()
-        #: what may be brought beside which run; replaced whole by another thread
-        self._coming: tuple[int, Coming] | None = None
-        #: runs that should stop, oldest first; touched by several threads, one atomic operation at a time
+        #: a preload request and the run that it belongs to; replaced atomically by another thread
+        self._preload_request: tuple[int, PreloadRequest] | None = None
+        #: runs to stop, oldest first; used by several threads, one atomic operation at a time
         self._stops: dict[int, None] = {}
         self._ended = threading.Event()
 
     def start(self) -> WorkerSpec:
-        """Open the engine. Raises what the engine raises: UserError when there is no such device."""
+        """Open the engine. Raises what the engine raises: UserError if there is no such device."""
         self._engine = self._open_engine()
         facts = self._engine.introduce()
         return WorkerSpec(
@@ -163,7 +162,7 @@ class GpuWorker:
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
-        """Make one attempt. The result is None exactly when the report has an error."""
+        """Run one attempt. The result is None exactly if the report has an error."""
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
         read_before = self._storage_bytes()
@@ -173,88 +172,95 @@ class GpuWorker:
             )
         except Exception as raised:
             outcome = raised
-        return self._told(request, outcome, self._storage_bytes() - read_before)
+        return self._report(request, outcome, self._storage_bytes() - read_before)
 
-    def run_together(
+    def run_batch(
         self, requests: Sequence[RunRequest], *inputs: Result
     ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
-        """Make one attempt each, in one run where that goes. `inputs` are those of the first request, then those of the
-        second, and so on. A report and a result each, as of `run`."""
+        """Run one attempt of each request, as a batch if possible.
+
+        `inputs` are those of the first request, then those of the second, and so on. Returns a report and a result for
+        each, as `run`.
+        """
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
             own = tuple(islice(rest, len(request.task.needs)))
-            members.append(Member(request.task, request.work, own, self._hooks(request)))
+            members.append(BatchMember(request.task, request.work, own, self._hooks(request)))
         outcomes: Sequence[Outcome]
         read_before = self._storage_bytes()
         try:
-            outcomes = self._engine.run_together(members, requests[0].needed_next)
+            outcomes = self._engine.run_batch(members, requests[0].needed_next)
         except Exception as raised:
             outcomes = [raised] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
-        told = [self._told(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)]
-        return tuple(report for report, _ in told), tuple(result for _, result in told)
+        request_and_run = [
+            self._report(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)
+        ]
+        return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
     def stop(self, run: int) -> None:
-        """Let that run end at its next step, also when it has not begun yet. Does nothing when it is over."""
+        """Stop that run at its next step, even if it has not begun yet. Does nothing if it is over."""
         self._stops[run] = None
         for old in tuple(self._stops)[:-STOPS_REMEMBERED]:
             self._stops.pop(old, None)
 
-    def read_ahead(self, parts: Sequence[FilePart]) -> None:
-        """Bring these files into the machine's memory while runs go on, in place of what was asked for before. Returns
-        at once; does what it can, and never fails a run."""
-        self._read_ahead.begin(parts)
+    def prefetch(self, parts: Sequence[FilePart]) -> None:
+        """Read these files into the page cache while runs continue, in place of earlier ones. Returns at once; does
+        what it can, and never fails a run.
+        """
+        self._prefetcher.begin(parts)
 
-    def upload_ahead(self, run: int, coming: Coming) -> None:
-        """Bring these tasks' weights to the GPU while that run goes on, in place of what was asked for before. Returns
-        at once. It is done as far as it goes without holding up the run, and not at all when that is over."""
-        self._coming = (run, coming)
+    def preload(self, run: int, preload_request: PreloadRequest) -> None:
+        """Preload the weights of these tasks to the GPU during that run, in place of earlier requests. Returns at
+        once. Stops where it would delay the run; does nothing if that is over.
+        """
+        self._preload_request = (run, preload_request)
 
     def ping(self) -> tuple[WorkerId, int]:
-        """Worker and incarnation: it is alive."""
+        """Return worker id and incarnation, to prove that it is alive."""
         return self._worker_id, self._incarnation
 
-    def memory_report(self) -> HostMemory:
-        """What this process takes of the host's memory."""
-        return host_memory()
+    def memory_report(self) -> ProcessMemory:
+        """Return the host memory of this process."""
+        return process_memory()
 
     def watch(self) -> None:
-        """Return when the worker is over. A caller that waits for this learns at once when the process dies."""
+        """Return when the worker has ended. A waiting caller notices at once when the process dies."""
         self._ended.wait()
 
     def close(self) -> None:
-        """Take every byte off the GPU. Idempotent."""
+        """Free all GPU memory. Idempotent."""
         if self._engine is not None:
             self._engine.close()
-        self._read_ahead.close()
+        self._prefetcher.close()
         self._ended.set()
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(
-            self._step_teller(request), lambda: self._should_stop(request), lambda: self._coming_beside(request)
+            self._step_callback(request), lambda: self._should_stop(request), lambda: self._preload_for(request)
         )
 
     def _storage_bytes(self) -> int:
-        """What this process read from disks so far, but for what it read ahead."""
-        return self._storage.read_bytes() - self._read_ahead.storage_bytes
+        """Return the bytes that this process read from disks, without prefetched ones."""
+        return self._storage.read_bytes() - self._prefetcher.storage_bytes
 
-    def _told(self, request: RunRequest, outcome: Outcome, storage_bytes: int) -> tuple[TaskReport, Result | None]:
-        """What became of an attempt that read so much from disks, as its report and its result."""
+    def _report(self, request: RunRequest, outcome: Outcome, storage_bytes: int) -> tuple[TaskReport, Result | None]:
+        """Return the report and the result of an attempt that read `storage_bytes` from disks."""
         assert self._engine is not None, "start comes before run"
         result: Result | None = None
         cost, error = RunCost(), None
         if isinstance(outcome, Exception):
             error = run_error(outcome)
-            error = replace(error, rungs=request.rungs + error.rungs)
+            error = replace(error, oom_steps=request.oom_steps + error.oom_steps)
             if error.kind is RunErrorKind.WORKER_LOST:
                 self._ended.set()
         else:
             result, cost = outcome
-            # what is read ahead is counted by blocks, one of which may be under way
+            # prefetched bytes are counted by blocks, one of which may be in progress
             storage_bytes = max(0, storage_bytes)
-            if request.rungs or storage_bytes != cost.storage_bytes:
-                cost = replace(cost, rungs=request.rungs + cost.rungs, storage_bytes=storage_bytes)
+            if request.oom_steps or storage_bytes != cost.storage_bytes:
+                cost = replace(cost, oom_steps=request.oom_steps + cost.oom_steps, storage_bytes=storage_bytes)
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,
@@ -270,63 +276,63 @@ class GpuWorker:
     def _should_stop(self, request: RunRequest) -> bool:
         return request.run in self._stops
 
-    def _coming_beside(self, request: RunRequest) -> Coming | None:
-        told = self._coming
-        return told[1] if told is not None and told[0] == request.run else None
+    def _preload_for(self, request: RunRequest) -> PreloadRequest | None:
+        request_and_run = self._preload_request
+        return request_and_run[1] if request_and_run is not None and request_and_run[0] == request.run else None
 
-    def _step_teller(self, request: RunRequest) -> Callable[[int, int], None]:
-        """A function that passes steps on, but not too often and not the last one."""
-        told_at = time.monotonic()
+    def _step_callback(self, request: RunRequest) -> Callable[[int, int], None]:
+        """Return a callback that forwards steps, but not too often and not the last one."""
+        reported_at = time.monotonic()
 
-        def tell(step: int, steps: int) -> None:
-            nonlocal told_at
+        def report(step: int, steps: int) -> None:
+            nonlocal reported_at
             now = time.monotonic()
-            if step < steps and now - told_at >= self._progress_seconds:
-                told_at = now
+            if step < steps and now - reported_at >= self._progress_seconds:
+                reported_at = now
                 task_id, run = request.task.task_id, request.run
                 self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
 
-        return tell
+        return report
 
 
 def run_error(raised: Exception) -> RunError:
-    """`raised` by a run, as the value that decides whether it is tried again."""
+    """Convert an exception of a run to the value that decides whether the run is retried."""
     text = "".join(traceback.format_exception(raised))
-    torch = sys.modules.get("torch")  # whoever raised its error has imported it
-    rungs: tuple[Rung, ...] = getattr(raised, "rungs", ())
+    torch = sys.modules.get("torch")  # the library that raised its error has imported it
+    oom_steps: tuple[OomStep, ...] = getattr(raised, "oom_steps", ())
     kind = _exhausted(raised)
     if kind is not None:
-        return RunError(kind, str(raised) or "there is no memory left", text, rungs)
-    if torch is not None and isinstance(raised, torch.AcceleratorError):  # CUDA refuses everything after such an error
+        return RunError(kind, str(raised) or "out of memory", text, oom_steps)
+    if torch is not None and isinstance(raised, torch.AcceleratorError):  # after such an error CUDA refuses everything
         return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
     if isinstance(raised, Stopped):
-        return RunError(RunErrorKind.CANCELLED, "stopped at a step, as it was asked to")
+        return RunError(RunErrorKind.CANCELLED, "stopped on request")
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
 
 
 def _exhausted(raised: Exception) -> RunErrorKind | None:
-    """Whether `raised` says that memory is exhausted, and whose."""
+    """Return which memory `raised` reports as exhausted, if any."""
     if "torch" not in sys.modules:
         return RunErrorKind.OUT_OF_HOST_MEMORY if isinstance(raised, MemoryError) else None
-    from modelpool.pool.patcher.out_of_memory import Exhausted, exhausted
+    from modelpool.pool.patcher.out_of_memory import ExhaustedMemory, exhausted_memory
 
-    match exhausted(raised):
-        case Exhausted.DEVICE:
+    match exhausted_memory(raised):
+        case ExhaustedMemory.DEVICE:
             return RunErrorKind.OUT_OF_VRAM
-        case Exhausted.HOST:
+        case ExhaustedMemory.HOST:
             return RunErrorKind.OUT_OF_HOST_MEMORY
         case None:
             return None
 
 
 def result_bytes(result: Result) -> int:
-    """Bytes of the arrays in `result`."""
+    """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | Halfway():
+        case Encoded() | SamplerState():
             return sum(array.nbytes for array in result.arrays)
-        case Seen():
+        case ImageEmbeds():
             return result.states_LD.nbytes
         case Latent():
             return result.samples_CHW.nbytes

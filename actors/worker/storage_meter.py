@@ -1,7 +1,8 @@
-"""How many bytes this process had read from disks, as the kernel counts them (/proc/self/io). 0 on other systems.
+"""Counts the bytes that this process had read from disks, as the kernel counts them (/proc/self/io). 0 on other
+systems.
 
-Pages of mapped files count when they are touched and were not in memory, with what the kernel reads ahead of them; what
-was in memory does not count. Network file systems count where they go by the kernel's page cache and its block layer.
+Pages of mapped files count if they are touched and were not in memory, including the kernel's readahead; pages that
+were in memory do not count. Network file systems count if they use the kernel's page cache and block layer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class StorageMeter:
             self._file = None
 
     def read_bytes(self) -> int:
-        """From disks since the process, or the thread, began."""
+        """Return the bytes read from disks since the process, or the thread, began."""
         if self._file is None:
             return 0
         try:
@@ -36,7 +37,7 @@ class StorageMeter:
         return int(rest.partition(b"\n")[0]) if found else 0
 
     def close(self) -> None:
-        """Count no more. Idempotent."""
+        """Stop counting. Idempotent."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,11 +1,11 @@
-"""By affinity with a look-ahead, as InvokeAI shares its queue among the GPUs of one host.
+"""Affinity with look-ahead: the policy of InvokeAI for the GPUs of one host.
 
-After its pull request #9263 (multi-GPU sessions). One queue, higher priority first, then in order of arrival. A
-device that is free takes the head, unless its own model is wanted by one of the next 32 items of the same user and
-priority as the head: then it takes the first of these. "Warm" is a diffusion model with bytes on the device; LoRAs do
-not count. To its advantage: a free device for which the head is warm comes before a cold one, and all hosts together
-count as one, which InvokeAI does not do. Its cache of results (`node_cache_size`, default 512) spares equal encodes.
-Memory keeps whole components, least recently used first out.
+After its pull request #9263 (multi-GPU sessions). One queue, higher priority first, then in order of arrival. A free
+device takes the head, unless its current model is wanted by one of the next 32 items of the same user and priority as
+the head: then it takes the first of these. "Warm" is a diffusion model with bytes on the device; LoRAs do not count. To
+its advantage: a free device for which the head is warm comes before a cold one, and all hosts together count as one,
+which InvokeAI does not do. Its cache of results (`node_cache_size`, default 512) avoids equal encodes. Memory keeps
+complete components, in LRU order.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ LOOK_AHEAD = 32
 
 
 class Affinity(Pulling):
-    """First come, but a warm device may reach over at most 32 items."""
+    """First come, first served; a warm device may look ahead over up to 32 items."""
 
     kept_encodes = 512
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
         super().__init__(gpus)
-        #: (minus priority, number) of what waits, sorted
+        #: (minus priority, number) of waiting jobs, sorted
         self._order: list[tuple[int, int]] = []
 
     def arrived(self, job: PeerJob) -> None:
-        """By priority, then by number."""
+        """Queue by priority, then by number."""
         super().arrived(job)
         insort(self._order, (-job.job.priority, job.number))
 
     def withdrawn(self, job: PeerJob) -> None:
-        """Out of the queue."""
+        """Remove from the queue."""
         if self.waiting.pop(job.number, None) is not None:
             del self._order[bisect_left(self._order, (-job.job.priority, job.number))]
 
     def choose(self, idle: list[PeerWorker]) -> tuple[PeerWorker, PeerJob] | None:
-        """The head, or what a warm device may take before it."""
+        """Choose the head, or an item that a warm device may take before it."""
         warm = {worker.worker_id: self._warm(worker) for worker in idle}
         for place, (_, number) in enumerate(self._order):
             head = self.waiting[number]

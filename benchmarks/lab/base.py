@@ -1,8 +1,8 @@
-"""What all peers share: a job runs as a whole on one worker, its tasks one after the other. Holds no rule of placement.
+"""Base classes of the baseline policies: a job runs completely on one worker, its tasks one after the other.
 
-Generous where the peers themselves are not: lost workers are replaced, a run that ends badly is repeated, jobs of a
-lost worker are placed again. Two ways to place: `Pulling` keeps jobs in the middle until a worker is idle; `Pushing`
-gives each job to a worker as it arrives.
+More robust than the real systems: lost workers are replaced, failed runs are repeated, jobs of a lost worker are placed
+again. Two placement modes: `Pulling` keeps jobs in a central queue until a worker is idle; `Pushing` gives each job to
+a worker on arrival.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from modelpool.scheduler.tables.messages import EndWorker, Outcome, ResolveJob, 
 
 
 class Peer(PeerCore):
-    """Jobs on workers; a subclass says which job goes where."""
+    """Jobs on workers; a subclass decides which job goes where."""
 
-    #: results of encode tasks that are kept for later jobs
+    #: number of encode results kept for later jobs
     kept_encodes = 0
-    #: kept by each worker for itself, or for all
+    #: whether each worker has its own cache of them, or all share one
     encodes_per_worker = False
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
@@ -33,20 +33,20 @@ class Peer(PeerCore):
         self.jobs: dict[JobId, PeerJob] = {}
         self._arrived = 0
 
-    # what a subclass says
+    # to be implemented by subclasses
 
     @abstractmethod
     def arrived(self, job: PeerJob) -> None:
-        """A job wants a place: a new one, or one whose worker was lost."""
+        """A job needs a place: a new one, or one whose worker was lost."""
 
     @abstractmethod
     def withdrawn(self, job: PeerJob) -> None:
-        """A job that does not run is wanted no more."""
+        """A waiting job was cancelled."""
 
-    # what a subclass uses
+    # for use by subclasses
 
     def fitting(self, job: PeerJob) -> list[PeerWorker]:
-        """Workers with memory enough for all tasks of the job, live or starting."""
+        """Workers with enough memory for all tasks of the job, live or starting."""
         return [worker for worker in self.fleet.usable() if worker.gpu.capacity_bytes >= job.needed_bytes]
 
     def begin(self, worker: PeerWorker, job: PeerJob) -> None:
@@ -55,10 +55,10 @@ class Peer(PeerCore):
         self._go_on(worker, job)
 
     def _go_on(self, worker: PeerWorker, job: PeerJob) -> None:
-        """The next task of the job on its worker, or its end."""
+        """Start the next task of the job on its worker, or end the job."""
         task = job.next_task
         while task is not None and task.stage is Stage.ENCODE and self._encodes.has(self._scope(worker), task.task_id):
-            self._made(job, task.task_id)
+            self._completed(job, task.task_id)
             task = job.next_task
         if task is None:
             self._free(worker)
@@ -84,7 +84,7 @@ class Peer(PeerCore):
         job = peer_job(spec, self._arrived, self.at, self.components)
         self.jobs[spec.job_id] = job
         for task_id in spec.given:
-            self._made(job, task_id)
+            self._completed(job, task_id)
         self._place(job)
 
     def _place(self, job: PeerJob) -> None:
@@ -117,7 +117,7 @@ class Peer(PeerCore):
         worker.running, worker.residency = None, report.residency
         if report.error is None:
             worker.failures = 0
-            self._made(job, task.task_id)
+            self._completed(job, task.task_id)
             if task.stage is Stage.ENCODE:
                 self._encodes.keep(self._scope(worker), task.task_id)
             if job.next_task is None:
@@ -138,7 +138,7 @@ class Peer(PeerCore):
             self._go_on(worker, job)
 
     def _hopeless(self, job: PeerJob, error: RunError) -> bool:
-        """Count an attempt that came to nothing; whether it was the last."""
+        """Count a failed attempt; return whether it was the last."""
         job.attempts += 1
         return job.attempts >= MOST_ATTEMPTS or error.kind is RunErrorKind.BAD_INPUT
 
@@ -160,10 +160,10 @@ class Peer(PeerCore):
             self._abandon(worker, "its worker is no longer wanted", counts=False)
 
     def _looked_again(self) -> None:
-        """What can begin now begins, as after every event."""
+        """Begin what can begin, as after every event."""
 
     def _abandon(self, worker: PeerWorker, reason: str, counts: bool) -> None:
-        """Whatever the worker had is placed again. The job that ran there has lost an attempt if that `counts`."""
+        """Place the worker's jobs again. If `counts`, the job that ran there loses an attempt."""
         job, queued = worker.job, list(worker.queue)
         worker.job, worker.running, worker.model = None, None, ""
         worker.queue.clear()
@@ -178,17 +178,17 @@ class Peer(PeerCore):
         for waiting in queued:
             self._place(waiting)
 
-    def _made(self, job: PeerJob, task_id: TaskId) -> None:
-        if task_id not in job.made:
-            job.made.add(task_id)
+    def _completed(self, job: PeerJob, task_id: TaskId) -> None:
+        if task_id not in job.completed:
+            job.completed.add(task_id)
             self._results.hold(task_id)
 
     def _result_lost(self, task_id: TaskId) -> None:
-        """Whoever still needs it makes it again."""
+        """Jobs that still need it compute it again."""
         self._results.lost(task_id)
         self._encodes.lost(task_id)
         for job in self.jobs.values():
-            job.made.discard(task_id)
+            job.completed.discard(task_id)
 
     def _resolve(self, job: PeerJob, outcome: Outcome, error: RunError | None = None) -> None:
         spec = job.job
@@ -196,11 +196,11 @@ class Peer(PeerCore):
         self._ended.add(spec.job_id)
         result = spec.wanted if outcome is Outcome.SUCCEEDED else None
         self._out.append(ResolveJob(spec.job_id, outcome, result, error))
-        self._results.let_go(sorted(job.made))
+        self._results.let_go(sorted(job.completed))
 
 
 class Pulling(Peer):
-    """Jobs wait in the middle, in order of arrival; an idle worker gets one."""
+    """Jobs wait in a central queue, in order of arrival; an idle worker gets one."""
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
         super().__init__(gpus)
@@ -209,7 +209,7 @@ class Pulling(Peer):
 
     @abstractmethod
     def choose(self, idle: list[PeerWorker]) -> tuple[PeerWorker, PeerJob] | None:
-        """One of the idle workers and a waiting job for it; None to wait. There is at least one of each."""
+        """Return one of the idle workers and a waiting job for it; None to wait. There is at least one of each."""
 
     def arrived(self, job: PeerJob) -> None:
         self.waiting[job.number] = job
@@ -236,17 +236,17 @@ class Pulling(Peer):
 
 
 class Pushing(Peer):
-    """Each job is given to a worker as it arrives and waits in the queue of that worker."""
+    """Each job is given to a worker on arrival and waits in the queue of that worker."""
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
         super().__init__(gpus)
         self._changed: dict[str, PeerWorker] = {}
-        #: jobs that came before there was any worker
+        #: jobs that arrived before there was any worker
         self._early: list[PeerJob] = []
 
     @abstractmethod
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
-        """The worker that gets the job. There is at least one."""
+        """Return the worker that gets the job. There is at least one."""
 
     def arrived(self, job: PeerJob) -> None:
         among = self.fitting(job)
@@ -256,7 +256,7 @@ class Pushing(Peer):
             self._early.append(job)
 
     def give(self, worker: PeerWorker, job: PeerJob) -> None:
-        """Put the job at the end of the worker's queue."""
+        """Append the job to the worker's queue."""
         worker.queue.append(job)
         self._changed[worker.worker_id] = worker
 

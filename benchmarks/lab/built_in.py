@@ -18,12 +18,12 @@ def _katz(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Wo
 
 
 def _katz_a(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
-    """As katz, the first of the two services alone: more LoRAs, seldom the same again."""
+    """Like katz, only the first of the two services: more LoRAs, rarely repeated."""
     return katz_workload(SERVICES[:1], gpus, jobs, rng, load)
 
 
 def _katz_b(rng: Random, jobs: int = 2000, gpus: int = 8, load: float = 0.8) -> Workload:
-    """As katz, the second of the two services alone: fewer LoRAs, often the same again."""
+    """Like katz, only the second of the two services: fewer LoRAs, often repeated."""
     return katz_workload(SERVICES[1:], gpus, jobs, rng, load)
 
 

@@ -1,4 +1,4 @@
-"""What caches of a few slots would load for a sequence of names: the curves that workloads are compared by.
+"""Loads by small caches for a sequence of names: the curves that workloads are compared by.
 
 Knows nothing of bytes, GPUs or the scheduler: a slot holds one name.
 """
@@ -11,9 +11,9 @@ from itertools import count
 
 
 def lru_loads(sequence: Iterable[Hashable], most_slots: int) -> list[int]:
-    """Loads by caches of 1, 2, ... `most_slots` slots that let the least recently used go.
+    """Loads by LRU caches of 1, 2, ... `most_slots` slots.
 
-    One pass serves all sizes: a name is found by every cache that has more slots than names came since.
+    One pass serves all sizes: a name is found by every cache that has more slots than there were distinct names since.
     """
     found = [0] * most_slots
     latest: list[Hashable] = []
@@ -36,9 +36,9 @@ def lru_loads(sequence: Iterable[Hashable], most_slots: int) -> list[int]:
 
 
 def lfu_loads(sequence: Iterable[Hashable], slots: int) -> int:
-    """Loads by a cache of so many slots that lets the least often used go, the least recently used among equals.
+    """Loads by an LFU cache of this many slots; of equal counts, the least recently used leaves.
 
-    A name is counted while it is in the cache, and anew when it comes back: the count does not outlive the stay.
+    A name is counted while it is in the cache, and from 0 when it comes back: the count does not outlive the stay.
     """
     uses: dict[Hashable, int] = {}
     loads = 0
@@ -55,7 +55,7 @@ def lfu_loads(sequence: Iterable[Hashable], slots: int) -> int:
 
 
 def fewest_loads(sequence: Iterable[Hashable], slots: int) -> int:
-    """Loads by a cache of so many slots that knows the whole sequence: no cache of so many loads fewer.
+    """The fewest loads by any cache of this many slots, with the complete sequence known.
 
     What is needed last leaves first (Belady). A name that would leave first is loaded for its use and not kept.
     """

@@ -1,5 +1,6 @@
-"""What every core in this folder does with events, whatever its rule: time, sizes and workers are kept, commands handed
-out. Knows neither jobs nor places; what follows from an event a subclass says.
+"""Base class of all cores in this folder: keeps time, sizes and workers, and emits commands.
+
+Knows neither jobs nor places; a subclass decides what follows from an event.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from modelpool.benchmarks.lab.jobs import PeerResults
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobId, TaskId
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.messages import (
-    CancelAsked,
+    CancelRequested,
     Command,
     ComponentsKnown,
     Event,
@@ -31,7 +32,7 @@ MOST_ATTEMPTS = 3
 
 
 class PeerCore(ABC):
-    """Workers, results and what is known; a subclass says what is done."""
+    """Workers, results and known sizes; a subclass decides."""
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
         self.at = 0.0
@@ -42,14 +43,14 @@ class PeerCore(ABC):
         self._ended: set[JobId] = set()
 
     def handle(self, event: Event) -> list[Command]:
-        """Take in what happened; return what is to be done, in order."""
+        """Apply the event; return the commands, in order."""
         self.at = max(self.at, event.at)
         match event:
             case RunEnded():
                 self._run_ended(event)
             case Submitted():
                 self._submit(event)
-            case CancelAsked():
+            case CancelRequested():
                 self._cancel(event.job_id)
             case ResultLost():
                 self._result_lost(event.task_id)
@@ -94,11 +95,11 @@ class PeerCore(ABC):
 
     @abstractmethod
     def _unwanted(self, workers: Sequence[PeerWorker]) -> None:
-        """These are over; others may be wanted now."""
+        """These workers have ended; others may be wanted now."""
 
     @abstractmethod
     def _lose(self, worker: PeerWorker, reason: str) -> None:
-        """It is gone, or did not start."""
+        """The worker is lost, or did not start."""
 
     @abstractmethod
     def _looked_again(self) -> None:

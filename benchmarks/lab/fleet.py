@@ -1,6 +1,6 @@
-"""The workers of a peer: started when wanted, started anew when lost, given up after too many failures in a row.
+"""The workers of a baseline policy: started when wanted, restarted when lost, given up after repeated failures.
 
-No rule of any peer; what they all get, so that a comparison is about placement.
+Equal for all policies, so that a comparison is about placement.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelpool.pool.specs.spec import TaskSpec, WorkerId, WorkerSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker
 
-#: failed starts and losses in a row, with no completed run in between, after which a worker is given up
+#: failed starts and losses in a row, without a completed run in between, after which a worker is given up
 MOST_FAILURES = 5
 LONGEST_DELAY_SECONDS = 60.0
 
@@ -28,12 +28,12 @@ class PeerWorker:
     #: its place among the workers
     rank: int
     incarnation: int = 1
-    #: as it introduced itself; None while it is not up
+    #: its introduction; None while it is not up
     spec: WorkerSpec | None = None
     failures: int = 0
-    #: gone for good: it failed too often, or is no longer wanted
+    #: permanently gone: it failed too often, or is no longer wanted
     given_up: bool = False
-    #: what runs there, and as part of what
+    #: the running task, and its job
     job: PeerJob | None = None
     running: TaskSpec | None = None
     #: jobs that were given to it and wait there
@@ -73,7 +73,7 @@ class PeerFleet:
         return [worker for worker in self.workers.values() if not worker.given_up]
 
     def want(self, worker_ids: Iterable[WorkerId]) -> list[PeerWorker]:
-        """Exactly these from now on. Returns those that are over."""
+        """Set the wanted workers. Returns those that ended."""
         names = list(dict.fromkeys(worker_ids))
         over = [worker for worker_id, worker in self.workers.items() if worker_id not in names]
         for worker in over:
@@ -88,12 +88,12 @@ class PeerFleet:
         return over
 
     def of(self, worker_id: WorkerId, incarnation: int) -> PeerWorker | None:
-        """The worker, if that incarnation is the one that counts."""
+        """The worker, if this is its current incarnation."""
         worker = self.workers.get(worker_id)
         return worker if worker is not None and worker.incarnation == incarnation and not worker.given_up else None
 
     def up(self, spec: WorkerSpec, at: float) -> PeerWorker | None:
-        """A worker answers."""
+        """A worker started."""
         worker = self.of(spec.worker_id, spec.incarnation)
         if worker is not None:
             worker.spec, worker.idle_since = spec, at
@@ -101,7 +101,7 @@ class PeerFleet:
         return worker
 
     def lost(self, worker: PeerWorker) -> None:
-        """It is gone, or did not start: start it anew, at once the first time, or give it up."""
+        """The worker is lost, or did not start: restart it, the first time at once, or give it up."""
         worker.spec = worker.residency = None
         worker.failures += 1
         if worker.failures > MOST_FAILURES:

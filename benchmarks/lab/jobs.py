@@ -1,4 +1,4 @@
-"""Jobs as the peers see them, and who still needs which result."""
+"""Jobs of the baseline policies, and which results are still needed."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class PeerJob:
     #: in order of arrival
     number: int
     arrived_at: float
-    #: what the peers route by
+    #: the model that policies route by
     model: str
     #: the smallest memory that all its tasks run in
     needed_bytes: int
-    made: set[TaskId] = field(default_factory=set)
+    completed: set[TaskId] = field(default_factory=set)
     attempts: int = 0
     cancelled: bool = False
 
     @property
     def next_task(self) -> TaskSpec | None:
-        """The first task whose result is not there; None when all are."""
+        """The first task whose result does not exist; None if all exist."""
         for task in self.job.tasks:
-            if task.task_id not in self.made:
+            if task.task_id not in self.completed:
                 return task
         return None
 
 
 def peer_job(job: JobSpec, number: int, at: float, specs: Mapping[ComponentKey, ComponentSpec]) -> PeerJob:
-    """A job as it arrives."""
+    """Create the record of a job on arrival."""
     least_bytes = max(needed_bytes(task.uses, task.least_activation_bytes) for task in job.tasks) if job.tasks else 0
     return PeerJob(job, number, at, model_of(job, specs), least_bytes)
 
@@ -54,18 +54,18 @@ def model_of(job: JobSpec, specs: Mapping[ComponentKey, ComponentSpec]) -> str:
 
 
 class PeerResults:
-    """Results that are held, and by how many. What nobody holds any more is released; commands go to `out`."""
+    """Reference counts of results. Unreferenced ones are released; commands go to `out`."""
 
     def __init__(self, out: list[Command]) -> None:
         self._out = out
         self._holders: Counter[TaskId] = Counter()
 
     def hold(self, task_id: TaskId) -> None:
-        """One more reads it."""
+        """Add a reader."""
         self._holders[task_id] += 1
 
     def let_go(self, task_ids: Iterable[TaskId]) -> None:
-        """One fewer reads each of them."""
+        """Remove a reader of each of them."""
         for task_id in task_ids:
             self._holders[task_id] -= 1
             if self._holders[task_id] <= 0:
@@ -73,7 +73,7 @@ class PeerResults:
                 self._out.append(ReleaseResult(task_id))
 
     def lost(self, task_id: TaskId) -> None:
-        """It is no longer there."""
+        """The result no longer exists."""
         self._holders.pop(task_id, None)
 
     def __contains__(self, task_id: TaskId) -> bool:
@@ -81,7 +81,7 @@ class PeerResults:
 
 
 class EncodeCache:
-    """The last `size` results of encode tasks, of the whole pool (scope "") or of each worker."""
+    """The last `size` results of encode tasks, of the complete pool (scope "") or of each worker."""
 
     def __init__(self, size: int, results: PeerResults) -> None:
         self._size = size
@@ -89,7 +89,7 @@ class EncodeCache:
         self._kept: dict[str, OrderedDict[TaskId, None]] = {}
 
     def has(self, scope: str, task_id: TaskId) -> bool:
-        """Whether it is there; if so, it is the youngest now."""
+        """Whether it is cached; if so, it becomes the most recently used."""
         kept = self._kept.get(scope)
         if kept is None or task_id not in kept:
             return False
@@ -97,7 +97,7 @@ class EncodeCache:
         return True
 
     def keep(self, scope: str, task_id: TaskId) -> None:
-        """It was made."""
+        """Add a new result."""
         if self._size == 0:
             return
         kept = self._kept.setdefault(scope, OrderedDict())
@@ -109,6 +109,6 @@ class EncodeCache:
             self._results.let_go((oldest,))
 
     def lost(self, task_id: TaskId) -> None:
-        """It is no longer there."""
+        """The result no longer exists."""
         for kept in self._kept.values():
             kept.pop(task_id, None)

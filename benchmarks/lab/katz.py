@@ -1,15 +1,15 @@
-"""Requests like those of two text-to-image services in production: LoRAs and ControlNets by popularity and by habit.
+"""Workload after two text-to-image services in production: LoRAs and ControlNets by popularity and habit.
 
-What is like the Katz trace: for each serving instance the loads per request of caches of 1 to 10 slots, least recently
-and least often used, within 5% (or 0.01 loads a request where that is more), and the shares of the most popular, within
-2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that count uses do so while a name is in them: only so
-do the published curves come out. A stream is drawn from the middle of an instance's life, so that a short one is like a
-long one: of the first 60 requests of many instances, by caches that have been there since these began, LoRA loads are
-within the same 5%, and ControlNet loads, which are few, within three times what is allowed of a long one.
+Matches the Katz trace in: the loads per request of caches of 1 to 10 slots for each serving instance, least recently
+and least often used, within 5% (or 0.01 loads per request where that is more), and the shares of the most popular,
+within 2.5 percentage points for LoRAs and 4.5 for ControlNets. Caches that count uses do so while a name is in them:
+only this reproduces the published curves. A stream is drawn from the middle of an instance's life, so that a short one
+is like a long one: of the first 60 requests of many instances, by caches that exist since these began, LoRA loads are
+within the same 5%, and ControlNet loads, which are few, within three times the tolerance of a long one.
 
-What is not: the published figures say nothing of arrival times, prompts, users, steps, sizes or base models. Those are
-plain here: one base model a service, prompts that never come twice, steady arrivals. Nor do they say whether LoRAs and
-ControlNets go together: here they are chosen apart.
+Not matched: the published figures do not contain arrival times, prompts, users, steps, sizes or base models. These are
+simple here: one base model per service, prompts that never repeat, steady arrivals. Nor do they state whether LoRAs and
+ControlNets are correlated: here they are chosen independently.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from modelpool.scheduler.workloads.models import InventedModel
 from modelpool.scheduler.workloads.sizes import MB, SDXL
 from modelpool.scheduler.workloads.workload import Workload
 
-#: things that are asked for together, by rank of popularity, 0 the most popular
+#: adapters that are requested together, by rank of popularity, 0 the most popular
 Ranks: TypeAlias = tuple[int, ...]
 
-#: steps of a request: the services' own are not told
+#: steps of a request: those of the services are not published
 STEPS = 30
 #: requests of an instance that are drawn and left out. An instance begins with few ControlNets and without habits;
 #: loads of caches are those of a long stream from about the 200th request on
@@ -41,15 +41,14 @@ BURN_IN_REQUESTS = 400
 
 @dataclass(frozen=True, slots=True)
 class KatzRequest:
-    """What a request asks for beside its base model."""
+    """The adapters of a request."""
 
     loras: Ranks
     controlnets: Ranks
 
 
 def instances_of(service: KatzService, instances: int, rng: Random) -> list[Iterator[KatzRequest]]:
-    """What each of some instances is asked for, one after the other without end, from after its first
-    `BURN_IN_REQUESTS` on. Nothing is drawn before it is asked for."""
+    """Endless requests of each of some instances, from after the first `BURN_IN_REQUESTS` on. Drawn lazily."""
     weights = service.loras.summed_weights()
     narrow = [(number + 0.5) / instances > 1.0 - service.loras.narrow for number in range(instances)]
     return [
@@ -69,14 +68,14 @@ def instances_of(service: KatzService, instances: int, rng: Random) -> list[Iter
 def requests_by_instance(
     service: KatzService, instances: int, per_instance: int, rng: Random
 ) -> list[list[KatzRequest]]:
-    """What each of some instances is asked for, in order."""
+    """The requests of each of some instances, in order."""
     return [list(islice(requests, per_instance)) for requests in instances_of(service, instances, rng)]
 
 
 def lora_choices(habits: LoraHabits, summed_weights: Sequence[float], is_narrow: bool, rng: Random) -> Iterator[Ranks]:
-    """The LoRAs of one instance's requests, without end. `summed_weights` are those of the habits."""
+    """Endless LoRA choices of one instance's requests. `summed_weights` are those of the habits."""
     sums = list(accumulate(habits.counts))
-    own = [_drawn(summed_weights, rng) for _ in range(habits.narrow_choices)] if is_narrow else []
+    narrow_pool = [_drawn(summed_weights, rng) for _ in range(habits.narrow_choices)] if is_narrow else []
     lately = _Lately(habits.again)
     familiar: list[int] = []
     while True:
@@ -88,7 +87,7 @@ def lora_choices(habits: LoraHabits, summed_weights: Sequence[float], is_narrow:
                 if familiar and rng.random() < habits.familiar:
                     rank = rng.choice(familiar)
                 else:
-                    rank = rng.choice(own) if own else _drawn(summed_weights, rng)
+                    rank = rng.choice(narrow_pool) if narrow_pool else _drawn(summed_weights, rng)
                 if rank not in picked:
                     picked.append(rank)
             chosen = tuple(picked)
@@ -99,7 +98,7 @@ def lora_choices(habits: LoraHabits, summed_weights: Sequence[float], is_narrow:
 
 
 def controlnet_choices(habits: ControlNetHabits, rng: Random) -> Iterator[Ranks]:
-    """The ControlNets of one instance's requests, without end."""
+    """Endless ControlNet choices of one instance's requests."""
     for rank in range(habits.begin_ranks):
         yield from repeat((rank,), habits.begin_ranks - rank + 1)
     sums = list(accumulate(weight for _, weight in habits.workflows))
@@ -125,9 +124,9 @@ def controlnet_choices(habits: ControlNetHabits, rng: Random) -> Iterator[Ranks]
 def katz_workload(services: Sequence[KatzService], gpus: int, jobs: int, rng: Random, load: float = 0.8) -> Workload:
     """The requests of `gpus` instances of these services, merged in time, one job each.
 
-    Every service has a base model of its own, its ControlNets, its LoRAs, and a share of the instances after the share
-    that it had in the trace. Jobs come at the rate at which `gpus` GPUs would be busy for `load` of the time with runs
-    alone, everything resident (seconds as in `scheduler.workloads.sizes`).
+    Every service has a separate base model, its ControlNets, its LoRAs, and a share of the instances as in the trace.
+    Jobs come at the rate at which `gpus` GPUs would be busy for `load` of the time with runs alone, everything resident
+    (seconds as in `scheduler.workloads.sizes`).
     """
     streams = [
         (service, requests)
@@ -135,11 +134,11 @@ def katz_workload(services: Sequence[KatzService], gpus: int, jobs: int, rng: Ra
         for requests in instances_of(service, instances, rng)
     ]
     models = {service.name: replace(SDXL, name=f"katz-{service.name}", loras_reach_text=False) for service in services}
-    asked: list[tuple[KatzService, KatzRequest]] = []
+    drawn: list[tuple[KatzService, KatzRequest]] = []
     for _ in range(jobs):
         service, requests = rng.choice(streams)
-        asked.append((service, next(requests)))
-    made = [
+        drawn.append((service, next(requests)))
+    drawn_jobs = [
         models[service.name].job(
             f"job-{number}",
             f"prompt {number}",
@@ -148,39 +147,39 @@ def katz_workload(services: Sequence[KatzService], gpus: int, jobs: int, rng: Ra
             controlnets=_names(request.controlnets),
             steps=STEPS,
         )
-        for number, (service, request) in enumerate(asked)
+        for number, (service, request) in enumerate(drawn)
     ]
-    busy_seconds = sum(task.run_seconds for job in made for task in job.tasks)
+    busy_seconds = sum(task.run_seconds for job in drawn_jobs for task in job.tasks)
     times = poisson(jobs, load * gpus * jobs / busy_seconds, rng) if jobs else iter(())
     components = tuple(
         spec
         for service in services
-        for spec in _components(models[service.name], [request for other, request in asked if other is service])
+        for spec in _components(models[service.name], [request for other, request in drawn if other is service])
     )
     name = f"katz {'+'.join(service.name for service in services)} on {gpus}"
-    return Workload(name, components, tuple(map(Submitted, times, made)))
+    return Workload(name, components, tuple(map(Submitted, times, drawn_jobs)))
 
 
 class _Lately:
-    """The latest things of an instance, each different from the others, and the chances to ask for them again."""
+    """The latest distinct choices of an instance, and the chances to repeat them."""
 
     def __init__(self, chances: Sequence[float]) -> None:
         self._sums = list(accumulate(chances))
         self._latest: list[Ranks] = []
 
     def again(self, rng: Random) -> Ranks | None:
-        """One of the latest; None where it is time for something else."""
+        """One of the latest; None if it is time for another choice."""
         place = bisect(self._sums, rng.random())
         return self._latest[place] if place < len(self._latest) else None
 
     def note(self, chosen: Ranks) -> None:
-        """Asked for now. To ask for nothing is not remembered."""
+        """Record a choice. Empty choices are not recorded."""
         if chosen:
             self._latest = [chosen, *(other for other in self._latest if other != chosen)][: len(self._sums)]
 
 
 def _drawn(summed_weights: Sequence[float], rng: Random) -> int:
-    """A place, by weights that are added up."""
+    """Draw a place by cumulative weights."""
     return min(bisect(summed_weights, rng.random() * summed_weights[-1]), len(summed_weights) - 1)
 
 
@@ -189,7 +188,7 @@ def _names(ranks: Ranks) -> list[str]:
 
 
 def _divided(total: int, weights: Sequence[int]) -> list[int]:
-    """`total` in whole parts about in proportion to the weights, by largest remainders."""
+    """Divide `total` into integer parts about in proportion to the weights, by largest remainders."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(part) for part in exact]
     by_rest = sorted(range(len(parts)), key=lambda place: parts[place] - exact[place])
@@ -199,7 +198,7 @@ def _divided(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def _components(model: InventedModel, requests: Iterable[KatzRequest]) -> Iterator[ComponentSpec]:
-    """The model, all its ControlNets, and the LoRAs that were asked for."""
+    """The model, all its ControlNets, and the requested LoRAs."""
     yield from model.components
     yield from model.adapters(controlnets=_names(tuple(range(CONTROLNETS))))
     for rank in sorted({rank for request in requests for rank in request.loras}):

@@ -1,8 +1,8 @@
-"""How the two services of the Katz trace choose LoRAs and ControlNets: tables of a fit, and what their columns mean.
+"""Parameters of the Katz services: fitted tables of how requests choose LoRAs and ControlNets.
 
-Fitted to `benchmarks/katz_workload_curves.json`, whose source is told beside it, by a search like the one in
-`benchmarks/fit_katz.py`, which also shows how near they come, and by hand. What each
-instance does is a habit: it asks again for what it asked for lately, or for something by popularity.
+Fitted to `benchmarks/katz_workload_curves.json`, which states its source, by a search like the one in
+`benchmarks/fit_katz.py`, which also shows the remaining errors, and by hand. Each instance has habits: it repeats its
+latest choices, or draws new ones by popularity.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import log
 
 #: LoRAs of a service: a parameter of the published fit, since the figures end at the 4,501st
 LORAS = 6000
-#: ControlNets of a service, as the figures tell them
+#: ControlNets of a service, as published
 CONTROLNETS = 17
 
 
@@ -21,13 +21,13 @@ CONTROLNETS = 17
 class LoraHabits:
     """How the requests of one instance choose LoRAs.
 
-    counts           weights of requests with 0, 1, 2, ... LoRAs, among those that ask for nothing again
-    again            chances that a request takes the LoRAs of the latest request, the latest one with others, and so on
-    familiar         share of other choices that fall on one of the instance's latest `familiar_depth` LoRAs
-    narrow           share of instances that keep to `narrow_choices` LoRAs, drawn in advance by popularity
-    shares           (k, percent of all uses that fall on the k most popular), as published
-    head_offset      popularity up to the first of these goes with 1 / (rank + head_offset)
-    emphasis         exponent on popularity where it is drawn by: habits flatten it, this makes up for that
+    counts          weights of requests with 0, 1, 2, ... LoRAs, among those that do not repeat a choice
+    again           chances that a request takes the LoRAs of the latest request, the latest other one, and so on
+    familiar        share of other choices that fall on one of the instance's latest `familiar_depth` LoRAs
+    narrow          share of instances that keep to `narrow_choices` LoRAs, drawn in advance by popularity
+    shares          (k, percent of all uses that fall on the k most popular), as published
+    head_offset     popularity up to the first of these goes with 1 / (rank + head_offset)
+    emphasis        exponent on popularity for drawing: habits flatten it, this compensates
     """
 
     counts: tuple[float, ...]
@@ -51,7 +51,7 @@ class LoraHabits:
         return each
 
     def summed_weights(self) -> list[float]:
-        """What fresh choices are drawn by, added up from the most popular on."""
+        """Cumulative weights for drawing new choices, from the most popular on."""
         return list(accumulate(percent**self.emphasis for percent in self.popularity()))
 
 
@@ -59,15 +59,15 @@ class LoraHabits:
 class ControlNetHabits:
     """How the requests of one instance choose ControlNets: by workflows, each a few of them in one order.
 
-    workflows       ControlNets by rank of popularity, and the weight of the workflow
-    again           chances that a request takes the latest workflow, the latest other one, and so on
-    rare            chance that a stretch of requests begins that all take the same rare ControlNets alone
-    rare_requests   length of such a stretch, on average
-    rare_from       the first rank that counts as rare; the last is the last there is
-    rare_together   how many a stretch takes: two that come together cost a cache that counts uses both at each request,
-                    where it has room for one beside its favourites
-    begin_ranks     an instance begins with so many of the most popular one by one, the most popular most often: else
-                    caches that count uses hold on to what chance brings first, and their loads vary with the seed
+    workflows      ControlNets by rank of popularity, and the weight of the workflow
+    again          chances that a request takes the latest workflow, the latest other one, and so on
+    rare           chance that a series of requests begins that all take the same rare ControlNets only
+    rare_requests  length of such a series, on average
+    rare_from      the first rank that counts as rare, up to the last rank
+    rare_together  number of ControlNets of a series: two together cost a cache that counts uses both at each request,
+                   if it has room for one besides its favourites
+    begin_ranks    an instance begins with this many of the most popular one by one, the most popular most often:
+                   otherwise caches that count uses hold on to random first choices, and their loads vary with the seed
     """
 
     workflows: tuple[tuple[tuple[int, ...], float], ...]
@@ -154,7 +154,7 @@ SERVICE_A = KatzService(
 )
 
 
-#: service B: about one LoRA a request
+#: service B: about one LoRA per request
 SERVICE_B = KatzService(
     name="B",
     requests=385239,

@@ -1,10 +1,9 @@
-"""A plan for a batch that is known whole: which jobs on which GPU, in which order, so that little is loaded.
+"""Plans a batch that is completely known: which jobs on which GPU, in which order, so that little is loaded.
 
-Jobs that need the same components are a line. A line goes to one GPU as a whole if it can be done there within the
-horizon;
-if not, as much of it as the emptiest GPU can do, and so on: each further GPU loads it once more. Within a line, jobs
-with equal patches and equal prompts are neighbours. The horizon is a stated multiple of the least makespan, stretched
-by steps until everything has a place. Pure: the same jobs and GPUs give the same plan.
+Jobs that need the same components form a line. A line goes to one GPU as a whole if it can be done there within the
+horizon; if not, as much of it as the emptiest GPU can do, and so on: each further GPU loads it once more. Within a
+line, jobs with equal patches and equal prompts are neighbours. The horizon is a given multiple of the least makespan,
+increased by steps until everything has a place. Pure: the same jobs and GPUs give the same plan.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from modelpool.pool.plan.residency import needed_bytes
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, Stage, TaskId, TaskSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
-#: the horizon grows by this part where a plan does not fit in it
+#: the horizon grows by this part if a plan does not fit in it
 STRETCH = 1.03
 
 Line = tuple[ComponentKey, ...]
-#: component, digest of its patches, bytes that these touch
+#: component, digest of its patches, bytes that these patch
 Patched = tuple[ComponentKey, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Jobs of one line that are not parted: neighbours with equal patches and an encode in common."""
+    """Jobs of one line that stay together: neighbours with equal patches and a common encode."""
 
     line: Line
     jobs: tuple[JobSpec, ...]
@@ -41,7 +40,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Share:
-    """What one GPU gets. `busy_seconds` are its own: at its speed, over its link."""
+    """The plan of one GPU. `busy_seconds` are at its speed, over its link."""
 
     gpu: SimulatedGpu
     busy_seconds: float
@@ -50,7 +49,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The tasks of each GPU in order, and whose they are.
+    """The tasks of each GPU in order, and their jobs.
 
     horizon_seconds  within which each GPU should be done
     """
@@ -63,14 +62,14 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What loading costs, in seconds on a GPU."""
+    """Costs of loading, in seconds on a GPU."""
 
     components: Mapping[ComponentKey, ComponentSpec]
     patch_switch_seconds: float
 
 
 class Stretch:
-    """Chunks of one line in a row, with sums that answer what the first so many of them take on any GPU."""
+    """Successive chunks of one line, with prefix sums for the time of the first `count` of them on any GPU."""
 
     def __init__(self, chunks: Sequence[Chunk], prices: Prices) -> None:
         self.chunks = tuple(chunks)
@@ -83,7 +82,7 @@ class Stretch:
         self._needed_bytes = list(accumulate((chunk.needed_bytes for chunk in chunks), max))
 
     def after(self, share: Share, count: int) -> float:
-        """When the GPU would be done with the first `count` too; endless where one of them does not fit."""
+        """When the GPU would be done with the first `count` too; infinite if one of them does not fit."""
         gpu, last = share.gpu, count - 1
         if self._needed_bytes[last] > gpu.capacity_bytes:
             return inf
@@ -92,7 +91,7 @@ class Stretch:
         return seconds + self._switches[last] * self._patch_switch_seconds + self._work_seconds[last] / gpu.speed
 
     def most(self, share: Share, horizon: float) -> int:
-        """As many of the first chunks as the GPU can do within the horizon."""
+        """The number of first chunks that the GPU can do within the horizon."""
         return bisect_right(range(1, len(self.chunks) + 1), horizon, key=lambda count: self.after(share, count))
 
 
@@ -103,10 +102,10 @@ def plan_batch(
     prices: Prices,
     factor: float,
 ) -> BatchPlan:
-    """Share the jobs out to GPUs that are busy with earlier plans for so long.
+    """Distribute the jobs over GPUs that are busy with earlier plans for `busy_seconds`.
 
-    Every job must fit on one of the GPUs. A makespan below `factor` times the least is not tried for; the first one
-    from there on that comes out is taken.
+    Every job must fit on one of the GPUs. A makespan below `factor` times the lower bound is not tried; the first
+    feasible one from there on is taken.
     """
     chunks = cut_in_chunks(jobs)
     load_seconds = least_load_seconds(jobs, gpus, prices.components, prices.patch_switch_seconds)
@@ -124,14 +123,14 @@ def plan_batch(
 
 
 def cut_in_chunks(jobs: Sequence[JobSpec]) -> list[Chunk]:
-    """All jobs, those of a line one after the other, with equal patches and equal prompts next to each other."""
+    """All jobs, line by line, with equal patches and equal prompts next to each other."""
     keys = {job.job_id: _key(job) for job in jobs}
     ordered = sorted(jobs, key=lambda job: keys[job.job_id])
     return [_chunk(tuple(members)) for _, members in groupby(ordered, lambda job: keys[job.job_id])]
 
 
 def _key(job: JobSpec) -> tuple[Line, tuple[Patched, ...], TaskId]:
-    """What jobs of one chunk have in common."""
+    """The common identity of the jobs of one chunk."""
     uses = {(use.component, use.patch_digest, use.patched_bytes) for task in job.tasks for use in task.uses}
     return tuple(sorted({component for component, _, _ in uses})), tuple(sorted(uses)), job.tasks[0].task_id
 
@@ -167,7 +166,7 @@ def _share_out(
     prices: Prices,
     horizon: float,
 ) -> list[Share] | None:
-    """Every chunk on a GPU that is done within the horizon; None when that does not come out."""
+    """Every chunk on a GPU that is done within the horizon; None if that is impossible."""
     shares = [Share(gpu, busy, []) for gpu, busy in zip(gpus, busy_seconds, strict=True)]
     lines = [list(members) for _, members in groupby(chunks, lambda chunk: chunk.line)]
     lines.sort(key=lambda line: (-sum(chunk.work_seconds for chunk in line), line[0].line))
@@ -176,7 +175,7 @@ def _share_out(
             stretch = Stretch(left, prices)
             ends = [(stretch.after(share, len(left)), place) for place, share in enumerate(shares)]
             count = len(left)
-            # where all of it can be done, the fullest: room is left where a later line may need it
+            # if all of it can be done, the fullest: room is left where a later line may need it
             end, place = max((found for found in ends if found[0] <= horizon), default=(inf, 0))
             if end == inf:
                 end, place = min((stretch.after(share, 1), place) for place, share in enumerate(shares))
@@ -200,7 +199,7 @@ def _cut(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def _in_order(share: Share, prices: Prices) -> Iterator[TaskSpec]:
-    """Line by line: job by job where all components of the line stay, stage by stage where they do not."""
+    """Line by line: job by job if all components of the line stay, else stage by stage."""
     for line, members in groupby(share.chunks, lambda chunk: chunk.line):
         jobs = [job for chunk in members for job in chunk.jobs]
         tasks = {task.task_id: task for job in jobs for task in job.tasks}

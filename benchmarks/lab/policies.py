@@ -1,6 +1,6 @@
-"""All policies that can be compared, ours included: a name, whose rule it is, and how it is made.
+"""All policies that can be compared, including the default: name, origin, and factory.
 
-A policy is a core and the memory of its workers. Making one twice with equal arguments gives two that do the same.
+A policy is a core and the memory of its workers. Creating one twice with equal arguments gives equal behaviour.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from modelpool.scheduler.simulator.eviction_policies import (
     WholeModels,
 )
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.simulator.policy import OUR_POLICY, Made, Policy
+from modelpool.scheduler.simulator.policy import OUR_POLICY, CoreAndMemory, Policy
 
 
-def _clairvoyant(gpus: Sequence[SimulatedGpu], rng: Random) -> Made:
+def _clairvoyant(gpus: Sequence[SimulatedGpu], rng: Random) -> CoreAndMemory:
     memory = KnownFuture()
     return Clairvoyant(gpus, memory), memory
 
 
 _ALL = (
     OUR_POLICY,
-    Policy("random", "any worker by chance", lambda gpus, rng: (ByChance(gpus, rng), WholeComponents())),
-    Policy("round_robin", "one worker after the other", lambda gpus, rng: (RoundRobin(gpus), WholeComponents())),
+    Policy("random", "random worker", lambda gpus, rng: (ByChance(gpus, rng), WholeComponents())),
+    Policy("round_robin", "workers in rotation", lambda gpus, rng: (RoundRobin(gpus), WholeComponents())),
     Policy(
         "least_loaded",
         "fewest jobs in flight, as llm-d routes diffusion models",
@@ -62,21 +62,21 @@ _ALL = (
     ),
     Policy(
         "storage_aware",
-        "soonest start over storage tiers, as ServerlessLLM",
+        "earliest start over storage tiers, as ServerlessLLM",
         lambda gpus, rng: (StorageAware(gpus), WholeComponents()),
     ),
     Policy(
         "lru",
-        "in order to the first idle worker, each with a least-recently-used cache",
+        "in order to the first idle worker, each with an LRU cache",
         lambda gpus, rng: (FirstIdle(gpus), WholeComponents()),
     ),
     Policy(
         "infinite_cache",
-        "ideal: nothing is ever loaded, and jobs go in order to the fastest GPU that is idle",
+        "ideal: nothing is ever loaded, and jobs go in order to the fastest idle GPU",
         lambda gpus, rng: (EncodesShared(gpus), NothingLoads()),
         is_ideal=True,
     ),
-    Policy("clairvoyant", "ideal: a plan of the whole batch with everything known", _clairvoyant, is_ideal=True),
+    Policy("clairvoyant", "ideal: a plan of the complete batch with everything known", _clairvoyant, is_ideal=True),
 )
 
 POLICIES: Mapping[str, Policy] = MappingProxyType({policy.name: policy for policy in _ALL})

@@ -1,12 +1,11 @@
-"""By pressure, as SwarmUI spreads requests over its backends.
+"""Pressure: the policy by which SwarmUI distributes requests over its backends.
 
 After its source (`BackendHandler`, commit 062407c). Each backend has one current model. A request goes to a free
-backend whose current model is the one it wants. For models that wait otherwise, pressure is 10 x requests + seconds
-since the first of them; a free backend loads the model with the highest, if no backend is loading it already and it has
-waited at least 1.5 s, or there is no choice because only one backend is free; of free backends the one unused for
-longest. LoRAs do not count. To its advantage:
-memory behind a backend keeps whole components while they fit (ComfyUI does, SwarmUI does not know), the last encoding
-is kept by each backend (ComfyUI's cache of the last prompt), and nothing is lost to polling.
+backend whose current model is the requested one. For other waiting models, pressure is 10 x requests + seconds since
+the first of them; a free backend loads the model with the highest pressure, if no backend is loading it already and it
+has waited at least 1.5 s, or only one backend is free; of free backends the least recently used one. LoRAs do not
+count. To its advantage: the memory of a backend keeps complete components while they fit (as in ComfyUI; SwarmUI does
+not know), each backend keeps the last encoding (ComfyUI's cache of the last prompt), and nothing is lost to polling.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from modelpool.benchmarks.lab.base import Pulling
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import LookAgain
+from modelpool.scheduler.tables.messages import ScheduleTick
 
 LEAST_WAIT_SECONDS = 1.5
 SECONDS_PER_REQUEST = 10.0
-#: less than this is rounding
+#: a smaller difference is rounding
 ROUNDING_SECONDS = 1e-9
 
 
 class Pressure(Pulling):
-    """Current models first, then what presses most."""
+    """Current models first, then the highest pressure."""
 
     kept_encodes = 1
     encodes_per_worker = True
@@ -38,16 +37,16 @@ class Pressure(Pulling):
         self._first_at: dict[str, float] = {}
 
     def arrived(self, job: PeerJob) -> None:
-        """One more request for its model. The first of them is looked at again when it may be loaded."""
+        """One more request for its model. The first of them is checked again when it may be loaded."""
         super().arrived(job)
         if job.model not in self._wanted:
             self._wanted[job.model] = {}
             self._first_at[job.model] = self.at
-            self._out.append(LookAgain(LEAST_WAIT_SECONDS))
+            self._out.append(ScheduleTick(LEAST_WAIT_SECONDS))
         self._wanted[job.model][job.number] = job
 
     def withdrawn(self, job: PeerJob) -> None:
-        """One request fewer. Without any, its model presses no more."""
+        """One request less. A model without requests has no pressure."""
         super().withdrawn(job)
         wanted = self._wanted.get(job.model, {})
         wanted.pop(job.number, None)
@@ -56,7 +55,7 @@ class Pressure(Pulling):
             self._first_at.pop(job.model, None)
 
     def choose(self, idle: list[PeerWorker]) -> tuple[PeerWorker, PeerJob] | None:
-        """A backend that has its model, or else the model that presses most."""
+        """A backend with the requested model, or else the model with the highest pressure."""
         matches = [(worker, job) for worker in idle if (job := self._first(worker.model, worker)) is not None]
         if matches:
             return min(matches, key=lambda match: (match[1].number, match[0].rank))
@@ -91,4 +90,4 @@ class Pressure(Pulling):
         """Its first task with this model still runs: nothing of the model was there when it began."""
         residency = worker.residency
         there = residency is not None and any(e.component.startswith(f"{worker.model}/") for e in residency.entries)
-        return not there and not job.made
+        return not there and not job.completed

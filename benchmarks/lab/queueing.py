@@ -1,7 +1,7 @@
-"""Peers with one queue for all, in order of arrival, and an idle worker that takes its head.
+"""Policies with one queue in order of arrival, whose head goes to an idle worker.
 
-`FirstIdle` is the usual pool of workers, each with a cache of its own. `EncodesShared` is the same with results of
-equal encodes kept: on memories that load nothing it is "infinite_cache". That is no bound: where GPUs are unlike, a job
+`FirstIdle` is the usual pool of workers, each with a separate cache. `EncodesShared` additionally keeps results of
+equal encodes: on memories that load nothing it is "infinite_cache". That is not a bound: with different GPUs, a job
 that comes when only slow ones are idle may be done later than if it had waited.
 """
 
@@ -16,7 +16,7 @@ class FirstIdle(Pulling):
     """The first job that an idle worker has memory for, to the fastest idle worker, the first of equals."""
 
     def choose(self, idle: list[PeerWorker]) -> tuple[PeerWorker, PeerJob] | None:
-        """The first in the queue that one of the idle workers can take."""
+        """Choose the first job in the queue that one of the idle workers can take."""
         most_bytes = max(worker.gpu.capacity_bytes for worker in idle)
         for job in self.waiting.values():
             if job.needed_bytes <= most_bytes:
@@ -26,6 +26,6 @@ class FirstIdle(Pulling):
 
 
 class EncodesShared(FirstIdle):
-    """The same, and no encode is done twice."""
+    """The same, and no encode runs twice."""
 
     kept_encodes = 1 << 30

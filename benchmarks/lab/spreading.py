@@ -1,7 +1,6 @@
-"""Peers that look at nothing that is loaded: by chance, in turn, and by load. Chance is handed in.
+"""Policies that ignore residency: random, round-robin, and least-loaded. The Random is passed in.
 
-Their workers keep whole components, least recently used first out (`WholeComponents`), which is more than their sources
-promise.
+Their workers keep complete components in LRU order (`WholeComponents`), which is more than their sources promise.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 
 class ByChance(Pushing):
-    """Any worker, each as likely as the others."""
+    """A random worker, all equally likely."""
 
     def __init__(self, gpus: Iterable[SimulatedGpu], rng: Random) -> None:
         super().__init__(gpus)
         self._rng = rng
 
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
-        """One of them, each as likely as the others."""
+        """Return one of them, all equally likely."""
         return self._rng.choice(among)
 
 
 class RoundRobin(Pushing):
-    """One worker after the other, whatever they have to do."""
+    """Workers in rotation, regardless of their load."""
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
         super().__init__(gpus)
@@ -43,8 +42,8 @@ class RoundRobin(Pushing):
 class LeastLoaded(Pushing):
     """The worker with the fewest jobs in flight, the first of equals.
 
-    llm-d's rule for diffusion models: it has no signal of what is where and goes by requests in flight (its guide of
-    August 2026). Equals go by order, which keeps a lightly loaded pool on few workers, to its advantage.
+    llm-d's rule for diffusion models: it has no signal of residency and uses requests in flight (its guide of August
+    2026). Equals go by order, which keeps a lightly loaded pool on few workers, to its advantage.
     """
 
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:

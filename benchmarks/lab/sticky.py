@@ -1,19 +1,17 @@
-"""Sticky by model id, as Ray Serve routes requests to deployments with `@serve.multiplexed`.
+"""Sticky routing by model id: the policy of Ray Serve for deployments with `@serve.multiplexed`.
 
 After its documentation on model multiplexing and the behaviour of its request router. The rule, for each request:
-1. of the replicas that have the model and have fewer than `max_ongoing_requests` (default 5), the least busy of two
-   drawn by chance. A replica has a model from when it is asked to load it until three others have been used since (at
-   most three models a replica, least recently used first);
-2. where no replica has it, the same among those with the fewest models;
-3. where all that have it are full, wait for one of them: a second (RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S;
-   it draws between one and two), then go to those with the fewest models, and if these are full too, to anybody with
-   room;
-4. where nobody has room, wait. A replica that has room again first gets the first request for a model that it has, then
-   the first of all.
-For `@serve.multiplexed` the id names the base model only. Ray Serve LLM multiplexes adapters so: there the id is the
-model with its LoRAs, and a replica has more of them (`with_loras`, `MOST_LORA_IDS`; its memory is bounded by bytes). To
-its advantage: replicas know at once what others have been given, nothing is lost to probing and back-off, and of
-replicas that have the model the least busy of all is taken, not of two.
+1. of the replicas that have the model and fewer than `max_ongoing_requests` (default 5), the less busy of two drawn at
+   random. A replica has a model from when it is asked to load it until three others have been used since (at most three
+   models per replica, LRU);
+2. if no replica has it, the same among those with the fewest models;
+3. if all that have it are full, wait for one of them: a second (RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S; it
+   draws between one and two), then use those with the fewest models, and if these are full too, any with room;
+4. if none has room, wait. A replica that has room again first gets the first request for a model that it has, then the
+   first of all. For `@serve.multiplexed` the id names the base model only. Ray Serve LLM multiplexes adapters like
+   this: there the id is the model with its LoRAs, and a replica has more of them (`with_loras`, `MOST_LORA_IDS`; its
+   memory is bounded by bytes). To its advantage: replicas know at once which requests others got, nothing is lost to
+   probing and back-off, and of replicas that have the model the least busy of all is taken, not of two.
 """
 
 from __future__ import annotations
@@ -28,31 +26,31 @@ from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.jobs import PeerJob
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import LookAgain
+from modelpool.scheduler.tables.messages import ScheduleTick
 
 #: Ray Serve's defaults
 MOST_MODELS = 3
 MOST_ONGOING = 5
-#: ids with LoRAs that a replica has. Ray Serve LLM leaves it to people
+#: ids with LoRAs per replica. Ray Serve LLM leaves it to the user
 MOST_LORA_IDS = 10
 MATCHING_SECONDS = 1.0
-#: less than this is rounding
+#: a smaller difference is rounding
 ROUNDING_SECONDS = 1e-9
 
 
 def base_model(job: PeerJob) -> str:
-    """The model that is routed by; LoRAs do not count."""
+    """The base model as routing id; LoRAs do not count."""
     return job.model
 
 
 def with_loras(job: PeerJob) -> str:
-    """The model with all LoRAs of the job."""
+    """The model with all LoRAs of the job as routing id."""
     loras = dict.fromkeys(key for task in job.job.tasks for use in task.uses for key in use.adapters)
     return "+".join([job.model, *loras])
 
 
 class Sticky(Pushing):
-    """Requests stay with the replicas that have their model, as far as these keep up."""
+    """Requests stay with the replicas that have their model, as far as these have room."""
 
     def __init__(
         self,
@@ -65,26 +63,27 @@ class Sticky(Pushing):
         self._rng = rng
         self._most_ids = most_ids
         self._id_of = id_of
-        #: models of each replica, the longest unused first
+        #: models of each replica, least recently used first
         self._models: dict[WorkerId, OrderedDict[str, None]] = {}
         #: requests that wait for room, in order: all, and those for each model
         self._pending: dict[int, PeerJob] = {}
         self._pending_of: dict[str, dict[int, PeerJob]] = {}
         #: until when each of them waits for a replica that has its model, soonest first
         self._matching: deque[tuple[float, PeerJob]] = deque()
-        #: replicas that may have got room
+        #: replicas that may have room again
         self._freed: dict[WorkerId, PeerWorker] = {}
 
     def arrived(self, job: PeerJob) -> None:
-        """Route it at once, or let it wait for room."""
+        """Route the request, or let it wait for room."""
         self._pending[job.number] = job
         self._pending_of.setdefault(self._id_of(job), {})[job.number] = job
         if not self._route(job, self.at + MATCHING_SECONDS):
             self._matching.append((self.at + MATCHING_SECONDS, job))
-            self._out.append(LookAgain(MATCHING_SECONDS))
+            self._out.append(ScheduleTick(MATCHING_SECONDS))
 
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
-        """Of replicas with room those that have the model, or else two by chance of those with the fewest."""
+        """Of replicas with room those that have the model, else the less busy of two random ones of those with the
+        fewest."""
         having = [worker for worker in among if self._id_of(job) in self._models_of(worker)]
         if having:
             return min(having, key=lambda worker: (worker.in_flight, worker.rank))
@@ -94,7 +93,7 @@ class Sticky(Pushing):
         return min(two, key=lambda worker: worker.in_flight)
 
     def give(self, worker: PeerWorker, job: PeerJob) -> None:
-        """It has the model from now on, and no longer the one that it used longest ago."""
+        """Give the job to the worker, which has its model from now on, and evicts the least recently used id."""
         models = self._models_of(worker)
         models[self._id_of(job)] = None
         models.move_to_end(self._id_of(job))
@@ -103,19 +102,19 @@ class Sticky(Pushing):
         super().give(worker, job)
 
     def withdrawn(self, job: PeerJob) -> None:
-        """Out of the router or the queue of a replica."""
+        """Remove from the router or the queue of a replica."""
         if job.number in self._pending:
             self._no_longer_pending(job)
         else:
             super().withdrawn(job)
 
     def freed(self, worker: PeerWorker) -> None:
-        """There may be room for those that wait in the router."""
+        """Requests that wait in the router may have room there."""
         super().freed(worker)
         self._freed[worker.worker_id] = worker
 
     def dispatch(self) -> None:
-        """Route those that have waited long enough for their model, and those for whom there is room now."""
+        """Route those that have waited long enough for their model, and those for which there is room now."""
         super().dispatch()
         while self._matching and self._matching[0][0] <= self.at + ROUNDING_SECONDS:
             _, job = self._matching.popleft()
@@ -134,7 +133,7 @@ class Sticky(Pushing):
         del self._pending_of[self._id_of(job)][job.number]
 
     def _fill(self, worker: PeerWorker) -> None:
-        """Requests for models that the replica has first, then whatever may go there."""
+        """First requests for models that the replica has, then any that may go there."""
         if not worker.given_up:
             while worker.in_flight < MOST_ONGOING:
                 firsts = [
@@ -150,7 +149,8 @@ class Sticky(Pushing):
             self._route(job, job.arrived_at + MATCHING_SECONDS)
 
     def _route(self, job: PeerJob, matching_until: float) -> bool:
-        """Give the job away if it may go somewhere now; until then only to a replica that has its model, if any has."""
+        """Give the job away if it may go somewhere now; until `matching_until` only to a replica that has its model, if
+        any has."""
         fitting = self.fitting(job)
         among = [worker for worker in fitting if worker.in_flight < MOST_ONGOING]
         if not among:

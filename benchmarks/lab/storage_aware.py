@@ -1,14 +1,13 @@
-"""By the soonest start over storage tiers, as ServerlessLLM places models.
+"""Earliest start over storage tiers: the placement policy of ServerlessLLM.
 
 After its paper (OSDI 2024) and `storage_aware_scheduler`: requests in order of arrival, each to the server with the
-least estimated start: what waits there before it, and the bytes that are missing over the bandwidth of the best tier
-that has them (memory of the machine, or its disks). Nothing is known of jobs to come, and nothing is placed again.
-ServerlessLLM lets a request wait until a GPU is free; here each has its place when it comes, which mostly helps: the
-queues that it makes are known to it. Jobs that come before the machines are known wait until every worker that starts
-has told of its own, or has failed to start. To its advantage: its wait counts the expected runs too, with the true
-speeds; what is on the GPU costs nothing; components and adapters count each by its own bytes; and its guess of what a
-worker keeps is the very rule by which that worker evicts (whole components, least recently used first), as long as
-nothing unexpected happens.
+least estimated start: the waiting work there, and the missing bytes over the bandwidth of the best tier that has them
+(memory of the machine, or its disks). Later jobs are unknown, and nothing is placed again. ServerlessLLM lets a request
+wait until a GPU is free; here each is placed on arrival, which mostly helps: it knows the resulting queues. Jobs that
+come before the machines are known wait until every starting worker has reported its machine, or has failed to start. To
+its advantage: its wait counts the expected runs too, with the true speeds; what is on the GPU costs nothing; components
+and adapters each count by bytes; and its estimate of what a worker keeps is the very rule by which that worker evicts
+(complete components, LRU), as long as nothing unexpected happens.
 """
 
 from __future__ import annotations
@@ -27,41 +26,41 @@ from modelpool.scheduler.simulator.machines import SimulatedGpu
 
 @dataclass(slots=True)
 class _Expected:
-    """What should be on a GPU once all is done that was placed there."""
+    """The expected residency of a GPU once all placed jobs are done."""
 
     free_at: float = 0.0
     used_bytes: int = 0
-    #: the patches of each component that is there, the longest unused first
+    #: the patches of each resident component, least recently used first
     patches: OrderedDict[ComponentKey, str] = field(default_factory=OrderedDict)
 
 
 class StorageAware(Pushing):
-    """Each job to where it starts soonest, by the bytes that are missing there."""
+    """Each job to the worker where it starts earliest, by the bytes that are missing there."""
 
     def __init__(self, gpus: Iterable[SimulatedGpu]) -> None:
         super().__init__(gpus)
         self._expected: dict[WorkerId, _Expected] = {}
-        #: files in memory of each machine, the longest unused first
+        #: files in memory of each machine, least recently used first
         self._files: dict[NodeId | WorkerId, OrderedDict[ComponentKey, int]] = {}
-        #: estimated seconds of each job where it was placed
+        #: estimated seconds of each job on its worker
         self._seconds: dict[JobId, float] = {}
-        #: workers as they introduced themselves last
+        #: the last introduction of each worker
         self._specs: dict[WorkerId, WorkerSpec] = {}
 
     def arrived(self, job: PeerJob) -> None:
-        """It gets its place as soon as all machines are known."""
+        """Place the job as soon as all machines are known."""
         if self._knows_machines():
             super().arrived(job)
         else:
             self._early.append(job)
 
     def dispatch(self) -> None:
-        """Nothing begins before the machines are known."""
+        """Begin nothing before the machines are known."""
         if self._knows_machines():
             super().dispatch()
 
     def place(self, job: PeerJob, among: list[PeerWorker]) -> PeerWorker:
-        """Where it starts soonest by what is expected to be there."""
+        """Choose the earliest start by expected residency."""
         chosen, least_seconds = among[0], float("inf")
         for worker in among:
             expected = self._of(worker)
@@ -75,7 +74,7 @@ class StorageAware(Pushing):
         return chosen
 
     def freed(self, worker: PeerWorker) -> None:
-        """What is left to do there is what waits there."""
+        """The remaining work there is that of its waiting jobs."""
         super().freed(worker)
         if worker.spec is not None:
             self._specs[worker.worker_id] = worker.spec
@@ -89,7 +88,7 @@ class StorageAware(Pushing):
         return self._expected.setdefault(worker.worker_id, _Expected())
 
     def _loading_seconds(self, worker: PeerWorker, expected: _Expected, job: PeerJob) -> float:
-        """For what is neither on the GPU nor there with these patches."""
+        """Seconds for what is not on the GPU with these patches."""
         files = self._files_of(worker)
         link = worker.gpu.link_bytes_per_second
         storage = self._storage_rate(worker)
@@ -128,7 +127,7 @@ class StorageAware(Pushing):
                 used_bytes -= files.popitem(last=False)[1]
 
     def _assume_task(self, worker: PeerWorker, expected: _Expected, task: TaskSpec) -> None:
-        """The components of the task are there, and what had to make room is not."""
+        """Mark the components of the task as resident, and evict what had to make room."""
         for use in task.uses:
             if expected.patches.pop(use.component, None) is None:
                 expected.used_bytes += self.components[use.component].weight_bytes

@@ -1,7 +1,7 @@
-"""`Catalog`: which models and LoRAs there are, and what running them needs. Read from files and folders; no device.
+"""`Catalog`: the models and LoRAs that exist, and what running them needs. Reads files and folders; needs no device.
 
-Listing reads headers only. Sizes, patches and activations build the modules (without weights), so the first question
-about a model takes a moment. Not thread safe; the controller asks it from one thread.
+Listing reads headers only. Sizes, patches and activations build the modules (without weights), so the first query about
+a model takes a moment. Not thread safe; the controller uses it from one thread.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from modelpool.pool.catalog.controlnet_index import ControlShelf
-from modelpool.pool.catalog.decoders import decoder_among, decoder_titles
-from modelpool.pool.catalog.embedding_index import EmbeddingShelf
+from modelpool.pool.catalog.controlnet_index import ControlNetIndex
+from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
+from modelpool.pool.catalog.embedding_index import EmbeddingIndex
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
-from modelpool.pool.core.lru_cache import Recent
-from modelpool.pool.core.sampling_facts import MadeFor
+from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import (
-    EncodeImageWork,
-    EncodeWork,
+    EncodeImageParams,
+    EncodeParams,
     LoraRef,
     ModelRef,
-    SampleWork,
-    SeeImageWork,
-    Work,
+    SampleParams,
+    StageParams,
+    VisionEncodeParams,
     component_key,
     lora_key,
     role_of,
 )
 from modelpool.pool.devices.capabilities import DeviceCapabilities
-from modelpool.pool.estimates.activation_estimator import ActivationFigures
+from modelpool.pool.estimates.activation_estimator import ActivationEstimator
 from modelpool.pool.families.cascade_families import pooled_width
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.weights_file import files_of
@@ -39,31 +39,35 @@ from modelpool.pool.loading.content_digest import component_digests
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.loading.small_tensors import settled
+from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.quant.detect_layers import layers_in_file
-from modelpool.pool.registry.assembling import expect_whole
-from modelpool.pool.registry.folders import Form, WeightsFile
+from modelpool.pool.registry.assembling import expect_complete
+from modelpool.pool.registry.folders import FileForm, WeightsFile
 from modelpool.pool.registry.kinds import LORAS, MODELS
 from modelpool.pool.registry.listings import LoraListing, ModelListing, check_runs
-from modelpool.pool.registry.names import without_ending
+from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import open_registry
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Role, RunCost, TaskSpec
-from modelpool.pool.text.chunks import spelled_out
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
+from modelpool.pool.text.chunks import expand_embeddings
 
 WEIGHTS_SUFFIX = ".safetensors"
 
-#: needs of combinations of models and LoRAs that are kept; each LoRA strength makes new ones
+#: maximum number of cached needs of combinations of models and LoRAs; each LoRA strength adds some
 USES_REMEMBERED = 4096
-#: prior for a step at one latent cell and one byte of weights, seconds; the scheduler corrects it by what it measures
+#: models that stay mapped and built, without weights; opening one again takes some hundred milliseconds
+MODELS_KEPT = 64
+#: files whose names and sizes are remembered, some KiB each
+FILES_REMEMBERED = 65_536
+#: prior for a step per latent cell and byte of weights, seconds; the scheduler corrects it by measurements
 _PRIOR_SECONDS_PER_CELL_BYTE = 1e-12
 _PRIOR_SECONDS = 0.02
 
 
 class Catalog:
-    """The models and LoRAs of some folders. How they are named is said in `pool.registry.names`; a path, an alias and
-    a hash are names too."""
+    """The models and LoRAs of some folders. `pool.registry.names` defines their names; a path, an alias and a hash are
+    names too."""
 
     def __init__(
         self,
@@ -75,94 +79,97 @@ class Catalog:
         allow_pickle: bool = False,
         assemblies: Sequence[Assembly] = (),
     ) -> None:
-        """`device` is what the models are to run on, or the name of its kind where no more is known.
+        """`device` is what the models will run on, or the name of its kind if no more is known.
 
-        registry_folder  where hashes are remembered; the user's own when None
-        uses_added       whether the files that people added to the registry there are in the catalog too
-        allow_pickle     whether PyTorch's pickles may be read; without it they are listed with that for a problem
+        registry_folder  folder of the hash database; None for the user's default
+        uses_added       include the files that users added to the registry
+        allow_pickle     allow reading PyTorch's pickles; otherwise they are listed with that as their problem
         assemblies       models of separate files that a configuration names
         """
-        #: which files there are, by name, with their hashes
+        #: the files by name, with their hashes
         self.registry = open_registry(
             model_folders, lora_folders, registry_folder, uses_added, allow_pickle, assemblies
         )
         self._allow_pickle = allow_pickle
         self._device = device
-        self._opened: dict[str, OpenModel] = {}
-        #: what runs hold beside weights
+        self._opened: LruCache[str, OpenModel] = LruCache(MODELS_KEPT)
+        #: what runs need besides weights
         kind = device if isinstance(device, str) else device.kind.value
-        #: the ControlNets, which models are used with
-        self.controls = ControlShelf(self.registry, device, self._open)
-        #: the textual inversions, which prompts name
-        self.embeddings = EmbeddingShelf(self.registry, allow_pickle)
-        self.figures = ActivationFigures(self._open, kind, self.controls.opened)
-        self._uses: Recent[tuple[object, ...], ComponentUse] = Recent(USES_REMEMBERED)
-        self._specs: dict[str, dict[Role, ComponentSpec]] = {}
-        self._refs: dict[str, ModelRef] = {}
-        #: what components are called, by the digest of their content: after the model that had them first
-        self._names: dict[str, ComponentKey] = {}
-        self._components: dict[str, tuple[tuple[Role, ComponentKey], ...]] = {}
+        #: the ControlNets
+        self.controls = ControlNetIndex(self.registry, device, self._open)
+        #: the textual inversions that prompts name
+        self.embeddings = EmbeddingIndex(self.registry, allow_pickle)
+        self.figures = ActivationEstimator(self._open, kind, self.controls.opened)
+        self._uses: LruCache[tuple[object, ...], ComponentUse] = LruCache(USES_REMEMBERED)
+        self._specs: LruCache[str, dict[Role, ComponentSpec]] = LruCache(FILES_REMEMBERED)
+        self._refs: LruCache[str, ModelRef] = LruCache(FILES_REMEMBERED)
+        #: component keys by content digest, named after the first model that had the component
+        self._names: LruCache[str, ComponentKey] = LruCache(FILES_REMEMBERED)
+        self._components: LruCache[str, tuple[tuple[Role, ComponentKey], ...]] = LruCache(FILES_REMEMBERED)
 
     def models(self) -> tuple[ModelListing, ...]:
-        """Every checkpoint, by name."""
+        """Return every checkpoint, by name."""
         return self.registry.models()
 
     def loras(self) -> tuple[LoraListing, ...]:
-        """Every LoRA, by name."""
+        """Return every LoRA, by name."""
         return self.registry.loras()
 
     def find_model(self, name: str, *, whole: bool = True) -> ModelRef:
-        """The checkpoint called `name`. Hashes the file when it is new. What need not be `whole` is found to be saved,
-        not to be run (`pool.loading.incomplete_checkpoint`). Raises UnknownName, AmbiguousName,
-        CorruptFile, or UnknownArchitecture for a folder of diffusers, or separate files, that do not run.
+        """Return the checkpoint named `name`. Hashes the file if it is new. Unless `whole`, the model is for saving,
+        not for running (`pool.loading.incomplete_checkpoint`). Raises UnknownName, AmbiguousName, CorruptFile, or
+        UnknownArchitecture for a diffusers folder, or separate files, that do not run.
 
-        A copy of a file that was asked for before is that file, under the name that it had first: everything that
-        speaks of its components must call them the same.
+        A copy of a file that was requested before gets the name of that file: its components must have the same keys
+        everywhere.
         """
         file = self.registry.find(name, MODELS, "model")
-        if file.form is Form.ASSEMBLED:
-            expect_whole(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
+        if file.form is FileForm.ASSEMBLED:
+            expect_complete(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
         if whole:
-            check_runs(file, self._allow_pickle)  # before all of it is read
+            check_runs(file, self._allow_pickle)  # before reading all of it
         ref = ModelRef(*self._found(file), assembly=file.assembly)
         name = self._refs.setdefault(ref.sha256, ref).name
-        ref = replace(ref, name=name)  # where the file is now: it may have been renamed
+        ref = replace(ref, name=name)  # the file may have been renamed since
         return replace(ref, components=self._component_keys(ref))
 
     def find_decoder(self, model: ModelRef, name: str = "") -> ModelRef:
-        """The model that makes images of what `model` makes: the one called `name`; without a name the one in its
-        folder, or the only one. Raises UnusableField for another model, for one that reads texts of another width, or
-        where several would do; MissingParts where there is none; and as `find_model`."""
+        """Return the model that decodes the small latents of `model` to images: the one named `name`; without a name
+        the one in its folder, or the only one. Raises UnusableField for an unsuitable model, for one that reads texts
+        of another width, or if several would do; MissingParts if there is none; and as `find_model`."""
         families = self._open(model).checkpoint.family.sampling.decoders
-        found = self.find_model(name or decoder_among(self.models(), model.name, model.path, families))
+        found = self.find_model(name or choose_decoder(self.models(), model.name, model.path, families))
         if self._open(found).checkpoint.family.name not in families:
             raise unusable_field("decoder", name, f"a model of {' or '.join(decoder_titles(families))}")
-        told, reads = self._pooled_width(model), self._pooled_width(found)
-        if told != reads:
-            expected = f"one that reads pooled texts of width {told}, as {model.path} does: {found.path} reads {reads}"
+        width, reads = self._pooled_width(model), self._pooled_width(found)
+        if width != reads:
+            expected = f"one that reads pooled texts of width {width}, as {model.path} does: {found.path} reads {reads}"
             raise unusable_field("decoder", found.name, expected)
         return found
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
-        """The LoRA called `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
+        """Return the LoRA named `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
         return LoraRef(*self._found(self.registry.find(name, LORAS, "LoRA")), strength)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
-        """The sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
-        if model.sha256 not in self._specs:
-            opened = self._open(model)
-            self._specs[model.sha256] = {role: opened.component(role).spec() for role in opened.checkpoint.roles}
-        return self._specs[model.sha256]
+        """Return the sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
 
-    def made_for(self, model: ModelRef) -> MadeFor:
-        """The size that the model was trained for, how it is sampled, and how large cells of its latents are."""
+        def find() -> dict[Role, ComponentSpec]:
+            opened = self._open(model)
+            return {role: opened.component(role).spec() for role in opened.checkpoint.roles}
+
+        return self._specs.get(model.sha256, find)
+
+    def model_defaults(self, model: ModelRef) -> ModelDefaults:
+        """Return the training size of the model, its sampling facts, and the size of its latent cells in pixels."""
         opened = self._open(model)
         checkpoint = opened.checkpoint
         size = native_size(checkpoint.family, checkpoint.header)
-        return MadeFor(*size, checkpoint.family.sampling, opened.latent.downscale)
+        return ModelDefaults(*size, checkpoint.family.sampling, opened.latent.downscale)
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
-        """What a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another architecture."""
+        """Return what a run of one component with `loras` needs. Raises AdapterMismatch for a LoRA of another
+        architecture."""
 
         def find() -> ComponentUse:
             opened = self._open(model)
@@ -172,7 +179,8 @@ class Catalog:
         return self._uses.get((model.sha256, role, loras, passes), find)
 
     def lora_spec(self, lora: LoraRef) -> ComponentSpec:
-        """The size of a LoRA as a component: its files, which are read whole. Raises CorruptFile when one is gone."""
+        """Return the size of a LoRA as a component: its files, which are read completely. Raises CorruptFile if one is
+        missing."""
         try:
             file_bytes = sum(Path(file).stat().st_size for file in files_of(lora.path))
         except OSError as error:
@@ -184,34 +192,37 @@ class Catalog:
         return self._open(model).touches(role, lora)
 
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
-        """What to tell of a LoRA that is used in part only, with counts. Raises AdapterMismatch."""
+        """Return a warning about a LoRA that is only partly used, with counts. Raises AdapterMismatch."""
         return self._open(model).lora_warning(lora)
 
     def text_tokens(
         self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
     ) -> int:
-        """Tokens of `text` as the diffusion model of `model` reads it, with images as `EncodeWork` has them. Raises
-        UnusableField as `parse_weights` does, and TokenizerMissing."""
-        spelled = spelled_out(text, {e.name: e.rows for e in self.embeddings.of(text)})
-        return self.figures.text_tokens(model, spelled, seen, numbered)
+        """Return the number of tokens of `text` as the diffusion model of `model` reads it, with images as in
+        `EncodeParams`. Raises UnusableField as `parse_weights` does, and TokenizerMissing."""
+        expanded = expand_embeddings(text, {e.name: e.rows for e in self.embeddings.of(text)})
+        return self.figures.text_tokens(model, expanded, seen, numbered)
 
-    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        """`work` undivided, then the ways to do it in parts, the least divided first; each with what was counted for it
-        beside what runs took."""
-        return self.figures.ways(model, work, context_tokens)
+    def execution_modes(
+        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+    ) -> tuple[ExecutionMode, ...]:
+        """Return `work` undivided, then the execution modes that divide it, the least divided first; each with its
+        estimated activation bytes, corrected by measurements."""
+        return self.figures.execution_modes(model, work, context_tokens)
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
-        """A run of `task` ended well and cost `cost`: later figures take it in."""
+        """Record the `cost` of a successful run of `task`, to correct later estimates."""
         self.figures.learn(task, cost)
 
-    def run_seconds(self, model: ModelRef, work: Work) -> float:
-        """A first guess at how long `work` takes when all is resident; good to an order of magnitude."""
+    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
+        """Return a first estimate of the run time of `work` with everything resident; accurate to an order of
+        magnitude."""
         spec = self.components(model)[role_of(work)]
-        if isinstance(work, EncodeWork | SeeImageWork):
+        if isinstance(work, EncodeParams | VisionEncodeParams):
             return _PRIOR_SECONDS
         latent = self._open(model).latent
-        passes = work.steps_run * work.texts if isinstance(work, SampleWork) else 16
-        if isinstance(work, EncodeImageWork):
+        passes = work.steps_run * work.texts if isinstance(work, SampleParams) else 16
+        if isinstance(work, EncodeImageParams):
             shape = latent_shape(work.width, work.height, work.frames, latent)
         else:
             shape = sampled_shape(work, latent)
@@ -219,30 +230,30 @@ class Catalog:
         return _PRIOR_SECONDS + passes * cells * spec.weight_bytes * _PRIOR_SECONDS_PER_CELL_BYTE
 
     def _component_keys(self, model: ModelRef) -> tuple[tuple[Role, ComponentKey], ...]:
-        """What the components of `model` are called. Those that equal one of a model that was asked for before are that
-        one, whatever files they are in. None for what does not run, which is told when it is to."""
-        if model.sha256 not in self._components:
+        """Return the keys of the components of `model`. Components equal to one of a model requested before share its
+        key, whatever files they are in. Empty for a model that does not run, which is reported when it is run."""
+
+        def find() -> tuple[tuple[Role, ComponentKey], ...]:
             try:
                 header = read_weights_header(model.source, allow_pickle=self._allow_pickle)
-                family = settled(detect(header), header)
+                family = refine_family(detect(header), header)
                 digests = component_digests(family, header, layers_in_file(header), self.registry.digests)
             except UserError:
                 digests = {}
-            self._components[model.sha256] = tuple(
+            return tuple(
                 (role, self._names.setdefault(digest, component_key(model.name, role, digest)))
                 for role, digest in digests.items()
             )
-        return self._components[model.sha256]
+
+        return self._components.get(model.sha256, find)
 
     def _pooled_width(self, model: ModelRef) -> int | None:
         checkpoint = self._open(model).checkpoint
         return pooled_width(checkpoint.family.bare_shapes_of(Role.DIFFUSION_MODEL, checkpoint.shapes))
 
     def _found(self, file: WeightsFile) -> tuple[str, str, str]:
-        """Name, path and hash of a file, as references have them."""
-        return without_ending(file.path.name), str(file.real_path), self.registry.hashes(file).sha256
+        """Return the name, path and hash of a file for a reference."""
+        return without_suffix(file.path.name), str(file.real_path), self.registry.hashes(file).sha256
 
     def _open(self, model: ModelRef) -> OpenModel:
-        if model.sha256 not in self._opened:
-            self._opened[model.sha256] = OpenModel(model, self._device)
-        return self._opened[model.sha256]
+        return self._opened.get(model.sha256, lambda: OpenModel(model, self._device))

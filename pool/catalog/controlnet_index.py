@@ -1,4 +1,4 @@
-"""The ControlNets that a catalog was asked for, by name and opened."""
+"""`ControlNetIndex`: finds ControlNets by name and keeps them open."""
 
 from __future__ import annotations
 
@@ -6,51 +6,54 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import ControlRef, ModelRef
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.registry.kinds import Kind
-from modelpool.pool.registry.names import without_ending
+from modelpool.pool.registry.kinds import FileKind
+from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse
 
-CONTROLNETS = frozenset({Kind.CONTROLNET})
+CONTROLNETS = frozenset({FileKind.CONTROLNET})
+#: ControlNets that stay mapped and built, without weights
+CONTROLNETS_KEPT = 32
+#: files whose first names are remembered
+NAMES_REMEMBERED = 65_536
 
 
-class ControlShelf:
-    """Those of one registry."""
+class ControlNetIndex:
+    """The ControlNets of one registry."""
 
     def __init__(
         self, registry: Registry, device: str | DeviceCapabilities, open_model: Callable[[ModelRef], OpenModel]
     ) -> None:
-        """`device` is what they are to run on, or the name of its kind."""
+        """`device` is what they will run on, or the name of its kind."""
         self._registry, self._device, self._open_model = registry, device, open_model
-        self._opened: dict[object, OpenControlNet] = {}
-        self._names: dict[str, str] = {}
+        self._opened: LruCache[object, OpenControlNet] = LruCache(CONTROLNETS_KEPT)
+        self._names: LruCache[str, str] = LruCache(NAMES_REMEMBERED)
 
     def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
-        """The file called `name`. A copy of one that was asked for before goes by the name that it had first; how it is
-        called and what its folder says of it are its own. `ControlRef.hole` is how it can be told of one. Raises
-        UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a `mode` that it does not
-        have."""
+        """Return the ControlNet named `name`. A copy of a file that was requested before gets the name of that file,
+        but its file name and folder configuration are read for each path. `ControlRef.hole` is how it marks inpainted
+        pixels. Raises UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a `mode`
+        that it does not have."""
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
-        own = self._names.setdefault(digest, without_ending(file.path.name))
-        found = ControlRef(own, str(file.real_path), digest, strength, start, end)
+        known_name = self._names.setdefault(digest, without_suffix(file.path.name))
+        found = ControlRef(known_name, str(file.real_path), digest, strength, start, end)
         opened = self.opened(found)
-        number, said, bright = opened.mode_of(mode), opened.said_at(file.path), opened.reads_bright_at(file.path)
-        latent, hole = opened.kind.reads_latent, opened.hole_at(file.path, mode)
+        number, said, bright = opened.mode_of(mode), opened.settings_at(file.path), opened.reads_bright_at(file.path)
+        latent, hole = opened.kind.reads_latent, opened.mask_form_at(file.path, mode)
         return replace(found, mode=number, reads_latent=latent, bright=bright, said=said, hole=hole)
 
-    def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
-        """The size of a ControlNet, and what a run beside `model` needs of it. Raises CorruptFile, UnknownArchitecture,
-        or UnusableField for one that was made for other models."""
+    def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+        """Return the size of a ControlNet, and what a run with `model` needs of it. Raises CorruptFile,
+        UnknownArchitecture, or UnusableField for one that was trained for other models."""
         opened = self.opened(control)
         opened.check_fits(self._open_model(model))
         return opened.spec(), opened.use(passes)
 
     def opened(self, control: ControlRef) -> OpenControlNet:
-        """It, built. Raises CorruptFile or UnknownArchitecture."""
-        if control.content not in self._opened:
-            self._opened[control.content] = OpenControlNet(control, self._device)
-        return self._opened[control.content]
+        """Return the ControlNet, built. Raises CorruptFile or UnknownArchitecture."""
+        return self._opened.get(control.content, lambda: OpenControlNet(control, self._device))

@@ -1,22 +1,22 @@
-"""`EmbeddingShelf`: the textual inversions that prompts name, found in the registry. Reads headers; no device.
+"""`EmbeddingIndex`: the textual inversions that prompts name, found in the registry. Reads headers; needs no device.
 
-What a name stands for is in `pool.text.embeddings`, how it takes its place in a prompt in `pool.text.chunks`.
+`pool.text.embeddings` reads them, `pool.text.chunks` inserts them into a prompt.
 """
 
 from __future__ import annotations
 
 from modelpool.pool.core.errors import UnknownName, unknown_name
 from modelpool.pool.core.stage_params import EmbeddingRef
-from modelpool.pool.registry.kinds import Kind
-from modelpool.pool.registry.names import without_ending
+from modelpool.pool.registry.kinds import FileKind
+from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.text.chunks import embeddings_in
 from modelpool.pool.text.embeddings import read_embedding
 
-_KINDS = frozenset({Kind.EMBEDDING})
+_KINDS = frozenset({FileKind.EMBEDDING})
 
 
-class EmbeddingShelf:
+class EmbeddingIndex:
     """The embeddings of a registry. Not thread safe."""
 
     def __init__(self, registry: Registry, allow_pickle: bool = False) -> None:
@@ -24,7 +24,7 @@ class EmbeddingShelf:
         self._rows: dict[str, int] = {}
 
     def of(self, text: str) -> tuple[EmbeddingRef, ...]:
-        """Those that a prompt names, each once, under the names that it has for them.
+        """Return those that a prompt names, each once, under the prompt's names.
 
         Raises UnknownName, AmbiguousName or CorruptFile.
         """
@@ -34,7 +34,7 @@ class EmbeddingShelf:
         try:
             file = self._registry.find(name, _KINDS, "embedding")
         except UnknownName:
-            known = [without_ending(found.path.name) for _, found in self._registry.files(_KINDS)]
+            known = [without_suffix(found.path.name) for _, found in self._registry.files(_KINDS)]
             raise unknown_name("embedding", name, known) from None
         sha256 = self._registry.hashes(file).sha256
         if sha256 not in self._rows:

@@ -1,6 +1,4 @@
-"""What guides a run: texts with the weight hooks that belong to them, and which of them the model can see at once.
-
-Knows neither model nor sampler.
+"""Conditions of a run: texts with their weight hooks and other model inputs, and how they are batched.
 
 Shape legend: B batch, L tokens, D text width.
 """
@@ -14,55 +12,55 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.micro_conditioning import Extras
+from modelpool.pool.conditioning.micro_conditioning import ModelKwargs
 
-#: (hooks of a condition or None, noise level): make the model's weights what they are to be for it
+#: (hooks of a condition or None, noise level): sets the model's weights for the condition
 ApplyHooks: TypeAlias = Callable[[object | None, float], None]
 
-#: places of the prompt and of the negative prompt among conditions, and what "cond_or_uncond" calls them
+#: indices of the prompt and of the negative prompt among the conditions, as in "cond_or_uncond"
 COND, UNCOND = 0, 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Condition:
-    """One text.
+    """One text and the other inputs of a model.
 
-    hooks   what the model's weights depend on while it predicts for this text; None for plain weights. Conditions with
-            equal hooks may run together
-    extras  what else the model is told, each [B, ...]
+    hooks   weight hooks while the model predicts for this text; None for the plain weights. Conditions with equal hooks
+            may share a batch
+    extras  other model inputs, each [B, ...]
     """
 
     context_BLD: Tensor
     hooks: object | None = None
-    extras: Extras = field(default_factory=dict)
+    model_kwargs: ModelKwargs = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Condition:
-        """The same on `device`."""
-        extras = {name: value.to(device) for name, value in self.extras.items()}
-        return Condition(self.context_BLD.to(device), self.hooks, extras)
+        """Return the same on `device`."""
+        model_kwargs = {name: value.to(device) for name, value in self.model_kwargs.items()}
+        return Condition(self.context_BLD.to(device), self.hooks, model_kwargs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Conditions that the model sees at once.
+    """Conditions that the model predicts together.
 
-    context_BLD  their texts one after the other
-    members      their places among the conditions, in the order of the batch
-    extras       what else the model is told, in the same order
+    context_BLD  their texts, concatenated
+    members      their indices among the conditions, in the order of the batch
+    extras       other model inputs, in the same order
     """
 
     context_BLD: Tensor
     members: tuple[int, ...]
     hooks: object | None
-    extras: Extras = field(default_factory=dict)
+    model_kwargs: ModelKwargs = field(default_factory=dict)
 
 
 def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batch, ...]:
-    """The batches that run `conditions`, the last condition first, at most `most` of them in one (0: as many as can);
-    None runs in none.
+    """Return the batches that run `conditions`, the last condition first, with at most `most` in one (0: no limit);
+    conditions that are None are skipped.
 
-    Conditions go together when their hooks are equal and their texts equally long, so that none is padded with what the
-    model was not trained on.
+    Conditions share a batch if their hooks are equal and their texts have the same length, so that none is padded with
+    tokens that the model was not trained on.
     """
     groups: list[list[int]] = []
     for place in reversed(range(len(conditions))):
@@ -85,17 +83,17 @@ def batches(conditions: Sequence[Condition | None], most: int = 0) -> tuple[Batc
 def _batch(conditions: Sequence[Condition | None], members: tuple[int, ...]) -> Batch:
     chosen = [c for c in (conditions[place] for place in members) if c is not None]
     contexts = [c.context_BLD for c in chosen]
-    return Batch(_joined(contexts), members, chosen[0].hooks, joined_extras([c.extras for c in chosen]))
+    return Batch(_joined(contexts), members, chosen[0].hooks, join_kwargs([c.model_kwargs for c in chosen]))
 
 
-def joined_extras(each: Sequence[Extras]) -> Extras:
-    """What several conditions are told beside their texts, all by the same names, one after the other in a batch."""
-    return {name: _joined([extras[name] for extras in each]) for name in each[0]}
+def join_kwargs(each: Sequence[ModelKwargs]) -> ModelKwargs:
+    """Concatenate the other inputs of several conditions, which have the same names."""
+    return {name: _joined([model_kwargs[name] for model_kwargs in each]) for name in each[0]}
 
 
 def _shapes(condition: Condition) -> dict[str, torch.Size]:
-    """What must be equal of conditions that run together."""
-    return {"": condition.context_BLD.shape, **{name: value.shape for name, value in condition.extras.items()}}
+    """Return the shapes that must be equal for conditions in one batch."""
+    return {"": condition.context_BLD.shape, **{name: value.shape for name, value in condition.model_kwargs.items()}}
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a model is told of the image that its video begins with, by the names of `pool.models.diffusion.architecture`.
+"""First-frame conditioning (image-to-video): model inputs, by the names of `pool.models.diffusion.architecture`.
 
-Knows the forms in which models were trained to read one; not where the image's latent comes from.
+Knows the forms in which models were trained to read a first frame; not where its latent comes from.
 
-Shape legend: B batch, C latent channels, T cells of time, H W height and width of a latent.
+Shape legend: B batch, C latent channels, T latent frames, H W height and width of a latent.
 """
 
 from __future__ import annotations
@@ -12,73 +12,75 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from modelpool.pool.conditioning.micro_conditioning import IMAGE, Extras
-from modelpool.pool.core.sampling_facts import Beginning, VideoFacts
-from modelpool.pool.sampling.noise import ImageNoise, seed_beside
+from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
+from modelpool.pool.core.sampling_facts import FirstFrameMode, VideoFacts
+from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.sampling.predictions import input_scale
 from modelpool.pool.sampling.samplers import Denoise
 
 IMAGE_MASK = "image_mask"
-#: deviation of the noise on an image that is told with some; below every level that such models are sampled at.
+#: standard deviation of the noise on a first frame that is passed with noise; below all levels of such models' runs.
 #: Source: `augment_sigma` of diffusers' CosmosVideoToWorldPipeline
-SHAKEN_SIGMA = 0.001
-#: the share of noise that a video begins with which an image leads
-LED_NOISE = 0.999
+FIRST_FRAME_SIGMA = 0.001
+#: share of noise in the initial latent of a video that an image leads
+LEADING_NOISE_SHARE = 0.999
 
 
-def told_of_beginning(video: VideoFacts, image_BC: Tensor, cells: int, ends: bool = False) -> dict[str, Tensor]:
-    """What a model of `video` is told, for a video of so many cells of time: of an image's own latent, [B, C, H, W],
-    where it is kept or leads; of that of a video of it and of grey, [B, C, T, H, W], where that is joined. `ends` says
-    that the last frame of that is an image too."""
+def first_frame_inputs(
+    video: VideoFacts, image_BC: Tensor, cells: int, has_last_frame: bool = False
+) -> dict[str, Tensor]:
+    """Return the inputs of a model of `video` for a video of `cells` latent frames. `image_BC` is the latent of the
+    image, [B, C, H, W], if it is kept or leads the video; the latent of a video of it and grey, [B, C, T, H, W], if it
+    is concatenated. `has_last_frame`: the last frame of that video is an image too."""
     match video.begins:
-        case Beginning.KEPT | Beginning.SHAKEN:
+        case FirstFrameMode.KEPT | FirstFrameMode.KEPT_WITH_NOISE:
             whole = image_BC.unsqueeze(2).expand(-1, -1, cells, -1, -1)
             return {IMAGE: whole.contiguous(), IMAGE_MASK: _first_cell(whole, 1)}
-        case Beginning.JOINED:
-            assert image_BC.shape[2] == cells, f"a video of {image_BC.shape[2]} cells begins one of {cells}"
-            # a mask for each frame that a cell stands for; the first cell is the first frame, so many times
+        case FirstFrameMode.CONCATENATED:
+            assert image_BC.shape[2] == cells, f"a first frame of {image_BC.shape[2]} latent frames, expected {cells}"
+            # one mask channel for each frame of a latent frame; the first one is the first frame, repeated
             mask = _first_cell(image_BC, video.multiple)
-            if ends:
+            if has_last_frame:
                 mask[:, -1, -1] = 1.0
             return {IMAGE: torch.cat([mask, image_BC], dim=1)}
-        case Beginning.LED:
+        case FirstFrameMode.LEADING_CELL:
             empty = image_BC.new_zeros(*image_BC.shape[:2], cells - 1, *image_BC.shape[2:])
             led = torch.cat([image_BC.unsqueeze(2), empty], dim=2)
             return {IMAGE: torch.cat([led, _first_cell(led, 1)], dim=1)}
-        case Beginning.REPEATED | None:
-            raise AssertionError("this model is told of no image in its first frame")
+        case FirstFrameMode.REPEATED | None:
+            raise AssertionError("this model reads no first frame")
 
 
-def led_latent(x_BCTHW: Tensor, told_BCTHW: Tensor) -> Tensor:
-    """What a run begins with, where an image leads the video and a little of it is in every cell. Source:
+def with_leading_image(x_BCTHW: Tensor, told_BCTHW: Tensor) -> Tensor:
+    """Return the initial latent of a video that an image leads: a little of the image in each latent frame. Source:
     `prepare_latents` of diffusers' HunyuanVideoImageToVideoPipeline."""
-    share = torch.tensor(LED_NOISE).to(x_BCTHW.device)
+    share = torch.tensor(LEADING_NOISE_SHARE).to(x_BCTHW.device)
     return x_BCTHW * share + told_BCTHW[:, :-1, :1].to(x_BCTHW.device) * (1 - share)
 
 
-def shakes_image(video: VideoFacts | None) -> bool:
-    """Whether models of `video` are told the image that it begins with as `shaken_image` has it."""
-    return video is not None and video.begins is Beginning.SHAKEN
+def noises_image(video: VideoFacts | None) -> bool:
+    """Whether models of `video` read the first frame with noise, as by `noised_image`."""
+    return video is not None and video.begins is FirstFrameMode.KEPT_WITH_NOISE
 
 
-def shaken_image(image_BCTHW: Tensor, seeds: Sequence[int], sigma_data: float) -> Callable[[], Extras]:
-    """What a model is told of an image's latent with noise at `SHAKEN_SIGMA`, in a deviation of 1 as it is shown all
-    others: other noise with each call, of random numbers of its own for each of `seeds`, those of its complement.
+def noised_image(image_BCTHW: Tensor, seeds: Sequence[int], sigma_data: float) -> Callable[[], ModelKwargs]:
+    """Return a function that returns an image's latent with noise of `FIRST_FRAME_SIGMA`, scaled to unit variance like
+    other inputs: new noise with each call, from separate random numbers for each of `seeds` (those of its complement).
 
     Source: diffusers, CosmosVideoToWorldPipeline, which draws noise for each text of each step.
     """
-    noises = [ImageNoise(seed_beside(seed)) for seed in seeds]
-    scale = input_scale(SHAKEN_SIGMA, sigma_data)
+    noises = [ImageNoise(image_noise_seed(seed)) for seed in seeds]
+    scale = input_scale(FIRST_FRAME_SIGMA, sigma_data)
 
-    def told() -> dict[str, Tensor]:
+    def noised() -> dict[str, Tensor]:
         drawn_BCTHW = torch.cat([noise.draw((1, *image_BCTHW.shape[1:])) for noise in noises])
-        return {IMAGE: (image_BCTHW + drawn_BCTHW.to(image_BCTHW.device) * SHAKEN_SIGMA) * scale}
+        return {IMAGE: (image_BCTHW + drawn_BCTHW.to(image_BCTHW.device) * FIRST_FRAME_SIGMA) * scale}
 
-    return told
+    return noised
 
 
-def image_kept(denoise: Denoise, image_BCTHW: Tensor, mask_B1THW: Tensor) -> Denoise:
-    """`denoise`, whose guess is the image's latent where that is kept."""
+def keep_image(denoise: Denoise, image_BCTHW: Tensor, mask_B1THW: Tensor) -> Denoise:
+    """Return `denoise` with its prediction replaced by the image's latent where that is kept."""
 
     def kept(x_BCTHW: Tensor, sigma: float) -> Tensor:
         return torch.where(mask_B1THW.bool(), image_BCTHW, denoise(x_BCTHW, sigma))
@@ -86,14 +88,14 @@ def image_kept(denoise: Denoise, image_BCTHW: Tensor, mask_B1THW: Tensor) -> Den
     return kept
 
 
-def beginning_shape(video: VideoFacts, latent_CTHW: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the latent that a video with such a latent begins with."""
+def first_frame_shape(video: VideoFacts, latent_CTHW: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of the first-frame latent of a video with this latent shape."""
     channels, _, *sides = latent_CTHW
-    return latent_CTHW if video.begins is Beginning.JOINED else (channels, *sides)
+    return latent_CTHW if video.begins is FirstFrameMode.CONCATENATED else (channels, *sides)
 
 
 def _first_cell(like_BCTHW: Tensor, channels: int) -> Tensor:
-    """1 in the first cell of time, 0 after it."""
+    """Return a mask with 1 in the first latent frame, 0 after it."""
     batch, _, *cells = like_BCTHW.shape
     mask = like_BCTHW.new_zeros(batch, channels, *cells)
     mask[:, :, :1] = 1.0

@@ -1,8 +1,7 @@
-"""The stage of vision encoders, an image into the states that a diffusion model is told of it; and how a run reads
-those.
+"""Runs vision encoders, and selects the texts and image embeddings that a run reads.
 
-Knows the inputs of `SeeImageWork`, and which models are told states beside a text and which in place of one. No
-memory is managed here.
+Knows the inputs of `VisionEncodeParams`, and which models read image embeddings in addition to a text or instead of
+one. Does not manage memory.
 
 Shape legend: L states or tokens, D width of a state.
 """
@@ -17,24 +16,32 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.micro_conditioning import IMAGE_CONTEXT
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.sampling_facts import SamplingFacts, Sight
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, Result, RunHooks, SampleWork, SeeImageWork, Seen
+from modelpool.pool.core.sampling_facts import SamplingFacts, VisionEncoderUse
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    ImageEmbeds,
+    ImagePixels,
+    Result,
+    RunHooks,
+    SampleParams,
+    VisionEncodeParams,
+)
 from modelpool.pool.core.stopping import stop_check, stop_if_asked
-from modelpool.pool.models.vision.preprocess import shown, side_of, states
+from modelpool.pool.models.vision.preprocess import preprocess_image, side_of, states
 from modelpool.pool.models.vision.qwen import grid_of, patches_of, read_patches
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
 
 
-def see_images(
-    works: Sequence[SeeImageWork],
+def embed_images(
+    works: Sequence[VisionEncodeParams],
     inputs: Sequence[Sequence[Result]],
     encoder: ModelPatcher,
-    sight: Sight | None,
+    vision_use: VisionEncoderUse | None,
     hooks: RunHooks,
-) -> tuple[Seen, ...]:
-    """What the encoder says of the images among each of `inputs`, one after the other; without a `sight` as states
-    that stand among the words of a text. One step.
+) -> tuple[ImageEmbeds, ...]:
+    """Return the embeddings of the images in each of `inputs`; without a `vision_use`, as states among the tokens of a
+    text. One step.
 
     Raises CorruptFile for a result with NaN or infinity, and Stopped at an image or layer.
     """
@@ -45,51 +52,56 @@ def see_images(
             parts = []
             for image in images:
                 stop_if_asked(hooks.should_stop)
-                parts.append(_states_of(image, module, encoder, sight, (work.width, work.height)))
+                parts.append(_states_of(image, module, encoder, vision_use, (work.width, work.height)))
             states_LD = torch.cat([*parts, *parts[-1:] * (work.images - len(parts))])
             if not torch.isfinite(states_LD).all():
-                raise CorruptFile(f"vision encoder {encoder.key}: found states with NaN or infinity, expected numbers")
-            grid = grid_of((work.width, work.height)) if sight is None else (0, 0)
-            found.append(Seen(states_LD.contiguous().numpy(), grid))
+                message = f"vision encoder {encoder.key}: found states with NaN or infinity, expected finite numbers"
+                raise CorruptFile(message)
+            grid = grid_of((work.width, work.height)) if vision_use is None else (0, 0)
+            found.append(ImageEmbeds(states_LD.contiguous().numpy(), grid))
     hooks.on_step(1, 1)
     return tuple(found)
 
 
 def _black() -> ImagePixels:
-    """What is seen where no image is given."""
+    """Return the image that is encoded if none is set."""
     return ImagePixels(np.zeros((1, 1, 3), np.uint8))
 
 
 def _states_of(
-    image: ImagePixels, module: nn.Module, encoder: ModelPatcher, sight: Sight | None, size: tuple[int, int]
+    image: ImagePixels,
+    module: nn.Module,
+    encoder: ModelPatcher,
+    vision_use: VisionEncoderUse | None,
+    size: tuple[int, int],
 ) -> Tensor:
-    """What `module`, which is that of `encoder`, says of an image, [L, D] on the CPU; nothing stays on the device."""
-    if sight is None:
+    """Return the states of an image by `module`, that of `encoder`, [L, D] on the CPU; frees all device memory."""
+    if vision_use is None:
         patches_NP = patches_of(covering(image.pixels_HWC, *size)).to(encoder.device)
         return read_patches(module, patches_NP.to(encoder.compute_dtype), grid_of(size)).float().to("cpu")
-    shown_BCHW = shown(image.pixels_HWC, side_of(module), sight).to(encoder.device)
-    return states(module, shown_BCHW.to(encoder.compute_dtype), sight)[0].float().to("cpu")
+    shown_BCHW = preprocess_image(image.pixels_HWC, side_of(module), vision_use).to(encoder.device)
+    return states(module, shown_BCHW.to(encoder.compute_dtype), vision_use)[0].float().to("cpu")
 
 
-def texts_read(work: SampleWork, read: Sequence[Result], facts: SamplingFacts) -> tuple[Encoded, ...]:
-    """The texts that a run reads. A model that is told of images alone has the states of its image in place of the
-    prompt, and zeros in place of the negative prompt."""
+def texts_read(work: SampleParams, read: Sequence[Result], facts: SamplingFacts) -> tuple[Encoded, ...]:
+    """Return the texts that a run reads. A model that reads only images gets the embeddings of its image instead of the
+    prompt, and zeros instead of the negative prompt."""
     if facts.reads_text:
         return tuple(one for one in read if isinstance(one, Encoded))
-    states_LD = _seen(read).states_LD
-    blind = () if work.cfg == 1 else (Encoded(np.zeros_like(states_LD)),)
-    return (Encoded(states_LD), *blind)
+    states_LD = _embeds(read).states_LD
+    zeros = () if work.cfg == 1 else (Encoded(np.zeros_like(states_LD)),)
+    return (Encoded(states_LD), *zeros)
 
 
-def told_of_sight(inputs: Sequence[Sequence[Result]], facts: SamplingFacts) -> dict[str, Tensor]:
-    """What a model is told with every text by its vision encoder, [B, L, D] on the CPU; nothing for one that has the
-    states in place of a text."""
-    if facts.sight is None or not facts.sight.is_told or not facts.reads_text:
+def vision_inputs(inputs: Sequence[Sequence[Result]], facts: SamplingFacts) -> dict[str, Tensor]:
+    """Return the image embeddings that a model reads with every text, [B, L, D] on the CPU; nothing for a model that
+    reads them instead of a text."""
+    if facts.vision_use is None or not facts.vision_use.is_model_input or not facts.reads_text:
         return {}
-    return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_seen(read).states_LD.copy()) for read in inputs])}
+    return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_embeds(read).states_LD.copy()) for read in inputs])}
 
 
-def _seen(read: Sequence[Result]) -> Seen:
-    """The one image that a run sees; another number of them is our mistake."""
-    (found,) = [one for one in read if isinstance(one, Seen)]
+def _embeds(read: Sequence[Result]) -> ImageEmbeds:
+    """Return the one image embedding of an input; any other number is a bug."""
+    (found,) = [one for one in read if isinstance(one, ImageEmbeds)]
     return found

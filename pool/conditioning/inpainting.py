@@ -1,6 +1,4 @@
-"""Sampling a part of an image: outside the mask the latent is what it was, at every noise level.
-
-Knows masks and noise levels, not models.
+"""Inpainting: samples the masked part of an image; outside the mask, the latent is kept at every noise level.
 
 Shape legend: B batch, C latent channels, H W latent height and width.
 """
@@ -22,10 +20,10 @@ from modelpool.pool.sampling.samplers import Denoise
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inpainting:
-    """What is kept.
+    """The latent to keep, and the mask.
 
-    latent_BCHW        the image to keep, in the model's own scale, float32
-    denoise_mask_B1HW  1 where it is made anew, 0 where it is kept, anything between for both; may have C channels
+    latent_BCHW        the image to keep, in the model's scale, float32
+    denoise_mask_B1HW  1 where it is regenerated, 0 where it is kept, mixed in between; may have C channels
 
     Both may have a B of 1 for any batch.
     """
@@ -34,13 +32,13 @@ class Inpainting:
     denoise_mask_B1HW: Tensor
 
     def fitting(self, shape_BCHW: Sequence[int]) -> Inpainting:
-        """Itself; raises UnusableField unless both have the sizes of a latent of this shape."""
+        """Return itself; raises UnusableField unless both have the sizes of a latent of this shape."""
         _check("latent_BCHW of inpainting", self.latent_BCHW, shape_BCHW, shape_BCHW[1:2])
         _check_mask("denoise_mask_B1HW of inpainting", self.denoise_mask_B1HW, shape_BCHW)
         return self
 
     def to(self, device: torch.device) -> Inpainting:
-        """The same on `device`."""
+        """Return the same on `device`."""
         return Inpainting(self.latent_BCHW.to(device), self.denoise_mask_B1HW.to(device))
 
 
@@ -52,11 +50,11 @@ def masked_denoiser(
     options: ModelOptions,
     prediction: Prediction = Prediction.NOISE,
 ) -> Denoise:
-    """`denoise` that makes only what the mask of `kept` lets it make.
+    """Return `denoise`, restricted to the mask of `kept`.
 
-    Before each guess, what is kept is put back at the guess's noise level, with the run's first noise `noise_BCHW`;
-    after it, clean. The options' `denoise_mask_function`, if there is one, says what the mask is at each level.
-    Raises UnusableField, here for `kept` and at the guess for the function, for shapes that do not fit the latent.
+    Before each prediction, the kept latent is restored at its noise level, with the run's initial noise `noise_BCHW`;
+    after it, without noise. The options' `denoise_mask_function`, if set, returns the mask for each noise level.
+    Raises UnusableField for shapes that do not fit the latent: of `kept` here, of the function's result when it runs.
     """
     kept = kept.fitting(noise_BCHW.shape)
     function = options.denoise_mask_function
@@ -72,8 +70,8 @@ def masked_denoiser(
     def masked(x_BCHW: Tensor, sigma: float) -> Tensor:
         mask = mask_at(sigma)
         noisy_BCHW = noised(prediction, kept.latent_BCHW, noise_BCHW, sigma)
-        guess_BCHW = denoise(x_BCHW * mask + noisy_BCHW * (1.0 - mask), sigma)
-        return guess_BCHW * mask + kept.latent_BCHW * (1.0 - mask)
+        prediction_BCHW = denoise(x_BCHW * mask + noisy_BCHW * (1.0 - mask), sigma)
+        return prediction_BCHW * mask + kept.latent_BCHW * (1.0 - mask)
 
     return masked
 

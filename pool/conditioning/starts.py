@@ -1,7 +1,7 @@
-"""What a sampling run begins with beside noise: the latent of an image, a mask.
+"""The latent that a sampling run starts from besides noise, and its inpaint mask.
 
-Knows what `pool.core.stage_params.SampleWork` reads, in which order, and how a mask of pixels becomes one of latent
-cells; runs nothing.
+Knows the order in which `pool.core.stage_params.SampleParams` reads them, and converts a mask of pixels to latent
+positions; runs nothing.
 
 Shape legend: B batch, C latent channels, H W height and width of a latent (of an image for masks of pixels).
 """
@@ -17,51 +17,51 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.inpainting import Inpainting
-from modelpool.pool.core.stage_params import Latent, Mask, PixelArray, Result, SampleWork
+from modelpool.pool.core.stage_params import Latent, Mask, PixelArray, Result, SampleParams
 from modelpool.pool.pixels.image_ops import covering
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
-    """Of all images of a run, float32 on the CPU.
+class StartLatent:
+    """The start of all images of a run, float32 on the CPU.
 
-    latent_BCHW  what noise is added to; None starts from noise alone
-    inpainting   what is kept; None keeps nothing
+    latent_BCHW  the latent that noise is added to; None starts from noise only
+    inpainting   the kept latent and its mask; None keeps nothing
     """
 
     latent_BCHW: Tensor | None = None
     inpainting: Inpainting | None = None
 
 
-NOISE_ALONE = Start()
+NOISE_ONLY = StartLatent()
 
 
-def start_of(works: Sequence[SampleWork], inputs: Sequence[Sequence[Result]], cells: tuple[int, int]) -> Start:
-    """What the run of these works begins with: latents of `cells` (height, width). A latent of another size is scaled,
-    as the first half of an image made in two passes is."""
+def start_of(works: Sequence[SampleParams], inputs: Sequence[Sequence[Result]], cells: tuple[int, int]) -> StartLatent:
+    """Return the start of the run of these works, for latents of `cells` (height, width). A latent of another size is
+    scaled, as in the second pass of hires."""
     work = works[0]
     if not work.starts:
         assert not work.masked, f"{work} keeps a latent that it does not start from"
-        return NOISE_ALONE
+        return NOISE_ONLY
     firsts = [next(one for one in read if isinstance(one, Latent)) for read in inputs]
     latent = torch.cat([scaled_latent(_tensor(first), cells) for first in firsts])
     if not work.masked:
-        return Start(latent)
-    # a run's own mask comes before those of its regions
+        return StartLatent(latent)
+    # the run's mask precedes those of its regions
     masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
     masks = [covering(mask, work.width, work.height) for mask in masks]
-    return Start(latent, Inpainting(latent, torch.stack([cell_shares(mask, cells) for mask in masks])[:, None]))
+    return StartLatent(latent, Inpainting(latent, torch.stack([cell_shares(mask, cells) for mask in masks])[:, None]))
 
 
 def scaled_latent(latent_BCHW: Tensor, cells: tuple[int, int]) -> Tensor:
-    """A latent at another size (height, width), bilinearly; itself where it has that size."""
+    """Scale a latent to another size (height, width), bilinearly; unchanged if it has that size."""
     if tuple(latent_BCHW.shape[-2:]) == cells:
         return latent_BCHW
     return functional.interpolate(latent_BCHW, size=cells, mode="bilinear", align_corners=False)
 
 
 def cell_shares(mask_HW: PixelArray, cells: tuple[int, int]) -> Tensor:
-    """How much of each latent cell is made anew, [H, W] from 0 to 1: the mean of the mask over its pixels."""
+    """Return the regenerated fraction of each latent position, [H, W] from 0 to 1: the mean of the mask's pixels."""
     whole = torch.from_numpy(mask_HW.astype(np.float32) / 255)[None, None]
     return functional.adaptive_avg_pool2d(whole, cells)[0, 0]
 

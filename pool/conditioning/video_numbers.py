@@ -1,5 +1,4 @@
-"""What models are told of a video in numbers, by the name "numbers" of `pool.models.diffusion.architecture`. Torch-free
-but for the tensor that is made."""
+"""Conditioning numbers of video models (motion, noise, camera), the input "numbers" of the diffusion architectures."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.sampling_facts import VideoNumbers
-from modelpool.pool.core.stage_params import SampleWork
+from modelpool.pool.core.stage_params import SampleParams
 
 NUMBERS = "numbers"
 
 
-def numbers_of_video(numbers: VideoNumbers, work: SampleWork) -> Tensor:
-    """What a model is told of the video of `work`, without a batch: [N], or [T, N] for one that is told of each frame.
+def numbers_of_video(numbers: VideoNumbers, work: SampleParams) -> Tensor:
+    """Return the conditioning numbers of the video of `work`, without a batch: [N], or [T, N] for numbers per frame.
 
     Sources: diffusers, StableVideoDiffusionPipeline; simple_video_sample.py of Stability-AI/generative-models, where a
-    view from straight above is at 0, and the last frame of a way around looks from where the image does.
+    view from straight above is at 0, and the last frame of an orbit has the image's view.
     """
     match numbers:
         case VideoNumbers.MOTION:
@@ -27,5 +26,5 @@ def numbers_of_video(numbers: VideoNumbers, work: SampleWork) -> Tensor:
             return torch.tensor([work.image_noise])
         case VideoNumbers.VIEWS:
             height = math.radians(90.0 - work.elevation)
-            ways = [2.0 * math.pi * ((frame + 1) % work.frames) / work.frames for frame in range(work.frames)]
-            return torch.tensor([[work.image_noise, height, way] for way in ways])
+            angles = [2.0 * math.pi * ((frame + 1) % work.frames) / work.frames for frame in range(work.frames)]
+            return torch.tensor([[work.image_noise, height, angle] for angle in angles])

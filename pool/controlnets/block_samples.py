@@ -1,4 +1,4 @@
-"""What ControlNets say together: sums of samples, and behind which blocks of a model each goes.
+"""Residuals of ControlNets: their sums, and the blocks of a model to which they are added.
 
 Knows tensors and the table of kinds; calls nothing.
 """
@@ -14,75 +14,80 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.micro_conditioning import Residuals
 from modelpool.pool.controlnets.kinds import ControlKind, Spread
-from modelpool.pool.guidance.controlled_transformer import BehindSome
+from modelpool.pool.guidance.controlled_transformer import SparseResiduals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Said:
-    """What one or several ControlNets say in one call. `kind` says how it is spread over the blocks of a model; None
-    where there is a sample for each block by now."""
+class ControlResiduals:
+    """The residuals of one or several ControlNets in one call. `kind` defines how they are spread over the blocks of a
+    model; None if there is one for each block already."""
 
     samples: Residuals
     kind: ControlKind | None
 
-    def to(self, dtype: torch.dtype) -> Said:
-        """The same in `dtype`."""
-        return Said({name: [one.to(dtype) for one in own] for name, own in self.samples.items()}, self.kind)
+    def to(self, dtype: torch.dtype) -> ControlResiduals:
+        """Return the same in `dtype`."""
+        return ControlResiduals(
+            {name: [one.to(dtype) for one in samples] for name, samples in self.samples.items()}, self.kind
+        )
 
-    def plus(self, other: Said, blocks: Mapping[str, int]) -> Said:
-        """Both at once, for a model with so many `blocks` of each sort. As few samples as before where both go behind
-        the same blocks."""
-        counts = [{name: len(own) for name, own in said.samples.items()} for said in (self, other)]
+    def plus(self, other: ControlResiduals, blocks: Mapping[str, int]) -> ControlResiduals:
+        """Return the sum of both, for a model with these numbers of `blocks`. If both apply to the same blocks, the
+        result has as few samples."""
+        counts = [{name: len(samples) for name, samples in residuals.samples.items()} for residuals in (self, other)]
         if self.kind is not other.kind or counts[0] != counts[1]:
-            # those that go behind some blocks alone go behind the same where there are as many of them
-            return Said(_sums(self.spread(blocks), other.spread(blocks)), None)
-        return Said(_sums(self.samples, other.samples), self.kind)
+            # residuals for some blocks only apply to the same blocks if there are equally many
+            return ControlResiduals(_sums(self.spread(blocks), other.spread(blocks)), None)
+        return ControlResiduals(_sums(self.samples, other.samples), self.kind)
 
     def spread(self, blocks: Mapping[str, int]) -> Residuals:
-        """A sample for each of so many `blocks`; some are there several times, and take no more memory for it."""
+        """Return a residual for each of `blocks`; repeated ones share memory."""
         if self.kind is None:
-            return {name: own if isinstance(own, BehindSome) else list(own) for name, own in self.samples.items()}
+            return {
+                name: samples if isinstance(samples, SparseResiduals) else list(samples)
+                for name, samples in self.samples.items()
+            }
         return {
-            # a list of its own for each call: HunyuanDiT takes samples off its end
-            name: _over(own, blocks[name], self.kind.spread) if name in blocks else list(own)
-            for name, own in self.samples.items()
+            # a new list for each call: HunyuanDiT pops residuals from its end
+            name: _over(samples, blocks[name], self.kind.spread) if name in blocks else list(samples)
+            for name, samples in self.samples.items()
         }
 
     @property
     def held_bytes(self) -> int:
-        """Of all samples, each counted once."""
-        each = {id(one): one for own in self.samples.values() for one in own}
+        """Bytes of all residuals, each counted once."""
+        each = {id(one): one for samples in self.samples.values() for one in samples}
         return sum(one.numel() * one.itemsize for one in each.values())
 
 
 def blocks_of(kind: ControlKind, model: nn.Module) -> dict[str, int]:
-    """How many blocks of each sort `model` has, by what is said to them."""
+    """Return the number of blocks of `model` for each kind of residual."""
     found: Any = model  # diffusers is not typed
     return {name: len(getattr(found, blocks)) for name, blocks in kind.blocks.items()}
 
 
-def _over(own: Sequence[Tensor], blocks: int, spread: Spread | None) -> Sequence[Tensor]:
-    """Samples behind so many blocks."""
+def _over(samples: Sequence[Tensor], blocks: int, spread: Spread | None) -> Sequence[Tensor]:
+    """Return the residuals for `blocks` blocks."""
     if spread is None:
-        apart = max(1, blocks // len(own))
-        return BehindSome({place * apart: one for place, one in enumerate(own)})
-    return [own[spread(place, len(own), blocks)] for place in range(blocks)]
+        apart = max(1, blocks // len(samples))
+        return SparseResiduals({place * apart: one for place, one in enumerate(samples)})
+    return [samples[spread(place, len(samples), blocks)] for place in range(blocks)]
 
 
 def _sums(one: Residuals, other: Residuals) -> dict[str, Sequence[Tensor]]:
-    """Sample by sample; what only one says is left as it is. Those that are there several times are added once."""
+    """Add residuals pairwise; those that only one has are kept. Repeated pairs are added once."""
     found: dict[str, Sequence[Tensor]] = {}
     for name in (*one, *(name for name in other if name not in one)):
         if name not in one or name not in other:
             found[name] = one[name] if name in one else other[name]
             continue
-        own, others = one[name], other[name]
-        if isinstance(own, BehindSome) and isinstance(others, BehindSome):
-            found[name] = own.plus(others)
+        samples, others = one[name], other[name]
+        if isinstance(samples, SparseResiduals) and isinstance(others, SparseResiduals):
+            found[name] = samples.plus(others)
             continue
         known: dict[tuple[int, int], Tensor] = {}
         sums = []
-        for a, b in zip(own, others, strict=True):
+        for a, b in zip(samples, others, strict=True):
             if (id(a), id(b)) not in known:
                 known[id(a), id(b)] = a + b
             sums.append(known[id(a), id(b)])

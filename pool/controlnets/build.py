@@ -1,7 +1,7 @@
-"""A ControlNet from the tensors of its file, in any of the layouts that are published.
+"""Builds a ControlNet from the tensors of its file, in any of the published layouts.
 
-Knows how names, configuration, key map and module go together. Nothing is copied: the module reads the file's own
-bytes. Does not know where files are, nor how a ControlNet is called (`pool.controlnets.calls`).
+Combines key names, configuration, key map and module. Nothing is copied: the module uses the mapped bytes of the file.
+Knows neither file locations nor how a ControlNet is called (`pool.controlnets.calls`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
-#: what the keys of a ControlNet begin with where its file has more beside it
+#: prefix of a ControlNet's keys in files that contain more
 PREFIX = "control_model."
 
 
 @dataclass(frozen=True, slots=True)
 class ControlNetPlan:
-    """How the ControlNet in a file is built: what it is, the arguments of its class, and the key map between the file's
+    """How to build the ControlNet of a file: its kind, the arguments of its class, and the key map between the file's
     tensors and the module's parameters."""
 
     kind: ControlKind
@@ -34,12 +34,12 @@ class ControlNetPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file's tensors do not fit the class."""
         try:
             module = empty_module(self.kind.module, self.config)
         except UnknownArchitecture as error:
             raise UnknownArchitecture(
-                f"recognised as a ControlNet for {self.kind.title}, but of sizes that none can have: {error}"
+                f"recognised as a ControlNet for {self.kind.title}, but with impossible sizes: {error}"
             ) from error
         difference = differing_keys(self.key_map, module)
         if difference:
@@ -47,35 +47,38 @@ class ControlNetPlan:
         return module
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as `empty`."""
+        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients. Raises as
+        `empty`."""
         module = self.empty()
         fill(module, self.key_map.load(tensors))
         assert_filled(module)
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        """Return the file's tensors from `module`'s parameters; those that it does not use are taken from `tensors`."""
         return self.key_map.save(module.state_dict()) | {key: tensors[key] for key in self.key_map.unused}
 
 
-def plan_controlnet(shapes: Mapping[str, Shape], said: Mapping[str, bool] | None = None) -> ControlNetPlan:
-    """How the ControlNet among `shapes` is built, from shapes alone but for what is `said` otherwise
-    (`pool.core.refs.ControlRef.said`). Raises UnknownArchitecture when there is no ControlNet."""
+def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] | None = None) -> ControlNetPlan:
+    """Return how to build the ControlNet among `shapes`; `overrides` overrides arguments that shapes do not determine
+    (`pool.core.refs.ControlRef.said`). Raises UnknownArchitecture if there is no ControlNet."""
     has_prefix = any(key.startswith(PREFIX) for key in shapes)
-    own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
-    bare = {key.removeprefix(PREFIX): shape for key, shape in own.items()}
+    control_shapes = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
+    bare = {key.removeprefix(PREFIX): shape for key, shape in control_shapes.items()}
     kind = kind_among(bare)
     if kind is None:
         first = ", ".join(list(shapes)[:3]) or "none"
-        raise UnknownArchitecture(f"its {len(shapes)} tensors are not those of a ControlNet (the first are {first})")
+        raise UnknownArchitecture(f"its {len(shapes)} tensors are not a ControlNet (the first are {first})")
     convert = kind.convert(bare)
     try:
-        key_map = discover(own, lambda tensors: convert({key.removeprefix(PREFIX): x for key, x in tensors.items()}))
+        key_map = discover(
+            control_shapes, lambda tensors: convert({key.removeprefix(PREFIX): x for key, x in tensors.items()})
+        )
         config = kind.config(key_map.shapes)
     except UnknownArchitecture:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(
-            f"recognised as a ControlNet for {kind.title}, but with other tensors: {error}"
+            f"recognised as a ControlNet for {kind.title}, but with unexpected tensors: {error}"
         ) from error
-    return ControlNetPlan(kind, {**config, **(said or {})}, key_map)
+    return ControlNetPlan(kind, {**config, **(overrides or {})}, key_map)

@@ -1,7 +1,7 @@
-"""The arguments of diffusers' ControlNets of UNets, from the shapes of their parameters alone. Torch-free; builds
-nothing.
+"""Arguments of diffusers' ControlNets of UNets, from the shapes of their parameters. Torch-free; builds nothing.
 
-What no shape tells is as of the UNets that ControlNets are cut out of (`pool.models.common.infer_config`).
+Arguments that shapes do not determine are those of the UNets that ControlNets are copied from
+(`pool.models.common.infer_config`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from modelpool.pool.models.common.infer_config import MAX_NORM_GROUPS, NUMBER_WI
 
 Config: TypeAlias = dict[str, Any]
 
-#: of the attention among images. Source: the configuration of xinsir/controlnet-union-sdxl-1.0
+#: head width of the attention among images. Source: the configuration of xinsir/controlnet-union-sdxl-1.0
 UNION_HEAD_WIDTH = 40
 
 
 def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments for a ControlNet of SD1, SD2 or SDXL with parameters of `shapes` (keys as diffusers has them), of
-    any size. Raises UnknownArchitecture naming a parameter that such a model has and this one has not."""
+    """Return the arguments of a ControlNet of SD1, SD2 or SDXL, of any size, with parameters of `shapes` (diffusers
+    keys). Raises UnknownArchitecture naming a missing parameter."""
     levels = range(_count(shapes, r"down_blocks\.(\d+)\."))
     if not levels:
         raise UnknownArchitecture("ControlNet: found no down_blocks, expected at least one")
@@ -42,7 +42,7 @@ def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
         "use_linear_projection": is_linear,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
         "mid_block_type": "UNetMidBlock2DCrossAttn" if middle else "UNetMidBlock2D",
-        # of the last level's the middle takes its own
+        # the middle block uses the last level's
         "transformer_layers_per_block": (*(depth or 1 for depth in depths[:-1]), depths[-1] or middle or 1),
         "norm_num_groups": min(MAX_NORM_GROUPS, max(1, min(channels) // 4)),
     }
@@ -56,10 +56,10 @@ def controlnet_config(shapes: Mapping[str, Shape]) -> Config:
 
 
 def union_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `diffusers.ControlNetUnionModel`, as `controlnet_config`."""
+    """Return the arguments of `diffusers.ControlNetUnionModel`; as `controlnet_config`."""
     kinds, channels = _shape(shapes, "task_embedding", 2)
     plain = controlnet_config(shapes)
-    del plain["mid_block_type"]  # it has one alone, with attention
+    del plain["mid_block_type"]  # the class has a single type, with attention
     return {
         **plain,
         "num_control_type": kinds,
@@ -71,7 +71,7 @@ def union_config(shapes: Mapping[str, Shape]) -> Config:
 
 
 def _image_channels(shapes: Mapping[str, Shape]) -> tuple[int, ...]:
-    """Channels at each size of the image on its way to the size of a latent: every second convolution halves it."""
+    """Return the channels at each resolution of the control image's encoder: every second convolution halves it."""
     stem = "controlnet_cond_embedding"
     blocks = _count(shapes, rf"{stem}\.blocks\.(\d+)\.")
     first = _shape(shapes, f"{stem}.conv_in.weight", 4)[0]
@@ -81,11 +81,13 @@ def _image_channels(shapes: Mapping[str, Shape]) -> tuple[int, ...]:
 def _shape(shapes: Mapping[str, Shape], key: str, dimensions: int) -> Shape:
     if len(shapes.get(key, ())) != dimensions:
         found = f"shape {shapes[key]}" if key in shapes else "no such tensor"
-        raise UnknownArchitecture(f"ControlNet: {key}: found {found}, expected one of {dimensions} dimensions")
+        expected = f"expected a tensor with {dimensions} dimensions"
+        raise UnknownArchitecture(f"ControlNet: {key}: found {found}, {expected}")
     return shapes[key]
 
 
 def _count(shapes: Mapping[str, Shape], pattern: str) -> int:
-    """How many numbers, 0 and up, `pattern` finds at the beginning of keys; one left out is found missing later."""
+    """Count the distinct numbers that `pattern` finds at the start of keys; a gap is detected later as a missing
+    key."""
     compiled = re.compile(pattern)
     return len({match[1] for key in shapes if (match := compiled.match(key))})

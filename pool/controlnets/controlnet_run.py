@@ -1,7 +1,7 @@
-"""The ControlNets of one run beside a diffusion model, and what of theirs that is given.
+"""Runs the ControlNets of one sampling run, step by step, and passes their residuals to the diffusion model.
 
-Knows the images, strengths and shares of the steps of one run. The weights are ready whenever a call is made: inside
-the run of the diffusion model each ControlNet has a run of its own for the time of a call.
+Knows the images, strengths and active steps of one run. Weights are ready whenever a call is made: each call of a
+ControlNet is a nested run inside the run of the diffusion model.
 
 Shape legend: B batch, C channels, H W height and width of a latent, L tokens, D text width.
 """
@@ -17,31 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.conditioning.micro_conditioning import Extras, Residuals
-from modelpool.pool.controlnets.block_samples import Said, blocks_of
-from modelpool.pool.controlnets.calls import Heard
-from modelpool.pool.controlnets.inpainting import with_hole, with_mask
+from modelpool.pool.conditioning.micro_conditioning import ModelKwargs, Residuals
+from modelpool.pool.controlnets.block_samples import ControlResiduals, blocks_of
+from modelpool.pool.controlnets.calls import ControlInputs
+from modelpool.pool.controlnets.inpainting import with_mask, with_masked_pixels
 from modelpool.pool.controlnets.kinds import ControlKind, kind_of
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import (
+    ControlMaskMode,
     ControlRef,
-    HoleTold,
     ImagePixels,
     Latent,
     Mask,
     Result,
     RunHooks,
-    SampleWork,
+    SampleParams,
 )
-from modelpool.pool.guidance.controlled_transformer import ForEachText
+from modelpool.pool.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Control:
-    """One ControlNet in one run. `images_BCHW` are those of the images of the run: from 0 to 1 in whole pixels, or
-    latents; with a hole, where it is told of one (`pool.controlnets.inpainting`)."""
+class RunControlNet:
+    """One ControlNet in one run. `images_BCHW` are its control images: pixels from 0 to 1, or latents; with the inpaint
+    mask if it reads one (`pool.controlnets.inpainting`)."""
 
     ref: ControlRef
     patcher: ModelPatcher
@@ -49,40 +49,40 @@ class Control:
     images_BCHW: Tensor
 
     def is_on(self, step: int, steps: int) -> bool:
-        """Whether it speaks in the step of this number. Source: `controlnet_keep` of diffusers' pipelines."""
+        """Whether it is active in this step. Source: `controlnet_keep` of diffusers' pipelines."""
         return not (step / steps < self.ref.start or (step + 1) / steps > self.ref.end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Last:
-    """What was said to a prompt in a step, for a latent: other texts are asked about in calls of their own."""
+    """The residuals for a prompt, a step and a latent: other texts are predicted in separate calls."""
 
     step: int
     x_BCHW: Tensor
-    said: Said | None
+    residuals: ControlResiduals | None
 
     def is_of(self, step: int, x_BCHW: Tensor) -> bool:
         return self.step == step and torch.equal(self.x_BCHW, x_BCHW)
 
 
-class Controls:
-    """The ControlNets of one run, and which step it is at."""
+class RunControlNets:
+    """The ControlNets of one run, and its current step."""
 
     def __init__(
         self,
-        controls: Sequence[Control],
+        controls: Sequence[RunControlNet],
         steps: int,
         interrupt: Callable[[], None],
         prompt: Condition | None = None,
     ) -> None:
-        """`interrupt` is as of `ModelPatcher.running`. `prompt` is what those hear that hear the prompt alone."""
+        """`interrupt` is as in `ModelPatcher.running`. `prompt` is for ControlNets that read only the prompt."""
         self._controls, self._steps, self._interrupt = tuple(controls), steps, interrupt
-        self._prompt = prompt if any(control.kind.hears_prompt for control in controls) else None
+        self._prompt = prompt if any(control.kind.reads_prompt_only for control in controls) else None
         self._done = 0
         self._last: _Last | None = None
 
     def counting(self, hooks: RunHooks) -> RunHooks:
-        """`hooks` that count steps here."""
+        """Return `hooks` that also count steps here."""
         if not self._controls:
             return hooks
 
@@ -93,99 +93,108 @@ class Controls:
         return replace(hooks, on_step=on_step)
 
     def residuals(
-        self, model: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Tensor, told: Extras
+        self, model: nn.Module, x_BCHW: Tensor, level_B: Tensor, context_BLD: Tensor, model_kwargs: ModelKwargs
     ) -> Residuals | None:
-        """What those that speak in this step add to `model`, which runs, in the dtype of `x_BCHW`; None when none
-        speaks."""
+        """Return the residuals for `model`, which runs, of the ControlNets that are active in this step, in the dtype
+        of `x_BCHW`; None if none is active."""
         if not self._controls:
             return None
         if self._prompt is None:
-            said = self._said(model, Heard(x_BCHW, level_B, context_BLD, x_BCHW, told))
-            return None if said is None else self._spread(said, model)
+            residuals = self._sum_residuals(model, ControlInputs(x_BCHW, level_B, context_BLD, x_BCHW, model_kwargs))
+            return None if residuals is None else self._spread(residuals, model)
         self._prompt = self._prompt.to(x_BCHW.device)
         prompt, count = self._prompt, len(self._prompt.context_BLD)
-        own_BCHW = x_BCHW[:count]
-        if self._last is None or not self._last.is_of(self._done, own_BCHW):
-            self._last = None  # its memory may be needed
-            heard = Heard(own_BCHW, level_B[:count], prompt.context_BLD, own_BCHW, prompt.extras)
-            # a part of a batch holds all of it
-            kept_BCHW = own_BCHW if count == len(x_BCHW) else own_BCHW.clone()
-            self._last = _Last(self._done, kept_BCHW, self._said(model, heard))
-        if self._last.said is None:
+        prompt_x_BCHW = x_BCHW[:count]
+        if self._last is None or not self._last.is_of(self._done, prompt_x_BCHW):
+            self._last = None  # frees its memory
+            control_inputs = ControlInputs(
+                prompt_x_BCHW, level_B[:count], prompt.context_BLD, prompt_x_BCHW, prompt.model_kwargs
+            )
+            # a slice would keep the complete batch in memory
+            kept_BCHW = prompt_x_BCHW if count == len(x_BCHW) else prompt_x_BCHW.clone()
+            self._last = _Last(self._done, kept_BCHW, self._sum_residuals(model, control_inputs))
+        if self._last.residuals is None:
             return None
         texts = len(x_BCHW) // count
-        return {name: ForEachText(own, texts) for name, own in self._spread(self._last.said, model).items()}
+        return {
+            name: RepeatedResiduals(queue, texts) for name, queue in self._spread(self._last.residuals, model).items()
+        }
 
-    def _spread(self, said: Said, model: nn.Module) -> Residuals:
-        return said.spread(blocks_of(self._controls[0].kind, model))
+    def _spread(self, residuals: ControlResiduals, model: nn.Module) -> Residuals:
+        return residuals.spread(blocks_of(self._controls[0].kind, model))
 
-    def _said(self, model: nn.Module, heard: Heard) -> Said | None:
-        """The sum of what is said, to all that is `heard` but the images."""
-        total: Said | None = None
+    def _sum_residuals(self, model: nn.Module, control_inputs: ControlInputs) -> ControlResiduals | None:
+        """Return the sum of the residuals for the inputs `control_inputs`, except the images."""
+        total: ControlResiduals | None = None
         for control in self._controls:
             if not control.is_on(self._done, self._steps):
                 continue
-            found = self._one(control, model, heard).to(heard.x_BC.dtype)
+            found = self._one(control, model, control_inputs).to(control_inputs.x_BC.dtype)
             total = found if total is None else total.plus(found, blocks_of(control.kind, model))
         return total
 
-    def _one(self, control: Control, model: nn.Module, heard: Heard) -> Said:
+    def _one(self, control: RunControlNet, model: nn.Module, control_inputs: ControlInputs) -> ControlResiduals:
         patcher, dtype, kind = control.patcher, control.patcher.compute_dtype, control.kind
-        x_BC = heard.x_BC
+        x_BC = control_inputs.x_BC
         if kind.reads_rows(patcher.module):
-            own: Any = model  # diffusers is not typed
-            x_BC = own.pos_embed(x_BC)
+            transformer: Any = model  # diffusers is not typed
+            x_BC = transformer.pos_embed(x_BC)
         images = control.images_BCHW.to(patcher.device).to(dtype)
         images = images.repeat(len(x_BC) // len(images), 1, 1, 1)
-        own_heard = replace(
-            heard, x_BC=x_BC, images_BC=images, strength=control.ref.strength, mode=control.ref.mode, model=model
+        scaled_inputs = replace(
+            control_inputs,
+            x_BC=x_BC,
+            images_BC=images,
+            strength=control.ref.strength,
+            mode=control.ref.mode,
+            model=model,
         )
         with patcher.running(self._interrupt) as module:
-            return Said(kind.call(module, own_heard.to(dtype)), kind)
+            return ControlResiduals(kind.call(module, scaled_inputs.to(dtype)), kind)
 
 
 def controls_of(
-    works: Sequence[SampleWork],
+    works: Sequence[SampleParams],
     inputs: Sequence[Sequence[Result]],
     patchers: Sequence[ModelPatcher],
     latent: LatentFacts,
     prompt: Condition,
     interrupt: Callable[[], None],
-) -> Controls:
-    """The ControlNets of the run of these works, which read an image for each: pixels, or after all other latents that
-    of the image; and after all other masks one for each that is told a hole. `prompt` is that of each."""
+) -> RunControlNets:
+    """Return the ControlNets of the run of these works. Each reads an image of each work: pixels, or a latent after all
+    other latents; inpainting ones also a mask, after all other masks. `prompt` is that of each work."""
     work = works[0]
     kinds = [kind_of(patcher.module) for patcher in patchers]
-    read = [_images_of(own, work, kinds) for own in inputs]
+    read = [_images_of(results, work, kinds) for results in inputs]
     controls = []
     for ref, patcher, kind in zip(work.controls, patchers, kinds, strict=True):
-        images = torch.stack([next(own) for own in read])
+        images = torch.stack([next(queue) for queue in read])
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
             images = images + latent.shift * latent.scaling_factor
-        controls.append(Control(ref, patcher, kind, images.to(patcher.device)))
-    return Controls(controls, work.steps_run, interrupt, prompt)
+        controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device)))
+    return RunControlNets(controls, work.steps_run, interrupt, prompt)
 
 
-def _images_of(read: Sequence[Result], work: SampleWork, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
-    """The image of each ControlNet, [C,H,W], in their order."""
+def _images_of(read: Sequence[Result], work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
+    """Yield the control image of each ControlNet, [C,H,W], in their order."""
     pixels = (one.pixels_HWC for one in read if isinstance(one, ImagePixels))
     latents = [one.samples_CHW for one in read if isinstance(one, Latent)]
-    count = sum(ref.reads_latent + (ref.hole is HoleTold.BESIDE) for ref in work.controls)
-    own = iter(latents[len(latents) - count :])
+    count = sum(ref.reads_latent + (ref.hole is ControlMaskMode.BESIDE) for ref in work.controls)
+    queue = iter(latents[len(latents) - count :])
     masks = [one.values_HW for one in read if isinstance(one, Mask)]
     holes = iter(masks[len(masks) - sum(ref.hole is not None for ref in work.controls) :])
     size = work.width, work.height
     for ref, kind in zip(work.controls, kinds, strict=True):
         if ref.reads_latent:
-            latent_CHW = torch.from_numpy(next(own).copy())
+            latent_CHW = torch.from_numpy(next(queue).copy())
             if ref.hole is not None:
-                hidden_CHW = torch.from_numpy(next(own)) if ref.hole is HoleTold.BESIDE else None
+                hidden_CHW = torch.from_numpy(next(queue)) if ref.hole is ControlMaskMode.BESIDE else None
                 latent_CHW = with_mask(latent_CHW, covering(next(holes), *size), hidden_CHW)
             yield latent_CHW
             continue
-        # a copy: what is of that size already may be another's, and not to be written
+        # a copy: an image that already has this size is shared and must not be written
         whole = np.array(covering(next(pixels), *size), order="C")
         image_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
         if ref.hole is not None:
-            image_CHW = with_hole(image_CHW, covering(next(holes), *size), kind)
+            image_CHW = with_masked_pixels(image_CHW, covering(next(holes), *size), kind)
         yield image_CHW

@@ -1,7 +1,7 @@
-"""What is known of a ControlNet from where its file lies: from its name, and from the configuration in its folder.
+"""Properties of a ControlNet that follow from the location of its file: its name, and the configuration next to it.
 
-Knows no tensors. Equal files may lie under other names and beside other configurations, so what is found here belongs
-to the file that was asked for, and is never taken from a copy of it.
+Knows no tensors. Equal files may have other names and other configurations next to them, so these properties belong to
+the requested file and are never taken from a copy of it.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.regular_file import read_text_file
 from modelpool.pool.formats.strict_json import BadJson, read_object
 
-#: what the weights of a folder of diffusers are called, and what lies beside them there
+#: weights of a diffusers folder, and the configuration next to them
 _FOLDER_WEIGHTS, _FOLDER_CONFIG = "diffusion_pytorch_model", "config.json"
-#: what a cache of a hub calls its folders
+#: folder names in the cache of a model hub
 _REVISIONS, _REPOSITORY = "snapshots", "models--"
-#: what of a configuration beside a file counts: what no shape tells
-SAID_ALONE = frozenset({"force_zeros_for_pooled_projection"})
+#: settings that are read from a configuration: those that shapes do not determine
+CONFIG_SETTINGS = frozenset({"force_zeros_for_pooled_projection"})
 
 
-def said_beside(path: Path, config: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
-    """What the configuration in the folder of diffusers that the file at `path` lies in says otherwise than `config`,
-    the arguments that shapes tell, by name. It is read only where the class takes what it alone can tell, and nothing
-    else of it counts. Raises CorruptFile for one that is no JSON or says no yes or no."""
-    names, place = sorted(SAID_ALONE & config.keys()), path.parent / _FOLDER_CONFIG
+def settings_beside(path: Path, config: Mapping[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """Return the settings, by name, in which the configuration in the diffusers folder of the file at `path` differs
+    from `config`, the arguments that follow from shapes. It is read only if the class has such settings, and only those
+    count. Raises CorruptFile for invalid JSON or a setting that is not a boolean."""
+    names, place = sorted(CONFIG_SETTINGS & config.keys()), path.parent / _FOLDER_CONFIG
     if not names or not path.name.startswith(_FOLDER_WEIGHTS) or not place.is_file():
         return ()
     try:
-        said = read_object(read_text_file(place, "the configuration of a ControlNet"))
+        settings = read_object(read_text_file(place, "the configuration of a ControlNet"))
     except BadJson as error:
         raise CorruptFile(f"{place}: {error}") from None
     for name in names:
-        if not isinstance(said.get(name, False), bool):
-            raise CorruptFile(f"{place}: {name}: found {str(said[name])[:80]!r}, expected true or false")
-    return tuple((name, said[name]) for name in names if name in said and said[name] != config[name])
+        if not isinstance(settings.get(name, False), bool):
+            raise CorruptFile(f"{place}: {name}: found {str(settings[name])[:80]!r}, expected true or false")
+    return tuple((name, settings[name]) for name in names if name in settings and settings[name] != config[name])
 
 
 def is_named(path: Path, word: str) -> bool:
-    """Whether the name of the file, or of its folder where all files are called alike, has `word` in it."""
+    """Whether the name of the file, or of its folder if the file name is generic, contains `word`."""
     return word in _own_name(path).lower()
 
 
 def _own_name(path: Path) -> str:
-    """What a ControlNet is called: its file, or its folder; in a cache of a hub, where folders go by their revision,
-    the repository (`models--OWNER--NAME/snapshots/REVISION`)."""
+    """Return the name of a ControlNet: that of its file, or of its folder; in the cache of a hub, whose folders are
+    named by revision, the repository (`models--OWNER--NAME/snapshots/REVISION`)."""
     if not path.name.startswith(_FOLDER_WEIGHTS):
         return path.name
     folder = path.parent

@@ -1,5 +1,5 @@
-"""Whether a ControlNet was made for a diffusion model, and which of its modes is meant. Pure functions over built
-modules; every complaint names a field of a request.
+"""Checks that a ControlNet fits a diffusion model, and resolves its mode. Pure functions of built modules; every error
+names a field of a request.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from modelpool.pool.controlnets.inpainting import INPAINT, PLAIN, says_hole
+from modelpool.pool.controlnets.inpainting import INPAINT, PLAIN, is_inpaint_by_request
 from modelpool.pool.controlnets.kinds import ControlKind
-from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.specs.spec import Role
 
-#: what a ControlNet and the model that it speaks to have in common, in words
+#: properties that a ControlNet and its model must share, in words
 Traits: TypeAlias = Mapping[str, Any]
-#: a mask's, of those that are told a hole; others have none
-_BESIDE = "channels beside the image"
+#: channels of the mask of inpainting ControlNets
+_BESIDE = "mask channels"
 
 
 def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenModel) -> None:
-    """Raise UnusableField unless the ControlNet `name` was made for diffusion models like that of `model`."""
+    """Raise UnusableField unless the ControlNet `name` is for diffusion models like that of `model`."""
     family = model.checkpoint.family
     if family.sampling.model not in kind.models:
         if "" in kind.models:
-            raise unusable_field(
-                "controls", f"ControlNet {name!r}", f"none: {family.title} has no UNet for it to speak to"
-            )
+            reason = f"ControlNet {name!r} is for UNets, and {family.title} has none"
+            raise UnusableField(f"controls: not supported by model {model.ref.name!r}; {reason}")
         found = f"ControlNet {name!r} for {kind.title}"
-        raise unusable_field("controls", found, f"one for models like {model.ref.name!r} ({family.title})")
+        raise unusable_field("controls", found, f"a ControlNet for models like {model.ref.name!r} ({family.title})")
     built = model.component(Role.DIFFUSION_MODEL).built.module
     if "" in kind.models:
         found_traits, expected_traits = _of_unets(control, built, model.latent.channels)
@@ -40,38 +39,39 @@ def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenMode
         words = [
             ", ".join(f"{key} {value}" for key, value in traits.items()) for traits in (found_traits, expected_traits)
         ]
-        what = f"one for models like {model.ref.name!r} ({words[1]})"
+        what = f"a ControlNet for models like {model.ref.name!r} ({words[1]})"
         raise unusable_field("controls", f"ControlNet {name!r} ({words[0]})", what)
 
 
-def mode_of(name: str, kind: ControlKind, control: nn.Module, said: str | int | None) -> int | None:
-    """The number of the mode that a request means; None for a ControlNet that has one alone. Raises UnusableField for
-    one that has several and is told none, and for a mode that it does not have."""
+def mode_of(name: str, kind: ControlKind, control: nn.Module, requested: str | int | None) -> int | None:
+    """Return the number of the requested mode; None for a ControlNet with a single mode. Raises UnusableField if it has
+    several and none is requested, and for an unknown mode."""
     count = kind.mode_count(control)
     if count is None:
-        if said is not None and not (says_hole(kind) and said in (INPAINT, PLAIN)):
-            words = f"{INPAINT}, {PLAIN} or nothing" if says_hole(kind) else "nothing"
-            raise unusable_field("controls.mode", said, f"{words}: ControlNet {name!r} has one mode")
+        if requested is not None and not (is_inpaint_by_request(kind) and requested in (INPAINT, PLAIN)):
+            expected = f"{INPAINT!r}, {PLAIN!r} or no mode" if is_inpaint_by_request(kind) else "no mode"
+            raise unusable_field("controls.mode", requested, f"{expected}: ControlNet {name!r} has a single mode")
         return None
     names = kind.modes[:count]
-    number = names.index(said) if said in names else said
+    number = names.index(requested) if requested in names else requested
     if not isinstance(number, int) or not 0 <= number < count:
-        found = "nothing" if said is None else said
-        expected = f"a mode of ControlNet {name!r}: {', '.join(names)}, or a number from 0 to {count - 1}"
-        raise unusable_field("controls.mode", found, expected)
+        modes = f"a mode of ControlNet {name!r}: {', '.join(names)}, or a number from 0 to {count - 1}"
+        if requested is None:
+            raise UnusableField(f"controls.mode: missing; set it to {modes}")
+        raise unusable_field("controls.mode", requested, modes)
     return number
 
 
 def _of_unets(control: Any, unet: Any, channels: int) -> tuple[Traits, Traits]:
-    own = control.config
-    # models that are shown an image beside their latent read more channels than it has
-    found = {"latent channels": own.get("in_channels"), "image channels": own.get("conditioning_channels")}
+    config = control.config
+    # models with concatenated image inputs read more channels than the latent has
+    found = {"latent channels": config.get("in_channels"), "image channels": config.get("conditioning_channels")}
     found, expected = (
-        {**found, **_kind(own)},
+        {**found, **_kind(config)},
         {"latent channels": channels, "image channels": 3, **_kind(unet.config)},
     )
-    # one without attention reads no text
-    found["text width"] = found["text width"] if own.get("cross_attention_dim") else expected["text width"]
+    # without attention it reads no text
+    found["text width"] = found["text width"] if config.get("cross_attention_dim") else expected["text width"]
     return found, expected
 
 
@@ -80,19 +80,19 @@ def _kind(config: Any) -> dict[str, Any]:
         "channels": list(config["block_out_channels"]),
         "blocks at each size": config["layers_per_block"],
         "text width": config.get("cross_attention_dim"),
-        "numbers beside the text": config.get("projection_class_embeddings_input_dim") or 0,
+        "micro-conditioning width": config.get("projection_class_embeddings_input_dim") or 0,
     }
 
 
 def _of_transformers(kind: ControlKind, control: Any, model: Any, channels: int) -> tuple[Traits, Traits]:
-    own = control.config
-    found = {"latent channels": kind.latent_channels(control), **_sizes(own)}
-    beside = kind.beside_channels(control)
-    expected = {"latent channels": channels, **_sizes(model.config), _BESIDE: kind.patch if beside else 0}
-    if "transformer_num_layers" in own:  # each of its samples is for one block
-        found["blocks"], expected["blocks"] = own["transformer_num_layers"], model.config["num_layers"]
-    found[_BESIDE] = beside
-    # one that reads no text fits beside every one
+    config = control.config
+    found = {"latent channels": kind.latent_channels(control), **_sizes(config)}
+    extra = kind.extra_channels(control)
+    expected = {"latent channels": channels, **_sizes(model.config), _BESIDE: kind.patch if extra else 0}
+    if "transformer_num_layers" in config:  # each of its residuals is for one block
+        found["blocks"], expected["blocks"] = config["transformer_num_layers"], model.config["num_layers"]
+    found[_BESIDE] = extra
+    # without text input it fits any text width
     found["text width"] = found["text width"] or expected["text width"]
     return found, expected
 

@@ -1,4 +1,4 @@
-"""ControlNets that are told which part of an image is to be made anew: which those are, and how their image says it.
+"""Inpainting ControlNets: which ControlNets read a mask, and how the mask is put into their control image.
 
 Shape legend: C channels, H W height and width of an image, or of its latent.
 """
@@ -13,53 +13,54 @@ from torch import Tensor, nn
 
 from modelpool.pool.conditioning.image_concat import cell_corners
 from modelpool.pool.controlnets.kinds import UNION_MODES, ControlKind
-from modelpool.pool.core.refs import HoleTold
+from modelpool.pool.core.refs import ControlMaskMode
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.pixels.image_ops import HALF
 
-#: what a request says of a ControlNet that reads pixels: that it fills holes, or that it does not
+#: modes in a request for a ControlNet that reads pixels: for inpainting, or not
 INPAINT, PLAIN = "inpaint", "plain"
-#: of a ControlNet of several modes, that which fills holes
+#: the inpainting mode of a ControlNet with several modes
 _REPAINT = UNION_MODES.index("repaint")
-#: what stands in a hole of pixels from 0 to 1. Source: the card of lllyasviel/control_v11p_sd15_inpaint
+#: value of masked pixels (from 0 to 1). Source: the card of lllyasviel/control_v11p_sd15_inpaint
 _NOTHING = -1.0
-#: of one of several modes. Source: the example of diffusers' StableDiffusionXLControlNetUnionInpaintPipeline
+#: the same of a ControlNet with several modes. Source: the example of diffusers'
+#: StableDiffusionXLControlNetUnionInpaintPipeline
 _BLACK = 0.0
 
 
-def says_hole(kind: ControlKind) -> bool:
-    """Whether a request says of ControlNets of this kind if they fill holes: no key and no shape tells it."""
+def is_inpaint_by_request(kind: ControlKind) -> bool:
+    """Whether a request defines if ControlNets of this kind are for inpainting: no key and no shape tells it."""
     return kind.module is ControlNetModel
 
 
-def hole_told(
-    kind: ControlKind, control: nn.Module, mode: int | None, said: str | int | None, named: bool
-) -> HoleTold | None:
-    """How a ControlNet can be told of a hole, in the mode of this number. `said` is the mode in the words of a request,
-    `named` whether it is called as those that fill holes are; None where it is not."""
-    if says_hole(kind):
+def mask_form(
+    kind: ControlKind, control: nn.Module, mode: int | None, requested: str | int | None, named: bool
+) -> ControlMaskMode | None:
+    """Return how a ControlNet reads a mask in mode `mode`; None if it does not. `requested` is the mode in the request,
+    `named` whether its name is that of an inpainting ControlNet."""
+    if is_inpaint_by_request(kind):
         config: Any = control.config
-        # nothing says that those for SDXL which are called so read a hole alike
-        is_told = said == INPAINT or (said is None and named and not config.addition_embed_type)
-        return HoleTold.ALWAYS if is_told else None
-    if kind.beside_channels(control):
-        return HoleTold.ALWAYS
-    if kind.is_told_beside(control):
-        return HoleTold.BESIDE
+        # whether ControlNets for SDXL with such names read masks alike is unknown
+        reads_mask = requested == INPAINT or (requested is None and named and not config.addition_embed_type)
+        return ControlMaskMode.ALWAYS if reads_mask else None
+    if kind.extra_channels(control):
+        return ControlMaskMode.ALWAYS
+    if kind.reads_masked_latent(control):
+        return ControlMaskMode.BESIDE
     if kind.modes == UNION_MODES and mode == _REPAINT:
-        return HoleTold.MASKED
+        return ControlMaskMode.MASKED
     return None
 
 
-def with_hole(pixels_CHW: Tensor, mask_HW: PixelArray, kind: ControlKind) -> Tensor:
-    """Pixels from 0 to 1 with a hole where the mask is at least half white, as ControlNets of this kind read it."""
-    nothing = _NOTHING if says_hole(kind) else _BLACK
+def with_masked_pixels(pixels_CHW: Tensor, mask_HW: PixelArray, kind: ControlKind) -> Tensor:
+    """Return pixels from 0 to 1 with masked pixels (at least half white) as ControlNets of this kind expect them."""
+    nothing = _NOTHING if is_inpaint_by_request(kind) else _BLACK
     return pixels_CHW.masked_fill(torch.from_numpy(mask_HW >= HALF), nothing)
 
 
 def with_mask(latent_CHW: Tensor, mask_HW: PixelArray, hidden_CHW: Tensor | None = None) -> Tensor:
-    """The latent of an image and behind it, as one more channel, which cells are kept: 1, and 0 where the first pixel
-    of a cell is made anew. The hole is in that image, or in another, the latent of which stands behind that. Source:
+    """Return the latent of an image and, as one more channel, the kept positions: 1, and 0 where the first pixel of a
+    position is masked. If the mask is for another image, the masked latent of that follows. Source:
     `prepare_image_with_mask` of diffusers' pipelines, and its ZImageControlNetInpaintPipeline."""
     cells = latent_CHW.shape[-2], latent_CHW.shape[-1]
     kept = 1 - cell_corners(mask_HW, cells)[None]

@@ -1,7 +1,6 @@
-"""The table of the ControlNets that are built: which models each kind speaks to, how it is told from the others, built
-and called.
+"""The table of ControlNet kinds: the models that each is for, how it is detected, built and called.
 
-A row a kind. Does not know files, nor what is done with what they say (`pool.controlnets.block_samples`).
+One row for each kind. Knows neither files nor what is done with residuals (`pool.controlnets.block_samples`).
 """
 
 from __future__ import annotations
@@ -37,49 +36,49 @@ from modelpool.pool.models.diffusion.image_configs import PATCH
 
 Shapes: TypeAlias = Mapping[str, Shape]
 Convert: TypeAlias = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
-#: (block, samples that were said, blocks of the model) -> the sample that goes behind it
+#: (block, number of residuals, blocks of the model) -> the residual of the block
 Spread: TypeAlias = Callable[[int, int, int], int]
 
-#: floating point numbers that a model may compute in, the best first. Source: as of the models that they speak to
+#: compute dtypes, the best first. Source: those of the models that they are for
 _HALF_FIRST, _BFLOAT16_FIRST = ("float16", "bfloat16", "float32"), ("bfloat16", "float16", "float32")
 _NO_FLOAT16 = ("bfloat16", "float32")
 
 
-def evenly(block: int, said: int, blocks: int) -> int:
-    """Each sample behind so many blocks that all get one, the last behind those that are left. Source: diffusers'
+def evenly(block: int, count: int, blocks: int) -> int:
+    """Each residual for the same number of consecutive blocks, the last one for the rest. Source: diffusers'
     FluxTransformer2DModel and QwenImageTransformer2DModel."""
-    return block // -(-blocks // said)
+    return block // -(-blocks // count)
 
 
-def in_proportion(block: int, said: int, blocks: int) -> int:
-    """The sample that stands as far along as the block. Source: diffusers' SD3Transformer2DModel."""
-    return int(block / (blocks / said))
+def in_proportion(block: int, count: int, blocks: int) -> int:
+    """The residual at the relative position of the block. Source: diffusers' SD3Transformer2DModel."""
+    return int(block / (blocks / count))
 
 
-def in_turn(block: int, said: int, blocks: int) -> int:
-    """All samples, then again from the first. Source: the same for ControlNets of XLabs."""
-    return block % said
+def in_turn(block: int, count: int, blocks: int) -> int:
+    """All residuals in turn, repeatedly. Source: diffusers' FluxTransformer2DModel for ControlNets of XLabs."""
+    return block % count
 
 
 @dataclass(frozen=True, slots=True)
 class ControlKind:
     """One kind of ControlNet.
 
-    title     the models that it speaks to, for people
-    models    these, as `pool.core.sampling_facts.SamplingFacts.model` calls them; "" is plain UNets
+    title     the models that it is for, for display
+    models    these, by `pool.core.sampling_facts.SamplingFacts.model`; "" is UNets
     module    the class
-    signs     keys (without prefix) of which a file of the kind has all, in one of these spellings
+    signs     sets of keys (without prefix); a file of this kind has all keys of one of them
     config    arguments of the class, from the shapes of its parameters
-    convert   for a file with tensors of these shapes, what makes the module's parameters of them
+    convert   returns the converter to the module's parameters for a file with these shapes
     call      one call
-    reads_latent  it reads its image's latent, as the model's VAE makes it; else its pixels
-    hears_prompt  it is told the prompt alone, and what it says is for the other texts too, as diffusers' pipelines do
-    blocks    of what it says, behind which of the model's blocks it goes; empty for what has a place for each
-    spread    how that is spread over them; None goes behind some of them alone, all equally far apart
-    modes     names of the modes of those that have several, by number
-    patch     cells of its rows of patches, whose channels it counts; 1 for one that counts those of latents
-    channels  of latents, where it does not say them
-    borrows   layers of the diffusion model do what it has none of its own for: no call without that
+    reads_latent  it reads the VAE latent of its image, else pixels
+    reads_prompt_only  it reads only the prompt, and its residuals are used for other texts too, as in diffusers'
+    pipelines blocks    blocks of the model for each kind of residual; empty if residuals have fixed places
+    spread    how residuals are spread over the blocks; None: over some of them, evenly spaced
+    modes     names of the modes of a ControlNet with several, by number
+    patch     latent positions per patch in its channel counts; 1 if it counts channels of latents
+    channels  latent channels, if its configuration does not have them
+    borrows   it uses layers of the diffusion model, and cannot be called without it
     """
 
     title: str
@@ -90,7 +89,7 @@ class ControlKind:
     convert: Callable[[Shapes], Convert]
     call: calls.ControlCall
     reads_latent: bool = True
-    hears_prompt: bool = False
+    reads_prompt_only: bool = False
     blocks: Mapping[str, str] = field(default_factory=dict)
     spread: Spread | None = evenly
     dtypes: tuple[str, ...] = _HALF_FIRST
@@ -100,45 +99,44 @@ class ControlKind:
     borrows: bool = False
 
     def latent_channels(self, module: nn.Module) -> int:
-        """Of the noisy latents that it is told."""
+        """Return the channels of the noisy latents that it reads."""
         config: Any = module.config
         return self.channels or int(config.in_channels) // self.patch
 
-    def beside_channels(self, module: nn.Module) -> int:
-        """Of what it is told beside the latent of its image, as many as its `patch` for a mask; 0 where it has no
-        place for that."""
+    def extra_channels(self, module: nn.Module) -> int:
+        """Return the input channels other than the latent of its image: `patch` of them for a mask, 0 without one."""
         config: Any = module.config
         return int(config.get("extra_conditioning_channels", 0) or config.get("extra_condition_channels", 0))
 
-    def is_told_beside(self, module: nn.Module) -> bool:
-        """It may be told, beside its own image, of another with a hole and of a mask. Source: diffusers'
+    def reads_masked_latent(self, module: nn.Module) -> bool:
+        """Whether it can read the masked latent of another image, and a mask. Source: diffusers'
         ZImageControlNetInpaintPipeline."""
         config: Any = module.config
         return self.module is ZImageControlNetModel and config.control_in_dim == 2 * self.latent_channels(module) + 1
 
     def image_channels(self, module: nn.Module, has_hole: bool = False) -> int:
-        """Of the latent that it reads as its image, with what it is told of a hole in one."""
-        beside = self.latent_channels(module) + 1 if has_hole and self.is_told_beside(module) else 0
-        return self.latent_channels(module) + self.beside_channels(module) // self.patch + beside
+        """Return the channels of its control image's latent, including those for an inpaint mask."""
+        others = self.latent_channels(module) + 1 if has_hole and self.reads_masked_latent(module) else 0
+        return self.latent_channels(module) + self.extra_channels(module) // self.patch + others
 
     def mode_count(self, module: nn.Module) -> int | None:
-        """How many modes it has; None for one alone, of which it is not told."""
+        """Return its number of modes; None for a ControlNet without a mode input."""
         config: Any = module.config
         count: int | None = config.get("num_mode") or config.get("num_control_type")
         return count
 
     def reads_rows(self, module: nn.Module) -> bool:
-        """It has no layer that makes rows of patches of a latent: the diffusion model's makes them."""
+        """Whether it has no patch embedding: it reads the diffusion model's."""
         config: Any = module.config
         return self.module is SD3ControlNetModel and not config.use_pos_embed
 
     def reads_unshifted(self, module: nn.Module) -> bool:
-        """It was trained with latents that nothing is taken away from before they are scaled. Source: diffusers'
-        StableDiffusion3ControlNetPipeline; its StableDiffusion3ControlNetInpaintingPipeline for those that fill
-        holes, which were not."""
+        """Whether it was trained with latents that are scaled without subtracting the shift. Source: diffusers'
+        StableDiffusion3ControlNetPipeline; inpainting ControlNets were not, by its
+        StableDiffusion3ControlNetInpaintingPipeline."""
         config: Any = module.config
         is_unshifted = self.module is SD3ControlNetModel and bool(config.force_zeros_for_pooled_projection)
-        return is_unshifted and not self.beside_channels(module)
+        return is_unshifted and not self.extra_channels(module)
 
 
 def _as_it_is(shapes: Shapes) -> Convert:
@@ -153,30 +151,30 @@ def _sd3_names(shapes: Shapes) -> Convert:
     return sd35_to_diffusers if "transformer_blocks.0.attn.qkv.weight" in shapes else _as_it_is(shapes)
 
 
-_SPEAKS = "controlnet_blocks.0.weight"
+_CONTROL_BLOCKS = "controlnet_blocks.0.weight"
 _FLUX_BLOCKS = {calls.DOUBLE: "transformer_blocks", calls.SINGLE: "single_transformer_blocks"}
 _FLUX = frozenset({"flux_dev", "flux_schnell"})
 #: Source: the card of InstantX/FLUX.1-dev-Controlnet-Union
 FLUX_MODES = ("canny", "tile", "depth", "blur", "pose", "gray", "low_quality")
 
-#: Source: the card of xinsir/controlnet-union-sdxl-1.0; the last two are those of its "promax" alone
+#: Source: the card of xinsir/controlnet-union-sdxl-1.0; only its "promax" version has the last two
 UNION_MODES = ("pose", "depth", "scribble", "canny", "normal", "segment", "tile", "repaint")
 
-#: the first that fits counts
+#: the first match counts
 KINDS: tuple[ControlKind, ...] = (
     ControlKind(
         title="Flux, of XLabs",
         models=_FLUX,
         module=FluxControlNetModel,
         signs=(
-            frozenset({_SPEAKS, "input_hint_block.0.weight", "double_blocks.0.img_attn.qkv.weight"}),
-            frozenset({_SPEAKS, "input_hint_block.conv_in.weight", "context_embedder.weight"}),
+            frozenset({_CONTROL_BLOCKS, "input_hint_block.0.weight", "double_blocks.0.img_attn.qkv.weight"}),
+            frozenset({_CONTROL_BLOCKS, "input_hint_block.conv_in.weight", "context_embedder.weight"}),
         ),
         config=flux_control_config,
         convert=_flux_names,
         call=calls.call_flux_control,
         reads_latent=False,
-        hears_prompt=True,
+        reads_prompt_only=True,
         blocks=_FLUX_BLOCKS,
         spread=in_turn,
         dtypes=_BFLOAT16_FIRST,
@@ -186,11 +184,15 @@ KINDS: tuple[ControlKind, ...] = (
         title="Flux",
         models=_FLUX,
         module=FluxControlNetModel,
-        signs=(frozenset({_SPEAKS, "controlnet_x_embedder.weight", "x_embedder.weight", "context_embedder.weight"}),),
+        signs=(
+            frozenset(
+                {_CONTROL_BLOCKS, "controlnet_x_embedder.weight", "x_embedder.weight", "context_embedder.weight"}
+            ),
+        ),
         config=flux_control_config,
         convert=_as_it_is,
         call=calls.call_flux_control,
-        hears_prompt=True,
+        reads_prompt_only=True,
         blocks=_FLUX_BLOCKS,
         dtypes=_BFLOAT16_FIRST,
         modes=FLUX_MODES,
@@ -200,7 +202,7 @@ KINDS: tuple[ControlKind, ...] = (
         title="Stable Diffusion 3",
         models=frozenset({"sd3", "sd35_medium", "sd35_large"}),
         module=SD3ControlNetModel,
-        signs=(frozenset({_SPEAKS, "pos_embed_input.proj.weight"}),),
+        signs=(frozenset({_CONTROL_BLOCKS, "pos_embed_input.proj.weight"}),),
         config=sd3_control_config,
         convert=_sd3_names,
         call=calls.call_sd3_control,
@@ -211,11 +213,11 @@ KINDS: tuple[ControlKind, ...] = (
         title="Qwen-Image",
         models=frozenset({"qwen_image"}),
         module=QwenImageControlNetModel,
-        signs=(frozenset({_SPEAKS, "controlnet_x_embedder.weight", "img_in.weight", "txt_in.weight"}),),
+        signs=(frozenset({_CONTROL_BLOCKS, "controlnet_x_embedder.weight", "img_in.weight", "txt_in.weight"}),),
         config=qwen_image_control_config,
         convert=_as_it_is,
         call=calls.call_qwen_image_control,
-        hears_prompt=True,
+        reads_prompt_only=True,
         blocks={calls.DOUBLE: "transformer_blocks"},
         dtypes=_NO_FLOAT16,
         patch=PATCH,
@@ -224,7 +226,7 @@ KINDS: tuple[ControlKind, ...] = (
         title="HunyuanDiT",
         models=frozenset({"hunyuan_dit", "hunyuan_dit_1"}),
         module=HunyuanDiT2DControlNetModel,
-        signs=(frozenset({_SPEAKS, "input_block.weight", "text_embedding_padding"}),),
+        signs=(frozenset({_CONTROL_BLOCKS, "input_block.weight", "text_embedding_padding"}),),
         config=hunyuan_dit_control_config,
         convert=_as_it_is,
         call=calls.call_hunyuan_dit_control,
@@ -244,7 +246,7 @@ KINDS: tuple[ControlKind, ...] = (
         borrows=True,
     ),
     ControlKind(
-        title="Stable Diffusion XL, of several modes",
+        title="Stable Diffusion XL, with several modes",
         models=frozenset({""}),
         module=ControlNetUnionModel,
         signs=(frozenset({"controlnet_cond_embedding.conv_in.weight", "task_embedding", "spatial_ch_projs.weight"}),),
@@ -268,15 +270,15 @@ KINDS: tuple[ControlKind, ...] = (
 
 
 def kind_among(keys: Collection[str]) -> ControlKind | None:
-    """The kind of ControlNet that a file with these keys (without prefix) is; None where it is none."""
+    """Return the kind of ControlNet of a file with these keys (without prefix); None if it is none."""
     known = set(keys)
     return next((kind for kind in KINDS if any(signs <= known for signs in kind.signs)), None)
 
 
 def kind_of(module: nn.Module) -> ControlKind:
-    """The kind of a ControlNet that is built; another module is our mistake."""
+    """Return the kind of a built ControlNet; another module is a bug."""
     kinds = [kind for kind in KINDS if isinstance(module, kind.module)]
-    if len(kinds) > 1:  # one has convolutions over pixels
+    if len(kinds) > 1:  # one of them has convolutions over pixels
         reads_latent = getattr(module, "input_hint_block", None) is None
         kinds = [kind for kind in kinds if kind.reads_latent == reads_latent]
     (found,) = kinds

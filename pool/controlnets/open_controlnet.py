@@ -1,7 +1,7 @@
-"""`OpenControlNet`: a ControlNet's file, mapped and built, with its sizes, as `pool.loading.open_model` has a
-checkpoint's.
+"""`OpenControlNet`: a ControlNet file, mapped and built, with its sizes, like `pool.loading.open_model` for
+checkpoints.
 
-What the engine runs and what the catalog describes come from here. Nothing is read until it is used.
+Used by the engine and the catalog. Weights are read only when they are used.
 """
 
 from __future__ import annotations
@@ -14,94 +14,93 @@ from typing import Any
 from torch import nn
 
 from modelpool.pool.controlnets.build import plan_controlnet
-from modelpool.pool.controlnets.controlnet_bytes import usual_call
-from modelpool.pool.controlnets.file_place import is_named, said_beside
+from modelpool.pool.controlnets.controlnet_bytes import typical_call
+from modelpool.pool.controlnets.file_place import is_named, settings_beside
 from modelpool.pool.controlnets.fits import check_fits, mode_of
-from modelpool.pool.controlnets.inpainting import INPAINT, hole_told
+from modelpool.pool.controlnets.inpainting import INPAINT, mask_form
 from modelpool.pool.controlnets.other_names import EDGES, IMAGE_KIND
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
-from modelpool.pool.core.stage_params import ControlRef, HoleTold, control_key
+from modelpool.pool.core.stage_params import ControlMaskMode, ControlRef, control_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.loading.open_model import OpenModel, form_of
 from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.patcher.weight_bytes import component_spec, component_use, own_weights
+from modelpool.pool.patcher.weight_bytes import component_spec, component_use, module_weights
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, Role
 
-#: of layers that some files have and do not use
+#: a key of layers that some files contain but do not use
 _UNTRAINED = "control_noise_refiner.0.before_proj.bias"
 
 
 class OpenControlNet:
-    """One ControlNet."""
+    """One open ControlNet."""
 
     def __init__(self, ref: ControlRef, device: str | DeviceCapabilities) -> None:
-        """Map the file and build the module. `device` is as of `OpenModel`. Raises CorruptFile or
+        """Map the file and build the module. `device` is as in `OpenModel`. Raises CorruptFile or
         UnknownArchitecture."""
         self.ref = ref
-        mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # whoever made the reference has allowed it
+        mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # was allowed when the reference was created
         try:
             plan = plan_controlnet(_used(mapped), dict(ref.said))
             self.module: Any = plan.build(mapped.tensors())
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
-        #: what it is, and how it is called
+        #: its kind, and how it is called
         self.kind = plan.kind
         self._config = plan.config
-        self._reads_edges = _says_edges(ref.path, mapped) if self.kind.reads_rows(self.module) else False
+        self._reads_edges = _reads_edges_by_file(ref.path, mapped) if self.kind.reads_rows(self.module) else False
         self.key = control_key(ref)
-        self.weights = tuple(own_weights(self.module))
+        self.weights = tuple(module_weights(self.module))
         self.form = form_of(Role.CONTROLNET, self.weights, capabilities_of(device), self.kind.dtypes)
 
     def spec(self) -> ComponentSpec:
-        """Its sizes."""
+        """Return its sizes."""
         return component_spec(self.key, Role.CONTROLNET, self.weights, self.form)
 
     def use(self, passes: int = 1) -> ComponentUse:
-        """What a run needs of it."""
+        """Return what a run needs of it."""
         return component_use(self.key, self.weights, self.form, PatchSet(), passes)
 
-    def usual_call(self) -> Callable[[nn.Module], object]:
-        """One call of a usual size, with inputs on the meta device, for dry runs."""
-        return usual_call(self.module, self.form.compute_dtype)
+    def typical_call(self) -> Callable[[nn.Module], object]:
+        """Return one call of typical size, with inputs on the meta device, for dry runs."""
+        return typical_call(self.module, self.form.compute_dtype)
 
-    def mode_of(self, said: str | int | None) -> int | None:
-        """The number of the mode that a request means. Raises UnusableField for one that it does not have."""
-        return mode_of(self.ref.name, self.kind, self.module, said)
+    def mode_of(self, requested: str | int | None) -> int | None:
+        """Return the number of the requested mode. Raises UnusableField for a mode that it does not have."""
+        return mode_of(self.ref.name, self.kind, self.module, requested)
 
-    def said_at(self, path: Path) -> tuple[tuple[str, bool], ...]:
-        """`ControlRef.said` of its copy at `path`, where nothing is said of it itself. Raises CorruptFile."""
-        return said_beside(path, self._config)
+    def settings_at(self, path: Path) -> tuple[tuple[str, bool], ...]:
+        """Return `ControlRef.said` of its copy at `path`. Raises CorruptFile."""
+        return settings_beside(path, self._config)
 
     def reads_bright_at(self, path: Path) -> bool:
-        """Whether its copy at `path` reads the latent of an image as `pool.core.stage_params.EncodeImageWork.bright`
-        has it: its
-        file says it, or its name."""
+        """Whether its copy at `path` reads the latent of an image with
+        `pool.core.stage_params.EncodeImageParams.bright`: its file says so, or its name."""
         return is_named(path, "canny") if self._reads_edges is None else self._reads_edges
 
-    def hole_at(self, path: Path, said: str | int | None) -> HoleTold | None:
-        """How its copy at `path` can be told of a hole, in the mode that a request calls `said`. Raises UnusableField
-        for one that it does not have."""
-        return hole_told(self.kind, self.module, self.mode_of(said), said, is_named(path, INPAINT))
+    def mask_form_at(self, path: Path, requested: str | int | None) -> ControlMaskMode | None:
+        """Return how its copy at `path` reads a mask in the requested mode. Raises UnusableField for a mode that it
+        does not have."""
+        return mask_form(self.kind, self.module, self.mode_of(requested), requested, is_named(path, INPAINT))
 
     def check_fits(self, model: OpenModel) -> None:
-        """Raise UnusableField unless it was made for diffusion models like that of `model`."""
+        """Raise UnusableField unless it is for diffusion models like that of `model`."""
         check_fits(self.ref.name, self.kind, self.module, model)
 
 
 def _used(mapped: MappedFile) -> dict[str, Shape]:
-    """The tensors of a file that its ControlNet is made of. Those of Z-Image of version 2.0 have layers that were never
-    trained, whose first is zeros. Source: `infer_diffusers_model_type` of diffusers."""
+    """Return the tensors of a file that its ControlNet uses. Z-Image's of version 2.0 contain untrained layers, the
+    first of which is all zeros. Source: `infer_diffusers_model_type` of diffusers."""
     shapes = {key: tuple(shape) for key, shape in mapped.header.shapes.items()}
     if _UNTRAINED not in shapes or mapped.tensors()[_UNTRAINED].any():
         return shapes
     return {key: shape for key, shape in shapes.items() if not key.startswith(_UNTRAINED.split(".")[0])}
 
 
-def _says_edges(path: str, mapped: MappedFile) -> bool | None:
-    """Whether it reads edges, where several of one layout read different images; None where its file does not say it.
-    Raises CorruptFile for one that says no number."""
+def _reads_edges_by_file(path: str, mapped: MappedFile) -> bool | None:
+    """Whether it reads edges, for layouts shared by ControlNets for several kinds of images; None if its file does not
+    say so. Raises CorruptFile for an invalid number."""
     if IMAGE_KIND not in mapped.header.shapes:
         return None
     kinds = mapped.tensors()[IMAGE_KIND].flatten()

@@ -1,8 +1,7 @@
-"""From the published names of ControlNets to those of diffusers' modules, where they differ and diffusers has no
-converter.
+"""Renames the keys of published ControlNets to those of diffusers' modules, where diffusers has no converter.
 
-Each function is what `pool.keymaps.key_map.discover` watches: it renames and cuts, and nothing else. Keys are
-without prefix. Source of the names: the files of XLabs-AI/flux-controlnet-collections and of
+`pool.keymaps.key_map.discover` traces each function: it only renames and splits tensors. Keys are without prefix.
+Source of the names: the files of XLabs-AI/flux-controlnet-collections and of
 stabilityai/stable-diffusion-3.5-controlnets.
 """
 
@@ -14,20 +13,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-#: a number in files of Stability that says which images a ControlNet reads, and that of edges
+#: key of the number in Stability's files that tells the kind of control image, and its value for edges
 IMAGE_KIND, EDGES = "control_type", 1
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """How the tensors of a kind of file are called: patterns and what stands in their place; and of tensors that hold
-    queries, keys and values, the names of the three."""
+    """The names of the tensors of a file layout: patterns with their replacements; and for fused query, key and value
+    tensors, the names of the three."""
 
     renamed: tuple[tuple[str, str], ...]
     cut: Mapping[str, tuple[str, str, str]]
 
     def converted(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`tensors` as diffusers has them."""
+        """Return `tensors` with diffusers' names."""
         found: dict[str, Tensor] = {}
         for key, tensor in tensors.items():
             whole = next((part for part in self.cut if part in key), None)
@@ -69,7 +68,7 @@ _XLABS = _Names(
         (r"\.txt_mlp\.2\.", ".ff_context.net.2."),
         (r"^input_hint_block\.0\.", "input_hint_block.conv_in."),
         (r"^input_hint_block\.14\.", "input_hint_block.conv_out."),
-        # between its convolutions are places without tensors
+        # the numbers between its convolutions have no tensors
         *((rf"^input_hint_block\.{2 * place + 2}\.", f"input_hint_block.blocks.{place}.") for place in range(6)),
     ),
     cut={
@@ -89,10 +88,10 @@ _SD35 = _Names(
 
 
 def xlabs_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A ControlNet of Flux with the names of Flux's authors, which has blocks of two streams alone."""
+    """Convert a ControlNet of Flux with Black Forest Labs' names, which has double-stream blocks only."""
     return _XLABS.converted(tensors)
 
 
 def sd35_to_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A ControlNet of Stable Diffusion 3.5 large as its authors have it in one file."""
+    """Convert a ControlNet of Stable Diffusion 3.5 large from its single-file layout."""
     return _SD35.converted({key: tensor for key, tensor in tensors.items() if key != IMAGE_KIND})

@@ -1,7 +1,7 @@
-"""The arguments of diffusers' ControlNets of transformers, from the shapes of their parameters alone. Torch-free;
-builds nothing.
+"""Arguments of diffusers' ControlNets of transformers, from the shapes of their parameters. Torch-free; builds nothing.
 
-What no shape tells is as of the transformers that they are cut out of (`pool.models.diffusion.image_configs`).
+Arguments that shapes do not determine are those of the transformers that they are copied from
+(`pool.models.diffusion.image_configs`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,22 @@ from modelpool.pool.models.diffusion.image_configs import HUNYUAN_DIT_TOKENS, PA
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]
 
-#: channels of the latents of models with patches of 2x2 cells, where the embedding of those is the model's own. Source:
-#: the configuration of stabilityai/stable-diffusion-3.5-large
+#: latent channels of models with 2x2 patches whose patch embedding is the model's. Source: the configuration of
+#: stabilityai/stable-diffusion-3.5-large
 SD3_CHANNELS = 16
-#: of Z-Image: layers, and those before them that see the latent alone. Source: Tongyi-MAI/Z-Image-Turbo
+#: Z-Image: layers, and refiner layers before them that read only the latent. Source: Tongyi-MAI/Z-Image-Turbo
 Z_IMAGE_LAYERS, Z_IMAGE_REFINERS = 30, 2
-#: along a side of the patches that the last convolution over pixels leaves. Source: XLabs-AI/flux-controlnet-canny
+#: patch size after the last convolution over pixels. Source: XLabs-AI/flux-controlnet-canny
 HINT_PATCH = 2
 
 
 def flux_control_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.FluxControlNetModel` with parameters of `shapes`. Raises UnknownArchitecture naming
-    one that such a model has and this one has not, and one that has channels which the class has no place for: such are
-    told a hole beside their image."""
+    """Return the arguments of `diffusers.FluxControlNetModel` with parameters of `shapes`. Raises UnknownArchitecture
+    naming a missing parameter, and for channels that the class does not support (inpainting ControlNets)."""
     latent, image = (_shape(shapes, f"{name}x_embedder.weight", 2)[1] for name in ("", "controlnet_"))
     if image != latent:
         found = f"controlnet_x_embedder.weight: found {image} channels, expected {latent}"
-        raise UnknownArchitecture(
-            f"ControlNet: {found}: diffusers has none for Flux that is told a hole beside its image"
-        )
+        raise UnknownArchitecture(f"ControlNet: {found}: diffusers does not support inpainting ControlNets for Flux")
     head, hidden = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)[0], _hidden(shapes, "x_embedder")
     modes = shapes.get("controlnet_mode_embedder.weight")
     hint = shapes.get("input_hint_block.conv_out.weight")
@@ -55,17 +52,17 @@ def flux_control_config(shapes: Shapes) -> Config:
 
 
 def sd3_control_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.SD3ControlNetModel`, as `flux_control_config`.
+    """Return the arguments of `diffusers.SD3ControlNetModel`; as `flux_control_config`.
 
-    No shape tells whether it was trained with a pooled text and with latents as the model has them. Those that embed
-    patches and texts themselves were not, those of SD3.5 large that do neither were. Source:
+    No shape tells whether it was trained with a pooled text and with shifted latents. ControlNets that embed patches
+    and texts themselves were not; those of SD3.5 large, which embed neither, were. Source:
     InstantX/SD3-Controlnet-Canny and stabilityai/stable-diffusion-3.5-large-controlnet-canny.
     """
     image = _shape(shapes, "pos_embed_input.proj.weight", 4)
     hidden, patch, text = image[0], image[2], shapes.get("context_embedder.weight")
     norm, table = shapes.get("transformer_blocks.0.attn.norm_q.weight"), shapes.get("pos_embed.pos_embed")
-    own = shapes.get("pos_embed.proj.weight")
-    channels = SD3_CHANNELS if own is None else own[1]
+    embedding = shapes.get("pos_embed.proj.weight")
+    channels = SD3_CHANNELS if embedding is None else embedding[1]
     layers = ShapeReader(shapes).numbers("transformer_blocks.")
     return {
         "patch_size": patch,
@@ -76,17 +73,17 @@ def sd3_control_config(shapes: Shapes) -> Config:
         "caption_projection_dim": hidden,
         "pooled_projection_dim": _pooled(shapes),
         "pos_embed_max_size": None if table is None else math.isqrt(table[1]),
-        "pos_embed_type": None if own is None else "sincos",
+        "pos_embed_type": None if embedding is None else "sincos",
         "extra_conditioning_channels": image[1] - channels,
         "dual_attention_layers": tuple(n for n in layers if f"transformer_blocks.{n}.attn2.to_q.weight" in shapes),
         "qk_norm": "rms_norm" if norm else None,
-        "use_pos_embed": own is not None,
+        "use_pos_embed": embedding is not None,
         "force_zeros_for_pooled_projection": text is not None,
     }
 
 
 def qwen_image_control_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.QwenImageControlNetModel`, as `flux_control_config`."""
+    """Return the arguments of `diffusers.QwenImageControlNetModel`; as `flux_control_config`."""
     head, hidden = _shape(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)[0], _hidden(shapes, "img_in")
     channels = _shape(shapes, "img_in.weight", 2)[1]
     return {
@@ -100,15 +97,15 @@ def qwen_image_control_config(shapes: Shapes) -> Config:
 
 
 def z_image_control_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.ZImageControlNetModel`, as `flux_control_config`. Those of version 2.0 refine with
-    the layers that speak, and what they have for that besides is left out of `shapes`
+    """Return the arguments of `diffusers.ZImageControlNetModel`; as `flux_control_config`. In version 2.0, the control
+    layers also refine; the unused refiner layers of such files are removed from `shapes` before
     (`pool.controlnets.open_controlnet`)."""
     embedding, reader = _shape(shapes, "control_all_x_embedder.2-1.weight", 2), ShapeReader(shapes)
     head = _shape(shapes, "control_layers.0.attention.norm_q.weight", 1)[0]
     layers, refiners = len(reader.numbers("control_layers.")), len(reader.numbers("control_noise_refiner."))
     apart = Z_IMAGE_LAYERS // layers if 0 < layers <= Z_IMAGE_LAYERS else 1
     if not head or embedding[0] % head:
-        raise UnknownArchitecture(f"ControlNet: found heads {head} wide, expected some that {embedding[0]} is made of")
+        raise UnknownArchitecture(f"ControlNet: found head width {head}, expected a divisor of {embedding[0]}")
     refines = "control_noise_refiner" if "control_noise_refiner.0.after_proj.weight" in shapes else None
     return {
         "control_layers_places": [place * apart for place in range(layers)],
@@ -123,8 +120,8 @@ def z_image_control_config(shapes: Shapes) -> Config:
 
 
 def hunyuan_dit_control_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.HunyuanDiT2DControlNetModel`, as `flux_control_config`. It has the first half of the
-    model's blocks but one."""
+    """Return the arguments of `diffusers.HunyuanDiT2DControlNetModel`; as `flux_control_config`. It has the first half
+    of the model's blocks minus one."""
     patches, norm = _shape(shapes, "pos_embed.proj.weight", 4), _shape(shapes, "blocks.0.attn1.norm_q.weight", 1)
     hidden, head, text = patches[0], norm[0], _shape(shapes, "text_embedding_padding", 2)
     return {
@@ -146,7 +143,7 @@ def hunyuan_dit_control_config(shapes: Shapes) -> Config:
 
 def _blocks(shapes: Shapes, head: int, hidden: int) -> Config:
     if not head or hidden % head:
-        raise UnknownArchitecture(f"ControlNet: found heads {head} wide, expected some that {hidden} is a multiple of")
+        raise UnknownArchitecture(f"ControlNet: found head width {head}, expected a divisor of {hidden}")
     return {
         "num_layers": len(ShapeReader(shapes).numbers("transformer_blocks.")),
         "attention_head_dim": head,
@@ -165,5 +162,6 @@ def _pooled(shapes: Shapes) -> int:
 def _shape(shapes: Shapes, key: str, dimensions: int) -> Shape:
     if len(shapes.get(key, ())) != dimensions:
         found = f"shape {shapes[key]}" if key in shapes else "no such tensor"
-        raise UnknownArchitecture(f"ControlNet: {key}: found {found}, expected one of {dimensions} dimensions")
+        expected = f"expected a tensor with {dimensions} dimensions"
+        raise UnknownArchitecture(f"ControlNet: {key}: found {found}, {expected}")
     return shapes[key]

@@ -1,6 +1,6 @@
-"""Numbers and texts that people hand to functions, checked where they come in.
+"""Checks numbers and texts that users pass to functions.
 
-Torch-free. What comes in as a whole request is checked by pydantic instead (`actors.request.strict`).
+Torch-free. Requests are checked by pydantic instead (`actors.request.strict`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from modelpool.pool.core.errors import UnusableField, parse_bytes, unusable_fiel
 
 
 def whole_number(field: str, found: Any, expected: str, least: int = 0, most: float = math.inf) -> int:
-    """`found` as a plain int from `least` to `most`. numpy's whole numbers are such; floats, texts and bools are not.
+    """Return `found` as an int from `least` to `most`. Accepts numpy integers; rejects floats, texts and bools.
 
-    Raises UnusableField, which names `field`, says that `expected` was expected.
+    Raises UnusableField naming `field` and `expected`.
     """
     number = None
     if not isinstance(found, bool):
@@ -29,7 +29,7 @@ def whole_number(field: str, found: Any, expected: str, least: int = 0, most: fl
 
 
 def real_number(field: str, found: Any, expected: str, least: float = -math.inf, most: float = math.inf) -> float:
-    """`found` as a finite float from `least` to `most`; no text and no bool. Raises UnusableField."""
+    """Return `found` as a finite float from `least` to `most`; rejects texts and bools. Raises UnusableField."""
     number = math.nan
     if not isinstance(found, bool) and isinstance(found, Real):
         with suppress(OverflowError):  # a whole number may be too large for a float
@@ -40,7 +40,7 @@ def real_number(field: str, found: Any, expected: str, least: float = -math.inf,
 
 
 def size_in_bytes(field: str, found: Any, least: int = 0) -> int:
-    """`found` as bytes: a whole number from `least`, or a text such as '512MiB'. Raises UnusableField."""
+    """Return `found` in bytes: an integer from `least`, or a text such as '512MiB'. Raises UnusableField."""
     expected = f"a whole number of bytes, {least} or more, or a text such as '512MiB'"
     if not isinstance(found, str):
         return whole_number(field, found, expected, least)
@@ -50,8 +50,8 @@ def size_in_bytes(field: str, found: Any, least: int = 0) -> int:
         raise unusable_field(field, found, expected) from None
 
 
-def given_text(field: str, found: Any, expected: str) -> str:
-    """`found`, which must be a text. Raises UnusableField."""
+def checked_text(field: str, found: Any, expected: str) -> str:
+    """Return `found`, which must be a text. Raises UnusableField."""
     if not isinstance(found, str):
         raise unusable_field(field, found, expected)
     return found

@@ -1,4 +1,4 @@
-"""Value types of a model made of separate files. Torch-free."""
+"""Value types of a model assembled from separate files. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import TypeAlias
 
 from modelpool.pool.core.errors import CorruptFile
 
-#: more text encoders than any family reads
+#: maximum number of text encoders; more than any family reads
 MOST_TEXT_ENCODERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """The files of one model. Paths are absolute; "" is a file that is not given.
+    """The files of one model. Paths are absolute; "" means no file.
 
-    path             what the whole is called: the description, or a name for what a configuration says
-    checkpoint       a whole checkpoint, whose components are used where no other file is given
-    diffusion_model  the file to take the diffusion model of
-    vae              the file to take the VAE of
-    text_encoders    files to take text encoders of; which each of them is, it says itself
-    vision_encoder   the file to take the vision encoder of, for models that see an image
-    low_noise        the file to take a second diffusion model of, which makes the steps of low noise: the published
-                     models of 14B of Wan 2.2 are two
+    path             name of the model: the description file, or a name for a configuration
+    checkpoint       a complete checkpoint, whose components are used unless another file is set
+    diffusion_model  file of the diffusion model
+    vae              file of the VAE
+    text_encoders    files of text encoders; the kind of each is detected
+    vision_encoder   file of the vision encoder, for models that read images
+    low_noise        file of the low-noise expert; the published 14B models of Wan 2.2 have two experts
     """
 
     path: str
@@ -44,17 +43,17 @@ class Assembly:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Every file, each once: the checkpoint first, then the diffusion models, the VAE and the encoders."""
+        """Every file once: the checkpoint, the diffusion models, the VAE, the encoders."""
         return tuple(dict.fromkeys(file for _, file in self.parts))
 
     @property
     def parts(self) -> tuple[tuple[str, str], ...]:
-        """What each file is for (a key of a description), and the file."""
+        """Pairs of a key of the description and its file."""
         models = (("diffusion_model", self.diffusion_model), ("low_noise", self.low_noise))
         single = (("checkpoint", self.checkpoint), *models, ("vae", self.vae), ("vision_encoder", self.vision_encoder))
         every = (*single, *(("text_encoders", file) for file in self.text_encoders))
         return tuple((key, file) for key, file in every if file)
 
 
-#: where weights are: the path of a file, of an index or of a folder, or files that make a model together
+#: source of weights: the path of a file, an index or a folder, or an assembly of files
 Source: TypeAlias = str | os.PathLike[str] | Assembly

@@ -1,4 +1,4 @@
-"""`Choice`: something that was decided, with the reason in words. Torch-free."""
+"""`Decision`: a chosen value with the reason in words. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[T]):
-    """What was chosen, and why this and nothing else: the rest of a sentence that begins with "because"."""
+class Decision(Generic[T]):
+    """A chosen value and its reason: the rest of a sentence that begins with "because"."""
 
     value: T
     reason: str

@@ -1,7 +1,7 @@
-"""What a person can get wrong, as `ValueError`s that say what was found and what was expected.
+"""Errors that users can cause, as `ValueError`s that state what was found and what was expected.
 
-Torch-free. Every class takes one message, so that it travels between processes unchanged; the functions below build the
-messages. What goes wrong on a GPU while a task runs is not here: that is a `pool.specs.spec.RunError` value.
+Torch-free. Every class takes one message, so that it is pickled unchanged; the functions below build the messages.
+Errors on a GPU during a task are `pool.specs.spec.RunError` values instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ KIB = 1 << 10
 
 
 class UserError(ValueError):
-    """Something that a person handed in is wrong. The message names the field or file and what was expected."""
+    """Invalid user input. The message names the field or file and what was expected."""
 
 
 class UnknownName(UserError):
@@ -23,19 +23,19 @@ class UnknownName(UserError):
 
 
 class AmbiguousName(UserError):
-    """A name that several files have. The message lists them, and how to say which."""
+    """A name that several files have. The message lists them and how to select one."""
 
 
 class UnusableField(UserError):
-    """A field with a value outside what is allowed."""
+    """A field with a value outside of the allowed range."""
 
 
 class CorruptFile(UserError):
-    """A weights file that is truncated, over-long, overlapping, non-finite or not what its name says."""
+    """A weights file that is truncated, too long, overlapping, non-finite or not of the type that its name claims."""
 
 
 class UnsafeFile(CorruptFile):
-    """A weights file that could run code, or leads out of its folder, and that nobody allowed."""
+    """A weights file that could run code or points outside of its folder, without permission."""
 
 
 class UnknownArchitecture(UserError):
@@ -43,11 +43,11 @@ class UnknownArchitecture(UserError):
 
 
 class MissingParts(UnknownArchitecture):
-    """Separate files that do not make a model: something is missing, or does not belong to it."""
+    """Separate files that do not form a model: a part is missing, or does not belong to it."""
 
 
 class AdapterMismatch(UserError):
-    """A LoRA whose keys do not belong to the model that it was asked for."""
+    """A LoRA whose keys do not match the model."""
 
 
 class PatchFailed(UserError):
@@ -55,15 +55,16 @@ class PatchFailed(UserError):
 
 
 class BadQuantization(UserError):
-    """Quantized weights that are not stored as their format says, or a format that cannot do what was asked."""
+    """Quantized weights that are not stored as their format specifies, or a format that does not support the
+    operation."""
 
 
 class DoesNotFit(UserError):
-    """A run that cannot be done within a memory budget, however much is streamed."""
+    """A run that exceeds the memory budget even when fully streamed."""
 
 
 class ModelClosed(UserError):
-    """A model that was opened for explicit control, closed, and used again."""
+    """A model of explicit control that was used after it was closed."""
 
 
 class OutputFailed(UserError):
@@ -71,7 +72,7 @@ class OutputFailed(UserError):
 
 
 class FilesWouldBeLost(OutputFailed):
-    """A folder that may be written over, but holds what nothing would take the place of. The message names it."""
+    """A folder that may be overwritten, but contains a file that would not be replaced. The message names it."""
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
@@ -90,7 +91,7 @@ def unusable_field(field: str, found: object, expected: str) -> UnusableField:
 
 
 def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -> DoesNotFit:
-    """A `DoesNotFit` with both numbers in the units people use; in bytes where those would not tell them apart."""
+    """A `DoesNotFit` with both sizes in readable units; in bytes if the rounded values are equal."""
     needed, budget = format_bytes(needed_bytes), format_bytes(budget_bytes)
     if needed == budget:
         needed, budget = f"{needed_bytes} B", f"{budget_bytes} B"
@@ -98,8 +99,8 @@ def does_not_fit(what: str, needed_bytes: int, budget_bytes: int, detail: str) -
 
 
 def format_bytes(count: int) -> str:
-    """`count` bytes for a human reader: '512 B', '3.2 KiB', '64.0 MiB', '24.0 GiB'. Rounded up in the last digit,
-    so that a budget set to the printed figure is never below the true one."""
+    """Return `count` bytes as text: '512 B', '3.2 KiB', '64.0 MiB', '24.0 GiB'. Rounded up in the last digit, so that a
+    budget set to the printed value is never below the true one."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= unit:
             tenths = -(-count * 10 // unit)

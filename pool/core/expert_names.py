@@ -1,15 +1,15 @@
-"""The two diffusion models of a pair, one for much noise and one for little, as people call them. Torch-free."""
+"""Names of the two experts of a model, high-noise and low-noise. Torch-free."""
 
 from __future__ import annotations
 
 import os
 
-#: the two, as LoRAs name the one that they are for
-HALVES = HIGH, LOW = "high", "low"
+#: as LoRAs name their expert
+EXPERTS = HIGH, LOW = "high", "low"
 
 
-def half_named(name: str) -> str:
-    """Which of the two the name of a file speaks of; "" where it speaks of none, or of both."""
+def expert_named(name: str) -> str:
+    """Return the expert that a file name mentions; "" if it mentions none or both."""
     words = os.path.basename(name).lower().replace("-", "").replace("_", "").replace(" ", "")
-    said = [half for half in HALVES if f"{half}noise" in words]
-    return said[0] if len(said) == 1 else ""
+    named = [half for half in EXPERTS if f"{half}noise" in words]
+    return named[0] if len(named) == 1 else ""

@@ -1,7 +1,6 @@
-"""`Interrupt`: stops the run that is under way, once, from any thread.
+"""`Interrupt`: stops the current run, once, from any thread.
 
-What a run asks at each layer and step is a flag of its own, made when it begins; so a request is never left over for
-the next one. Knows no run; torch-free.
+Each run has its own flag, created when it starts, so a request never carries over to the next run. Torch-free.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from contextlib import contextmanager
 
 
 class Interrupt:
-    """Shared by whoever runs and whoever wants to stop it. Safe to use from several threads."""
+    """Shared by the runner and the threads that may stop it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: one event for each run that is under way: usually none or one
+        #: one event for each current run: usually none or one
         self._under_way: list[threading.Event] = []
 
     def request(self) -> bool:
-        """Ask the runs that are under way to stop at their next layer or step.
+        """Ask all current runs to stop at their next layer or step.
 
-        Returns whether there was one. With none nothing happens, now or later.
+        Returns whether there was one. Without a run nothing happens, now or later.
         """
         with self._lock:
             for flag in self._under_way:
@@ -31,7 +30,7 @@ class Interrupt:
 
     @contextmanager
     def run(self) -> Iterator[Callable[[], bool]]:
-        """A run is under way inside the block; yields its `should_stop`, which costs well under a microsecond."""
+        """A run is in progress inside the block; yields its `should_stop`, which takes well under a microsecond."""
         flag = threading.Event()
         with self._lock:
             self._under_way.append(flag)

@@ -1,4 +1,4 @@
-"""`Recent`: answers that are cheap to find again, kept while they are in use. Torch-free."""
+"""`LruCache`: a bounded cache that evicts the least recently used entry. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """At most `limit` answers; the one that was not asked for the longest makes room. One thread's."""
+class LruCache(Generic[K, V]):
+    """At most `limit` entries. Not thread-safe."""
 
     def __init__(self, limit: int) -> None:
         assert limit > 0, f"a limit of {limit} keeps nothing"
@@ -18,25 +18,37 @@ class Recent(Generic[K, V]):
         self._answers: dict[K, V] = {}
 
     def get(self, key: K, find: Callable[[], V]) -> V:
-        """The answer for `key`, from `find` when it is not kept. What `find` raises passes; nothing is kept then."""
+        """Return the entry of `key`, computed by `find` if it is missing. Errors of `find` propagate and nothing is
+        cached."""
         answer = self._answers[key] if key in self._answers else find()
         self.put(key, answer)
         return answer
 
+    def setdefault(self, key: K, answer: V) -> V:
+        """The kept answer for `key`; without one, `answer`, which is then kept."""
+        return self.get(key, lambda: answer)
+
     def put(self, key: K, answer: V) -> None:
-        """Keep `answer` for `key`, in place of what was kept."""
+        """Store `answer` for `key`, replacing an earlier entry."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         while len(self._answers) > self._limit:
             del self._answers[next(iter(self._answers))]
 
     def kept(self, key: K) -> V | None:
-        """The answer for `key` if it is kept. That does not count as asking."""
+        """Return the entry of `key` or None, without marking it as used."""
         return self._answers.get(key)
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """Everything that is kept, what was not asked for the longest first."""
+        """All entries, least recently used first."""
         return iter(tuple(self._answers.items()))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._answers.clear()
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._answers
 
     def __len__(self) -> int:
         return len(self._answers)

@@ -1,4 +1,4 @@
-"""Which files work is done with: models, LoRAs, ControlNets, textual inversions, by name, place and content.
+"""References to files that tasks use: models, LoRAs, ControlNets, textual inversions; by name, path and content hash.
 
 Values only; torch-free.
 """
@@ -14,12 +14,10 @@ from modelpool.pool.specs.spec import ComponentKey, Role
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A checkpoint. `sha256` is of the whole file, or of all that it is made of, in hexadecimal; it, not the path, is
-    the identity.
+    """A checkpoint. `sha256` (hexadecimal) is of the file, or of all its parts; it is the identity, not the path.
 
-    components  what its components are called; models that have equal weights somewhere call them alike. Empty calls
-                them by the model
-    assembly    the files that it is made of, where a configuration says it; None where `path` does
+    components  keys of its components; models with equal weights share keys. Empty: keys are derived from the model
+    assembly    its separate files, from a configuration; None: `path` is the source
     """
 
     name: str
@@ -30,15 +28,15 @@ class ModelRef:
 
     @property
     def source(self) -> Source:
-        """Where its weights are."""
+        """The source of its weights."""
         return self.assembly or self.path
 
 
 @dataclass(frozen=True, slots=True)
 class LoraRef:
-    """A LoRA file and how strongly it is applied.
+    """A LoRA file and its strength.
 
-    noise  "high" or "low": of the two models of a pair (`pool.families.expert_pairs`) it changes that one alone
+    noise  "high" or "low": it applies to this expert only (`pool.families.two_experts`)
     """
 
     name: str
@@ -48,26 +46,26 @@ class LoraRef:
     noise: str = ""
 
 
-class HoleTold(StrEnum):
-    """How a ControlNet is told which part of an image is to be made anew."""
+class ControlMaskMode(StrEnum):
+    """How an inpainting ControlNet gets the mask."""
 
-    #: its image has a hole there, and it was made for nothing else
+    #: its image is masked; the ControlNet is for inpainting only
     ALWAYS = "always"
-    #: its image has a hole there where a mask is given, and none, or one already, where none is
+    #: its image is masked if there is a mask; otherwise it is used unchanged
     MASKED = "masked"
-    #: where a mask is given, beside its own image that which a request starts from, with a hole
+    #: if there is a mask, it reads the masked start image in addition to its own image
     BESIDE = "beside"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlRef:
-    """A ControlNet file, and how it is used: how strongly, and from which share of the steps to which.
+    """A ControlNet file and its use: strength, and start and end as fractions of the steps.
 
-    mode          of one that has several, the number of that which is meant
-    reads_latent  it reads the latent of its image, and not its pixels
-    bright        that latent is of an image as `pool.core.stage_params.EncodeImageWork` has it
-    said          what the configuration in its folder says otherwise than its shapes tell, by name
-    hole          in work, how it is told of a hole; of one that was found by name, how it can be. None is not at all
+    mode          index of the control mode of a union ControlNet
+    reads_latent  it reads the latent of its image instead of the pixels
+    bright        that latent is encoded with `pool.core.stage_params.EncodeImageParams.bright`
+    said          settings of the configuration in its folder that differ from those derived from shapes, by name
+    hole          in a task, how it gets the mask; in a catalog result, how it can. None: no mask
     """
 
     name: str
@@ -80,17 +78,17 @@ class ControlRef:
     reads_latent: bool = False
     bright: bool = False
     said: tuple[tuple[str, bool], ...] = ()
-    hole: HoleTold | None = None
+    hole: ControlMaskMode | None = None
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
-        """What is the same of all that are one module, however they are used."""
+        """Identity of the module, whatever its use."""
         return self.sha256, self.said
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRef:
-    """A textual inversion that a prompt names, and how many tokens it takes the place of."""
+    """A textual inversion that a prompt names; `rows` is the number of tokens that it replaces."""
 
     name: str
     path: str

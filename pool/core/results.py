@@ -1,4 +1,4 @@
-"""What a task gives back: texts as models read them, images as they see them, latents, images, videos, audio clips.
+"""Results of tasks: encoded texts, image embeddings, latents, images, videos, audio and masks.
 
 Torch-free values; numpy arrays carry them between processes.
 
@@ -21,9 +21,9 @@ PixelArray: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text as the diffusion model reads it. `pooled_V` is all of it in one vector, for models that are told that.
+    """A text encoded for the diffusion model. `pooled_V` is the pooled embedding, for models that read one.
 
-    others  what a model is told of the text beside these, by the names of `pool.models.diffusion.architecture`
+    others  further text inputs of the model, by the names of `pool.models.diffusion.architecture`
     """
 
     context_LD: FloatArray
@@ -38,10 +38,10 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """An image as a vision encoder has it: a state for each of its parts, or one for all of it.
+class ImageEmbeds:
+    """Image embeddings of a vision encoder: one state for each patch, or one for the image.
 
-    grid  rows and columns of the states, for those that stand among the words of a text; 0 for others
+    grid  rows and columns of the states if they are inserted between the tokens of a text; else 0
     """
 
     states_LD: FloatArray
@@ -50,29 +50,29 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """A denoised latent in the model's own scale (what the VAE reads after un-scaling)."""
+    """A denoised latent in the scale of the diffusion model (the VAE reads it after un-scaling)."""
 
     samples_CHW: FloatArray
 
 
 @dataclass(frozen=True, slots=True)
-class Halfway:
-    """A latent between two steps of a run, as noisy as it is there, and what the sampler remembers of the steps before.
+class SamplerState:
+    """State of a sampler between two steps: the noisy latent and the history of the sampler.
 
-    levels       of noise, at which it remembers guesses of the clean latent, the newest first
-    guesses_NCHW these guesses, in that order
-    start_CHW    where its last step began, for samplers that look back to that; None for others
+    levels            noise levels of the predictions in the history, newest first
+    predictions_NCHW  predictions of the clean latent at these levels
+    start_CHW         latent before the last step, for samplers that need it; else None
     """
 
     samples_CHW: FloatArray
     levels: tuple[float, ...] = ()
-    guesses_NCHW: FloatArray | None = None
+    predictions_NCHW: FloatArray | None = None
     start_CHW: FloatArray | None = None
 
     @property
     def arrays(self) -> tuple[FloatArray, ...]:
         """All that it consists of."""
-        return tuple(a for a in (self.samples_CHW, self.guesses_NCHW, self.start_CHW) if a is not None)
+        return tuple(a for a in (self.samples_CHW, self.predictions_NCHW, self.start_CHW) if a is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ImagePixels:
 
 @dataclass(frozen=True, slots=True)
 class VideoFrames:
-    """Frames of RGB pixels, 0 to 255, and how many there are to a second."""
+    """Frames of RGB pixels, 0 to 255, and frames per second."""
 
     frames_THWC: PixelArray
     frame_rate: float
@@ -92,7 +92,7 @@ class VideoFrames:
 
 @dataclass(frozen=True, slots=True)
 class AudioSamples:
-    """Samples of each channel, -1 to 1, and how many there are to a second."""
+    """Samples of each channel, -1 to 1, and samples per second."""
 
     samples_SC: FloatArray
     samples_per_second: int
@@ -100,18 +100,20 @@ class AudioSamples:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Where an image is made anew: 255 for all of it, 0 where it is kept."""
+    """Inpaint mask: 255 where the image is regenerated, 0 where it is kept."""
 
     values_HW: PixelArray
 
 
 @dataclass(frozen=True, slots=True)
 class VideoMask:
-    """Where each frame of a video is made anew, as of `Mask`; one frame stands for all."""
+    """Inpaint mask for each frame of a video, as `Mask`; a single frame applies to all."""
 
     values_THW: PixelArray
 
 
-Result: TypeAlias = Encoded | Seen | Latent | Halfway | ImagePixels | VideoFrames | AudioSamples | Mask | VideoMask
-#: what people ask for
-Made: TypeAlias = ImagePixels | VideoFrames | AudioSamples
+Result: TypeAlias = (
+    Encoded | ImageEmbeds | Latent | SamplerState | ImagePixels | VideoFrames | AudioSamples | Mask | VideoMask
+)
+#: final outputs of a job
+Output: TypeAlias = ImagePixels | VideoFrames | AudioSamples

@@ -1,7 +1,7 @@
-"""What a diffusion model predicts, which noise it knows, and how it is usually run, as values. Torch-free.
+"""Facts about how a diffusion model samples: prediction type, noise, guidance, conditioning and defaults. Torch-free.
 
-Which family has which is in `pool.families.family` and `pool.families.transformer_families`; what is done with them, in
-`pool.sampling`.
+The values of each family are in `pool.families.family` and `pool.families.transformer_families`; `pool.sampling` uses
+them.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from modelpool.pool.core.shift_by_size import ShiftBySizeAndSteps as ShiftBySize
 
 
 class Prediction(Enum):
-    """What a diffusion model says of a noisy latent (`pool.sampling.predictions`)."""
+    """Prediction type of a diffusion model (`pool.sampling.predictions`)."""
 
     NOISE = "noise"
     VELOCITY = "velocity"
-    #: the clean latent, less what the noisy one tells of it: velocity with the other sign
+    #: the clean latent minus the skip part of the noisy one (EDM preconditioning): velocity with the opposite sign
     EDM = "EDM"
-    #: noise less clean latent: the direction of the straight line between them ("rectified flow")
+    #: noise minus clean latent: the direction of the straight line between them (rectified flow)
     FLOW = "flow"
 
 
 class NoiseKind(Enum):
-    """Which levels of noise a diffusion model was trained with (`pool.sampling.schedules`)."""
+    """Noise levels that a diffusion model was trained with (`pool.sampling.schedules`)."""
 
-    #: the thousand of Stable Diffusion 1, 2 and XL
+    #: the 1000 levels of Stable Diffusion 1, 2 and XL
     SCALED_LINEAR = "scaled linear"
-    #: those, stretched so that the last one is noise alone: zero terminal signal to noise
+    #: the same, rescaled so that the last level is pure noise: zero terminal SNR
     ZERO_TERMINAL = "zero terminal SNR"
-    #: as the first, with betas that rise evenly themselves, and not their roots
+    #: as the first, but the betas rise linearly instead of their square roots
     LINEAR = "linear"
-    #: all between two ends; the model is told their logarithm
+    #: continuous between two bounds; the model input is their logarithm
     EDM = "EDM"
-    #: as EDM, but the model is told the angle whose tangent is the noise, in right angles
+    #: as EDM, but the model input is the angle whose tangent is the noise level, in right angles
     ANGLE = "angle"
-    #: shares of noise from 0 to 1, the rest being the image; the model is told the share
+    #: noise fraction from 0 to 1, the rest is the image; the model input is that fraction
     FLOW = "flow"
-    #: the image's share falls as a cosine does from 0 to a right angle; the model is told how far that is, 0 to 1
+    #: the image fraction follows a cosine from 0 to a right angle; the model input is the position, 0 to 1
     COSINE = "cosine"
 
 
-class SizeConditions(Enum):
-    """What a diffusion model is told beside the text: a pooled text and numbers about the image."""
+class MicroConditioning(Enum):
+    """Micro-conditioning of a UNet: pooled text and numbers about the image (SDXL)."""
 
     NONE = "none"
-    #: height and width before cropping, where the crop begins, height and width wanted
+    #: original size, crop offset, target size; each as height and width
     SIZES = "sizes"
-    #: height and width, where the crop begins, and how pleasing the image should be
+    #: size, crop offset and aesthetic score
     AESTHETICS = "aesthetics"
 
 
@@ -57,13 +57,14 @@ class SizeConditions(Enum):
 class NoiseFacts:
     """The noise that a diffusion model was trained with.
 
-    sigma_min, sigma_max  ends of its levels, where they are not a table's; of a flow, those of the noise beside the
-                          image, where its levels are ratios of such
-    sigma_data            deviation of clean latents, as the model's input and answer are scaled for
-    beta_start, beta_end  of a table: the noise that its first and its last level add
-    shift                 of a flow: how much more of the way is spent where there is much noise; 1 is even
-    shift_by_size         of a flow whose shift depends on the size of the image; `shift` is not read then
-    last_share            of a flow: the share of noise that the last step but one leaves; 0 leaves it as it comes
+    sigma_min, sigma_max  bounds of the levels if they are not from a table; for a flow whose levels are ratios, those
+    of
+                          the noise relative to the image
+    sigma_data            standard deviation of clean latents that the model's input and output are scaled for
+    beta_start, beta_end  of a table: variance added by the first and the last level
+    shift                 of a flow: above 1, more steps at high noise; 1 is uniform
+    shift_by_size         of a flow: the shift depends on the image size; `shift` is then not read
+    last_share            of a flow: noise fraction before the last step; 0 keeps that of the schedule
     """
 
     kind: NoiseKind = NoiseKind.SCALED_LINEAR
@@ -82,129 +83,127 @@ PLAIN_NOISE = NoiseFacts()
 
 
 class Guidance(Enum):
-    """How a model is made to follow what it is told."""
+    """Guidance method of a model."""
 
-    #: by its difference from what it makes of a negative prompt
+    #: classifier-free guidance (CFG) against a negative prompt
     CLASSIFIER_FREE = "classifier-free"
-    #: as classifier-free, in late steps but for what of the difference lies along the prompt's own guess
+    #: CFG, in late steps without the part of the difference that is parallel to the prompt's prediction (APG)
     PROJECTED_LATE = "classifier-free, then projected"
-    #: by a number that it is told
+    #: the guidance scale is an input of the model
     DISTILLED = "distilled"
-    #: as classifier-free, from weak at the first frame to strong at the last; the other side is told of no image
+    #: CFG with a per-frame scale that rises from the first frame to the last; the unconditional side has no image
     RISING_WITH_FRAMES = "rising with frames"
-    #: the same, from weak at the first frame to strong in the middle and back
+    #: the same, rising to the middle frame and falling again
     RISING_AND_FALLING = "rising and falling with frames"
-    #: as classifier-free, against no text and against neither text nor image, with a strength for each
+    #: CFG against no text, and against neither text nor image, with a scale for each
     TEXT_AND_IMAGE = "text and image"
-    #: not at all
+    #: no guidance
     NONE = "none"
 
 
-class KeptLength(Enum):
-    """What of a guided prediction has the length again that the prompt's own has there."""
+class CfgRescale(Enum):
+    """CFG rescale: the groups of a guided prediction that are rescaled to the norm of the prompt's prediction."""
 
     NOTHING = "nothing"
-    #: two by two cells, with all channels
+    #: patches of 2 x 2 cells, all channels
     PATCHES = "patches"
-    #: each row of cells of each channel
+    #: each row of cells, per channel
     ROWS = "rows"
 
 
-class Beginning(Enum):
-    """How a model is told of the image that its video begins with (`pool.conditioning.starts`)."""
+class FirstFrameMode(Enum):
+    """First-frame conditioning (image-to-video): how the model gets the first frame (`pool.conditioning.starts`)."""
 
-    #: its latent, kept in the first cell of the video's
+    #: its latent replaces the first cell of the video latent and is kept
     KEPT = "kept"
-    #: the same, but told with a little noise, drawn anew for each guess
-    SHAKEN = "kept, told with noise"
-    #: the latent of a video of it and of grey after it, beside a mask for each frame of a cell; it is always told one
-    JOINED = "joined"
-    #: its latent as the VAE has it, unscaled and of an image with some noise, joined to every cell of time; it is
-    #: always told one
+    #: the same, but the model input has a little noise, drawn again for each model call
+    KEPT_WITH_NOISE = "kept, told with noise"
+    #: the latent of a video of it followed by grey frames, with a mask for each frame of a cell; an image is required
+    CONCATENATED = "joined"
+    #: the unscaled latent of the image with some noise, concatenated to every temporal cell; an image is required
     REPEATED = "repeated"
-    #: its latent in a cell of time before the video's own, with zeros after it, joined beside a mask; a thousandth of
-    #: it is in the noise that is begun with; it is always told one
-    LED = "led"
+    #: its latent in an extra leading temporal cell, followed by zeros, concatenated with a mask; a thousandth of it is
+    #: added to the initial noise; an image is required
+    LEADING_CELL = "led"
 
     @property
-    def is_always_there(self) -> bool:
-        """The model makes no video without an image."""
-        return self not in (Beginning.KEPT, Beginning.SHAKEN)
+    def is_required(self) -> bool:
+        """The model generates no video without an image."""
+        return self not in (FirstFrameMode.KEPT, FirstFrameMode.KEPT_WITH_NOISE)
 
 
-class Sight(Enum):
-    """What of an image a model is told by a vision encoder, and how that is shown it (`pool.models.vision`)."""
+class VisionEncoderUse(Enum):
+    """Output of the vision encoder that a model reads, and how the image is prepared (`pool.models.vision`)."""
 
-    #: one state, projected; the whole image, squeezed into a square
+    #: one projected state; the whole image, resized to a square
     PROJECTED = "projected"
-    #: the states of the last layer but one; the middle of the image
+    #: the hidden states of the penultimate layer; center crop
     PENULTIMATE = "penultimate"
-    #: those of the patches alone, projected, among the words of a text; the middle of the image
+    #: the projected patch states, inserted between the tokens of a text; center crop
     WORDS = "words"
 
     @property
-    def is_told(self) -> bool:
-        """The diffusion model is told it, not a text encoder."""
-        return self is not Sight.WORDS
+    def is_model_input(self) -> bool:
+        """The diffusion model reads it, not a text encoder."""
+        return self is not VisionEncoderUse.WORDS
 
 
-class TextSight(Enum):
-    """How a text encoder is shown the images that its model is to work from, where nobody says it."""
+class ReferenceMode(Enum):
+    """How reference images are prepared for the text encoder, unless the request specifies it."""
 
-    #: as the model's name tells, and otherwise whole
+    #: by the model's name, else `WHOLE`
     BY_NAME = "by name"
-    #: about as large as what is made
+    #: about as large as the output
     WHOLE = "whole"
-    #: smaller, each with its number
+    #: smaller, numbered in the prompt
     NUMBERED = "numbered"
 
 
-class Ending(Enum):
-    """Whether a video ends with an image too, beside the one that it begins with."""
+class LastFrameMode(Enum):
+    """Whether a model accepts or requires a last frame in addition to the first."""
 
     MAY = "may"
     MUST = "must"
 
 
 class VideoNumbers(Enum):
-    """What a model is told of a video in numbers."""
+    """Numbers about a video that a model reads."""
 
-    #: frames a second less one, how much moves, and the noise on the image
+    #: frames per second minus one, motion strength, and the noise on the image
     MOTION = "motion"
     #: the noise on the image
     NOISE = "noise"
-    #: that, and from where each frame looks, on the way around a thing
+    #: that, and the camera position of each frame on an orbit around the object
     VIEWS = "views"
 
 
-class Shown(Enum):
-    """What a model that works from an image of a person's own is shown of it, joined to the noisy latent
-    (`pool.conditioning.starts`)."""
+class ImageConcat(Enum):
+    """Image input of a model that is concatenated to the noisy latent (`pool.conditioning.starts`)."""
 
-    #: a mask, and the latent of the image with a hole there
-    HOLE = "hole"
-    #: that latent, and the mask with a channel for each pixel of a cell
-    HOLE_BY_PIXEL = "hole by pixel"
-    #: its latent
+    #: an inpaint mask and the masked image latent
+    INPAINT = "hole"
+    #: the same, with one mask channel for each pixel of a cell
+    INPAINT_BY_PIXEL = "hole by pixel"
+    #: the image latent
     LATENT = "latent"
-    #: its latent as the VAE has it, unscaled; zeros where a guess is to be without the image
+    #: the unscaled image latent; zeros for predictions without the image
     UNSCALED = "unscaled latent"
-    #: its pixels with noise, one for each cell of the latent: what is made is larger
+    #: the image's pixels with noise, one for each cell of the latent: upscaling
     PIXELS = "pixels"
 
     @property
-    def is_hole(self) -> bool:
-        """It makes a part of the image anew, which a mask shows."""
-        return self in (Shown.HOLE, Shown.HOLE_BY_PIXEL)
+    def is_inpaint(self) -> bool:
+        """The model regenerates the part of the image under a mask."""
+        return self in (ImageConcat.INPAINT, ImageConcat.INPAINT_BY_PIXEL)
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFacts:
-    """Of a diffusion model that makes audio.
+    """Facts about a diffusion model that generates audio.
 
-    seconds             that it makes at most
-    samples_per_second  of each channel
-    cells               of every latent, whatever of it is audio that was asked for
+    seconds             maximum length
+    samples_per_second  for each channel
+    cells               of every latent, however short the requested audio is
     """
 
     seconds: float
@@ -214,43 +213,43 @@ class AudioFacts:
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """Of a diffusion model that makes videos.
+    """Facts about a diffusion model that generates videos.
 
-    frames    that it was made for
-    multiple  it makes a multiple of so many frames, and one more
-    rate      frames a second
-    begins    how it is told of an image that the video begins with
-    numbers   what it is told in numbers
-    ends      whether it can be told of an image that the video ends with; None where it cannot
+    frames    that it was trained for
+    multiple  the number of frames is a multiple of this, plus one
+    rate      frames per second
+    begins    first-frame conditioning; None if there is none
+    numbers   numbers that it reads
+    ends      last-frame conditioning; None if there is none
     """
 
     frames: int
     multiple: int
     rate: float
-    begins: Beginning | None = None
+    begins: FirstFrameMode | None = None
     numbers: VideoNumbers | None = None
-    ends: Ending | None = None
+    ends: LastFrameMode | None = None
 
     @property
-    def images_seen(self) -> int:
-        """How many images a vision encoder is shown, where there is one."""
-        return 2 if self.ends is Ending.MUST else 1
+    def images_encoded(self) -> int:
+        """Number of images for the vision encoder, if there is one."""
+        return 2 if self.ends is LastFrameMode.MUST else 1
 
     @property
     def leading(self) -> int:
-        """Cells of time that are made and decoded before the video's own, and left out then."""
-        return 1 if self.begins is Beginning.LED else 0
+        """Extra temporal cells at the start that are sampled and decoded, then dropped."""
+        return 1 if self.begins is FirstFrameMode.LEADING_CELL else 0
 
 
 @dataclass(frozen=True, slots=True)
-class UsualRun:
-    """What a model is run with where nobody says otherwise.
+class SamplingDefaults:
+    """Sampling defaults of a model.
 
-    cfg          how strongly it follows the text, by its kind of `guidance`
-    image_cfg  how strongly the image, of a model that is guided by text and image
-    noise_level  how much noise is put on an image that is made larger
-    image_noise  deviation of the noise on the image that a video begins with, whose pixels go from -1 to 1
-    motion       how much moves in a video, of 255
+    cfg          guidance scale, for its kind of `guidance`
+    image_cfg    guidance scale of the image, for models guided by text and image
+    noise_level  noise added to an image that is upscaled
+    image_noise  standard deviation of the noise on the first frame, whose pixels are in [-1, 1]
+    motion       motion strength, 0 to 255
     """
 
     steps: int
@@ -265,11 +264,11 @@ class UsualRun:
 
 
 @dataclass(frozen=True, slots=True)
-class LowNoise:
-    """Of a model that is two: one for much noise, and one for little.
+class LowNoiseExpert:
+    """The low-noise expert of a model with two experts.
 
-    boundary  share of noise below which the second takes over
-    cfg       how strongly that one follows the text where nobody says otherwise
+    boundary  noise fraction below which it takes over (diffusers: boundary_ratio)
+    cfg       its default guidance scale
     """
 
     boundary: float
@@ -278,82 +277,81 @@ class LowNoise:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFacts:
-    """What a diffusion model predicts, what it is told beside a text, and which noise it knows.
+    """How a diffusion model samples: prediction type, noise, inputs and defaults.
 
-    model        its row in `pool.models.diffusion.rows`, which says how it is called; empty for UNets that are called
-                 with a latent, a timestep, a text and what `size_conditions` say
-    reads        names of what that call has to be told and can be told (`pool.models.diffusion.architecture`)
-    side_multiple  both sides of an image are multiples of it, in pixels; 0 is one cell of the latent
-    kept_length  what is done to guided predictions
-    video         what a model makes that makes videos; None for others
-    audio        what a model makes that makes audio; None for others
-    words_negative  a negative prompt is put to the text encoders in other words than a prompt
-    usual        what a request that does not say is made with; None where requests have defaults of their own
-    shown        what it is shown of an image that it works from, and must have; None for models of texts alone
-    enlarges     how many times as large as that image what it makes is
-    decoders     families whose models make an image's latent of what it makes; empty where that is one itself
-    sight        how it sees an image through a vision encoder, and must be given one; None for those without
-    low_noise    of a model that is two, when the second takes over; None for one
-    text_sight   how its text encoder is shown images among the words; None where it sees none
-    unseeing     why it does not, of one whose file has a part for that; empty for others
+    model           its row in `pool.models.diffusion.rows`, which specifies the forward call; empty for UNets that are
+                    called with latent, timestep, text and `size_conditions`
+    reads           names of the required and optional inputs of that call (`pool.models.diffusion.architecture`)
+    side_multiple   width and height are multiples of it, in pixels; 0 is one cell of the latent
+    cfg_rescale     CFG rescale of guided predictions
+    video           set for models that generate videos
+    audio           set for models that generate audio
+    words_negative  the text encoders use another template for a negative prompt
+    defaults        defaults of requests; None if requests have their own
+    image_concat    required image input; None for text-only models
+    enlarges        output size as a multiple of that image's size
+    decoders        families whose models decode its output to an image latent (second stage); empty if it generates one
+    vision_use      use of a vision encoder, whose image is then required; None without
+    low_noise       the low-noise expert of a model with two experts; None for one model
+    reference_mode  how its text encoder reads reference images; None if it reads none
+    why_no_vision   why images are not read although the file has a vision part; empty for others
     """
 
     prediction: Prediction = Prediction.NOISE
-    size_conditions: SizeConditions = SizeConditions.NONE
+    size_conditions: MicroConditioning = MicroConditioning.NONE
     noise: NoiseFacts = PLAIN_NOISE
     model: str = ""
     reads: frozenset[str] = frozenset()
     side_multiple: int = 0
-    kept_length: KeptLength = KeptLength.NOTHING
+    cfg_rescale: CfgRescale = CfgRescale.NOTHING
     video: VideoFacts | None = None
     words_negative: bool = False
     audio: AudioFacts | None = None
-    usual: UsualRun | None = None
-    shown: Shown | None = None
+    defaults: SamplingDefaults | None = None
+    image_concat: ImageConcat | None = None
     enlarges: int = 1
     decoders: tuple[str, ...] = ()
-    sight: Sight | None = None
-    low_noise: LowNoise | None = None
-    text_sight: TextSight | None = None
-    unseeing: str = ""
+    vision_use: VisionEncoderUse | None = None
+    low_noise: LowNoiseExpert | None = None
+    reference_mode: ReferenceMode | None = None
+    why_no_vision: str = ""
 
     @property
     def reads_text(self) -> bool:
-        """It is told a text; the others are told of images alone."""
+        """It reads a text; the others read images only."""
         return "image_context" not in self.reads or not self.reads.isdisjoint(("context", "pooled"))
 
     @property
-    def fills_holes(self) -> bool:
-        """It makes a part of an image anew: it is shown the image with a hole."""
-        return self.shown is not None and self.shown.is_hole
+    def inpaints(self) -> bool:
+        """It is an inpainting model: it reads the masked image."""
+        return self.image_concat is not None and self.image_concat.is_inpaint
 
     @property
     def rounds_steps_up(self) -> bool:
-        """Of the steps of a schedule a part that a strength asks for is made, and of a step that it asks for in part
-        the whole. Source: the pipelines of diffusers that begin with an image; those of flows count so, others make
-        whole steps alone."""
+        """A denoising strength that ends within a step runs that step in full. Source: the image-to-image pipelines of
+        diffusers; those of flows round up, others round down."""
         return self.prediction is Prediction.FLOW
 
     @property
-    def hands_on(self) -> bool:
-        """What it makes is no image's latent: another model, which is told it, makes one of it."""
+    def is_prior_stage(self) -> bool:
+        """First of two stages (prior): another model decodes its output to an image latent."""
         return self.decoders != ()
 
     @property
-    def reads_prior(self) -> bool:
-        """It is told what the model before it made (`hands_on`)."""
+    def is_decoder_stage(self) -> bool:
+        """Second of two stages: reads the output of the prior (`is_prior_stage`)."""
         return "prior" in self.reads
 
     @property
     def takes_reference(self) -> bool:
-        """It can be told an image to work from, whose patches stand beside those of the latent, or before a video's."""
+        """It accepts a reference image, whose patches are appended to those of the latent, or precede a video's."""
         return not self.reads.isdisjoint(("reference", "control"))
 
 
 @dataclass(frozen=True, slots=True)
-class MadeFor:
-    """What a model was made for: the width and height that it was trained for, in pixels, how it is sampled, and how
-    many pixels along a side one cell of its latents stands for."""
+class ModelDefaults:
+    """Defaults of a model: training width and height in pixels, sampling facts, and pixels along a side of one latent
+    cell."""
 
     width: int
     height: int
@@ -361,5 +359,5 @@ class MadeFor:
     downscale: int = 8
 
 
-#: a diffusion model without anything out of the way: SD1's
+#: defaults of a plain diffusion model: SD1
 PLAIN_SAMPLING = SamplingFacts()

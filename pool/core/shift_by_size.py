@@ -1,12 +1,12 @@
-"""Shifts of flows that depend on the size of what is made, as frozen values. Torch-free."""
+"""Timestep shifts of flow models that depend on the size of the latent. Torch-free."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-#: beyond it every level of a flow but the last is noise alone as float32 has it, or none is; a line that goes on to the
-#: largest latents would leave what floats hold
+#: beyond it every level of a flow except the last rounds to pure noise in float32, or none does; extrapolating the line
+#: to the largest latents would overflow
 _MOST_EXPONENT = 30.0
 
 
@@ -16,9 +16,9 @@ def _shift_of(exponent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ShiftBySize:
-    """A shift that grows with the image: exp(mu), and mu is a straight line through these two points.
+    """A shift that grows with the image: exp(mu), where mu is a line through two points.
 
-    tokens      patches of the latent of a small and of a large image
+    tokens      latent patches of a small and of a large image
     exponents   mu there
     """
 
@@ -26,20 +26,20 @@ class ShiftBySize:
     exponents: tuple[float, float]
 
     def exponent(self, tokens: int) -> float:
-        """mu for a latent of so many patches; the line goes on beyond both points."""
+        """Return mu for `tokens` latent patches, extrapolated beyond both points."""
         (low, high), (start, stop) = self.tokens, self.exponents
         return start + (stop - start) * (tokens - low) / (high - low)
 
     def shift(self, tokens: int, steps: int) -> float:
-        """The shift for a latent of so many patches, in any number of steps."""
+        """Return the shift for `tokens` latent patches; independent of `steps`."""
         return _shift_of(self.exponent(tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class ShiftBySizeAndSteps:
-    """A shift that depends on the steps of a run too: between the lines of two numbers of steps, and beyond them.
+    """A shift that also depends on the number of steps: interpolated and extrapolated between two lines.
 
-    largest  patches from which on the second line counts, in any number of steps
+    largest  above this number of patches the second line applies, whatever the number of steps
     """
 
     few: ShiftBySize
@@ -48,7 +48,7 @@ class ShiftBySizeAndSteps:
     largest: int
 
     def shift(self, tokens: int, steps: int) -> float:
-        """The shift for a latent of so many patches in so many steps."""
+        """Return the shift for `tokens` latent patches and `steps` steps."""
         many = self.many.exponent(tokens)
         if tokens > self.largest:
             return _shift_of(many)

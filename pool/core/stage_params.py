@@ -1,7 +1,7 @@
-"""What one task asks of one GPU, and what it gives back.
+"""Parameters of the stages: what one task computes, the hooks of a run, and the ids of tasks.
 
-Values only; torch-free (numpy arrays carry results between processes). A `Work` names files and numbers, never tensors,
-so that its digest names its result: equal work is run once.
+Values only; torch-free (numpy arrays carry results between processes). `StageParams` hold files and numbers, never
+tensors, so that their digest identifies the result: equal tasks run once.
 
 Shape legend: L tokens, D text width, V width of a pooled text, C channels, H W latent or pixel height and width, S
 samples of audio.
@@ -16,46 +16,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
 from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
-from modelpool.pool.core.refs import HoleTold as HoleTold
 from modelpool.pool.core.refs import LoraRef as LoraRef
 from modelpool.pool.core.refs import ModelRef as ModelRef
 from modelpool.pool.core.results import AudioSamples as AudioSamples
 from modelpool.pool.core.results import Encoded as Encoded
 from modelpool.pool.core.results import FloatArray as FloatArray
-from modelpool.pool.core.results import Halfway as Halfway
+from modelpool.pool.core.results import ImageEmbeds as ImageEmbeds
 from modelpool.pool.core.results import ImagePixels as ImagePixels
 from modelpool.pool.core.results import Latent as Latent
-from modelpool.pool.core.results import Made as Made
 from modelpool.pool.core.results import Mask as Mask
+from modelpool.pool.core.results import Output as Output
 from modelpool.pool.core.results import PixelArray as PixelArray
 from modelpool.pool.core.results import Result as Result
-from modelpool.pool.core.results import Seen as Seen
+from modelpool.pool.core.results import SamplerState as SamplerState
 from modelpool.pool.core.results import VideoFrames as VideoFrames
 from modelpool.pool.core.results import VideoMask as VideoMask
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
-class RegionWork:
-    """A part of an image that has a text of its own, and how strongly that counts beside the prompt. `box` is its
-    left, top, width and height in shares of the image; None where a `Mask` says it."""
+class RegionParams:
+    """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
+    and height as fractions of the image; None if a `Mask` defines the region."""
 
     strength: float
     box: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeWork:
-    """Encode one text, prompt weights and all. Result: `Encoded`. Reads the `Seen` of each image that the text
-    encoder is shown among the words.
+class EncodeParams:
+    """Encode one text with its prompt weights. Result: `Encoded`. Reads the `ImageEmbeds` of each reference image that
+    the text encoder reads.
 
-    layers_skipped  of the last layers of CLIP, beyond those that the model's family leaves out
-    is_negative     what an image is not to show: some families word that otherwise
-    embeddings      those that the text names
-    seen            width and height in which each image was seen
-    numbered        the text calls the images by their numbers
+    layers_skipped  last CLIP layers to skip, in addition to those that the family skips
+    is_negative     it is a negative prompt: some families use another template
+    embeddings      textual inversions that the text names
+    seen            width and height in which each reference image was encoded
+    numbered        the text refers to the images by number
     """
 
     model: ModelRef
@@ -70,42 +70,41 @@ class EncodeWork:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleWork:
-    """Denoise one image's latent. Result: `Latent`. Reads `Encoded` of the prompt, then of the negative prompt unless
-    `cfg` is 1, then what its last fields say, in their order; and the `Seen` of its image by a model that has a
-    vision encoder, which has it in place of texts where it reads none.
+class SampleParams:
+    """Denoise one latent. Result: `Latent`.
 
-    frames       of a video; 0 is an image or an audio clip, by a model that makes no videos
-    frame_rate   frames a second of it
-    seconds      of an audio clip, whose width and height are 0; 0 is an image or a video
-    imaged     reads the `Latent` of an image, which the model is told: the one that a video begins with, or that it
-                 works from; a model that enlarges images reads the `ImagePixels`
-    guidance     the number by which a distilled model is told how strongly to follow the text; `cfg` is 1 then
-    first_step   steps at the head of the schedule that are left out: what it starts from is there already
-    starts       reads a `Latent` that noise is added to, of any size; without it the run starts from noise alone
-    masked       reads a `Mask`: outside of it the result is the latent that the run started from
-    told_hidden  reads a `Mask` and the `Latent` of the image with a hole there, which the model is told
-    reference    reads the `Latent` of an image of this width and height, to work from
-    more_references  reads those of more of them, after the first
-    prior        reads the `Latent` of this height and width that the model before it made
-    ends         the video whose latent it is told of ends with an image too
-    image_cfg  how strongly the image counts that the model is told, 1 as much as it does by itself; 0 for models
-                 that are not guided so
-    noise_level  of 1000: how much noise is put on the image that is enlarged
-    image_noise  deviation of the noise that is on the image that it is told of, pixels of which go from -1 to 1
-    motion       how much moves in a video, of 255
-    elevation    from how far above the middle a video looks at a thing, in degrees
-    regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each that has no box
-    controls     reads a `ImagePixels` for each, in any size, that the ControlNet speaks of, or the `Latent` of that
-    behind
-                 all others; where it is told a hole (`HoleTold`) a `Mask` behind all others, and the `Latent` of a
-                 image beside its own behind that
-    switch       of a pair of models: steps of the schedule that are done when the one for low noise takes over, from
-                 the `Halfway` that comes of the other's run; 0 where one model makes all
-    low_noise    it is the run of the one for low noise; with `switch` it reads that `Halfway`, after all else
-    follows      reads the `Latent` of a video to follow, which `EncodeImageWork.follows` made
-    leading      cells of time before the video's own, of images to work from; the result has none of those that are
-                 told of as a video to follow is
+    Reads the `Encoded` prompt, then the negative prompt unless `cfg` is 1, then the inputs that the last fields
+    require, in their order; and the `ImageEmbeds` of its image for models with a vision encoder (instead of texts if
+    the model reads none).
+
+    frames       of a video; 0 for an image or audio
+    frame_rate   its frames per second
+    seconds      of audio, whose width and height are 0; 0 for an image or a video
+    imaged       reads the `Latent` of an image: the first frame of a video, or the concatenated image; an upscaling
+                 model reads the `ImagePixels`
+    guidance     guidance input of a distilled model; `cfg` is then 1
+    first_step   steps skipped at the start of the schedule (denoising strength)
+    starts       reads a start `Latent` of any size, to which noise is added; otherwise the run starts from pure noise
+    masked       reads a `Mask`: outside of it the result is the start latent
+    masked_image  reads a `Mask` and the masked image `Latent`, inputs of an inpainting model
+    reference    reads the `Latent` of a reference image of this width and height
+    more_references  sizes of further reference images
+    prior        reads the prior's `Latent` of this height and width (second stage)
+    ends         the first-frame latent also has the last frame
+    image_cfg    guidance scale of the image, 1 for none; 0 for models that are not guided by the image
+    noise_level  noise added to the image to upscale, 0 to 1000
+    image_noise  standard deviation of the noise on the conditioning image, whose pixels are in [-1, 1]
+    motion       motion strength of a video, 0 to 255
+    elevation    camera elevation of an orbit video, in degrees
+    regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each without a box
+    controls     after all others, reads for each ControlNet its `ImagePixels` of any size, or their `Latent`; after
+                 these, for inpainting ControlNets (`ControlMaskMode`) a `Mask`, then the `Latent` of an additional
+                 image
+    switch       two experts: step at which the low-noise expert continues from the `SamplerState` of the other; 0 for a
+                 single model
+    low_noise    run of the low-noise expert; with `switch` it reads that `SamplerState`, after all others
+    follows      reads the `Latent` of a control video, the result of `EncodeImageParams.follows`
+    leading      extra temporal cells at the start, for reference images; the result drops those of a control video
     """
 
     model: ModelRef
@@ -124,8 +123,8 @@ class SampleWork:
     first_step: int = 0
     starts: bool = False
     masked: bool = False
-    told_hidden: bool = False
-    regions: tuple[RegionWork, ...] = ()
+    masked_image: bool = False
+    regions: tuple[RegionParams, ...] = ()
     controls: tuple[ControlRef, ...] = ()
     seconds: float = 0.0
     imaged: bool = False
@@ -145,51 +144,54 @@ class SampleWork:
 
     @property
     def has_hole(self) -> bool:
-        """It reads a `Mask` of what is made anew."""
-        return self.masked or self.told_hidden
+        """It reads an inpaint `Mask`."""
+        return self.masked or self.masked_image
 
     @property
     def texts(self) -> int:
-        """How many texts the model is asked about in each step."""
-        return (1 if self.cfg == 1 else 2) + len(self.regions) + self.asks_without_image
+        """Texts for which the model is evaluated in each step."""
+        return (1 if self.cfg == 1 else 2) + len(self.regions) + self.guides_without_image
 
     @property
-    def asks_without_image(self) -> bool:
-        """The model is asked about the negative prompt without an image too, to be guided away from that."""
+    def guides_without_image(self) -> bool:
+        """The model is also evaluated for the negative prompt without the image (guidance by text and image)."""
         return self.cfg != 1 and self.image_cfg not in (0, 1)
 
     @property
-    def leading_made(self) -> int:
-        """Of `leading`, those that the result has: it is decoded with them."""
+    def leading_kept(self) -> int:
+        """The cells of `leading` that the result keeps: it is decoded with them."""
         return 0 if self.follows else self.leading
 
     @property
     def steps_run(self) -> int:
-        """Steps that are really made."""
+        """Number of steps that run."""
         begin, end = self.span
         return end - begin
 
     @property
     def span(self) -> tuple[int, int]:
-        """Steps of the schedule that are done before it, and after."""
+        """Start and end step within the schedule."""
         return (self.switch, self.steps) if self.resumes else (self.first_step, self.switch or self.steps)
 
     @property
     def resumes(self) -> bool:
-        """It goes on from the `Halfway` that another model's run left."""
+        """It resumes from the `SamplerState` of the other expert."""
         return self.low_noise and self.switch > 0
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeImageWork:
-    """Turn pixels into a latent. Result: `Latent`. Reads `ImagePixels`, which is scaled to this size and cropped where
-    it has another, and with `hides` a `Mask` of what the latent is not to show, but grey, or `black`. With `frames` it
-    is the first of so many, and grey follows; with `ends` the last is the second `ImagePixels`, or the first again
-    where no other comes. With `noise` there is so much on its pixels, which go from -1 to 1, by numbers of `seed`. `bright`
-    gives the VAE pixels from 0.5 to 128 instead, as the ControlNet for edges of Stable Diffusion 3.5 was trained.
-    `follows` makes what a model is told of a video of `frames` to follow (`pool.conditioning.control_video`): reads its
-    `VideoFrames` and
-    `VideoMask`, where there are, and a `ImagePixels` for each that the model works from.
+class EncodeImageParams:
+    """Encode pixels to a latent with the VAE. Result: `Latent`.
+
+    Reads `ImagePixels`, which are scaled and cropped to this size.
+
+    hides    also reads a `Mask`; masked pixels become grey, or black with `black`
+    frames   encodes a video of that many frames: the image first, then grey
+    ends     the last frame is the second `ImagePixels`, or the first one again if there is no second
+    noise    standard deviation of noise of `seed` on the pixels, which are in [-1, 1]
+    bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
+    follows  encodes a control video of `frames` (`pool.conditioning.control_video`): reads its `VideoFrames` and
+             `VideoMask`, if there are, and an `ImagePixels` for each reference image
     """
 
     model: ModelRef
@@ -206,10 +208,12 @@ class EncodeImageWork:
 
 
 @dataclass(frozen=True, slots=True)
-class SeeImageWork:
-    """Look at so many `pictures` with a vision encoder. Result: `Seen`, one's states after the other's. Reads a
-    `ImagePixels` for each, in any size; where fewer come, the last counts again, and where none comes a black one. For
-    an encoder that sees images in their own proportions it is one, which is brought to this width and height."""
+class VisionEncodeParams:
+    """Encode `images` images with a vision encoder. Result: `ImageEmbeds`, the states concatenated.
+
+    Reads an `ImagePixels` of any size for each; if there are fewer, the last one is repeated, and if there is none,
+    black is used. An encoder that keeps the aspect ratio takes one image, resized to this width and height.
+    """
 
     model: ModelRef
     images: int = 1
@@ -218,11 +222,13 @@ class SeeImageWork:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeWork:
-    """Turn a latent into pixels or samples. Result: `ImagePixels`, with `frames` a `VideoFrames`, with `seconds` a
-    `AudioSamples` of so many. Reads `Latent`, which has the size of what is made (an audio clip's may be longer, a
-    video's has `leading` cells of time more, before it), and with `pastes` the `ImagePixels` and the `Mask` that say
-    what the result shows outside of the mask."""
+class DecodeParams:
+    """Decode a latent. Result: `ImagePixels`, with `frames` a `VideoFrames`, with `seconds` an `AudioSamples` of that
+    length.
+
+    Reads a `Latent` of the size of the output (audio may be longer; a video has `leading` extra temporal cells at the
+    start), and with `pastes` the `ImagePixels` that the result keeps outside of a `Mask`.
+    """
 
     model: ModelRef
     width: int
@@ -234,123 +240,122 @@ class DecodeWork:
     leading: int = 0
 
 
-Work: TypeAlias = EncodeWork | EncodeImageWork | SeeImageWork | SampleWork | DecodeWork
+StageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coming:
-    """Tasks that are expected after the run that is under way, and whose weights may be brought beside it, one task's
-    after the other's. Known by identity.
+class PreloadRequest:
+    """Tasks expected after the current run, whose weights may be preloaded during it, one task after the other.
+    Compared by identity.
 
-    needed_next  components that are expected to be needed after the run, soonest first
-    kept         those that do not leave for it
+    needed_next  components expected to be needed after the run, soonest first
+    kept         components that may not be evicted for it
     """
 
-    tasks: tuple[tuple[TaskSpec, Work], ...]
+    tasks: tuple[tuple[TaskSpec, StageParams], ...]
     needed_next: tuple[ComponentKey, ...] = ()
     kept: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunHooks:
-    """How a run talks back while it goes on.
+    """Callbacks of a run.
 
-    on_step      called after each step with (steps done, steps in all)
-    should_stop  asked at each step and tile, and every few milliseconds at layers; True ends the run with `Stopped`.
-                 Called in the run's thread, so it must be quick
-    coming       asked as often: whose weights may be brought while this run goes on; the same value as long as nothing
-                 else is
+    on_step          called after each step with (steps done, total steps)
+    should_stop      called at each step and tile, and every few milliseconds at layers; True ends the run with
+                     `Stopped`. Called in the thread of the run, so it must be fast
+    preload_request  called as often: the tasks to preload during the run; the same value until it changes
     """
 
     on_step: Callable[[int, int], None]
     should_stop: Callable[[], bool]
-    coming: Callable[[], Coming | None] = lambda: None
+    preload_request: Callable[[], PreloadRequest | None] = lambda: None
 
 
 class Stopped(Exception):
-    """A run ended at a step, tile or layer because it was asked to."""
+    """A run was stopped on request at a step, tile or layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One of several tasks that are run together: what a run of it alone would be given."""
+class BatchMember:
+    """One task of a batched run, with the arguments that a run of it alone would get."""
 
     task: TaskSpec
-    work: Work
+    work: StageParams
     inputs: tuple[Result, ...]
     hooks: RunHooks
 
 
-#: what a member comes to: a result with its share of the cost, or why there is none
+#: outcome of a member: the result with its share of the cost, or the error
 Outcome: TypeAlias = tuple[Result, RunCost] | Exception
 
 
-def role_of(work: Work) -> Role:
-    """The component that `work` runs; of several text encoders the first."""
+def role_of(work: StageParams) -> Role:
+    """Return the component that `work` runs; of several text encoders the first."""
     match work:
-        case EncodeWork():
+        case EncodeParams():
             return Role.TEXT_ENCODER
-        case SampleWork():
+        case SampleParams():
             return Role.DIFFUSION_MODEL_2 if work.low_noise else Role.DIFFUSION_MODEL
-        case SeeImageWork():
+        case VisionEncodeParams():
             return Role.VISION_ENCODER
-        case EncodeImageWork() | DecodeWork():
+        case EncodeImageParams() | DecodeParams():
             return Role.VAE
 
 
 _TEXT_ENCODERS = tuple(role for role in Role if role.is_text_encoder)
 
 
-def roles_of(work: Work, count: int) -> tuple[Role, ...]:
-    """The components that `work` runs, so many of them: text encoders in the order in which their texts follow each
-    other, ControlNets after the diffusion model."""
-    if isinstance(work, EncodeWork):
+def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
+    """Return the `count` components that `work` runs: text encoders in the order of their outputs, ControlNets after
+    the diffusion model."""
+    if isinstance(work, EncodeParams):
         return _TEXT_ENCODERS[:count]
     return (role_of(work), *[Role.CONTROLNET] * (count - 1))
 
 
 def control_key(control: ControlRef) -> ComponentKey:
-    """A ControlNet's name as a component, however it is used."""
+    """Component key of a ControlNet, independent of its use."""
     said = "".join(f"+{name}={value}" for name, value in control.said)
     return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{said}")
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
-    """What a component with the content `sha256` is called, by the model `name` that had it first."""
+    """Component key for the content `sha256`, named after the first model `name` that has it."""
     return ComponentKey(f"{name}/{role.value}@{sha256[:10]}")
 
 
 def lora_key(lora: LoraRef) -> ComponentKey:
-    """A LoRA's name as a component, whatever its strength."""
+    """Component key of a LoRA, independent of its strength."""
     return ComponentKey(f"{lora.name}/lora@{lora.sha256[:10]}")
 
 
-def stage_of(work: Work) -> Stage:
-    """The stage that `work` belongs to."""
+def stage_of(work: StageParams) -> Stage:
+    """Return the stage of `work`."""
     match work:
-        case EncodeWork() | EncodeImageWork() | SeeImageWork():
+        case EncodeParams() | EncodeImageParams() | VisionEncodeParams():
             return Stage.ENCODE
-        case SampleWork():
+        case SampleParams():
             return Stage.SAMPLE
-        case DecodeWork():
+        case DecodeParams():
             return Stage.DECODE
 
 
-def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
-    """What works on the same weights must have in common to go through a module at once: all but texts and seeds. The
-    model is among it: two that have equal components may read texts, noise and latents otherwise.
+def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
+    """Return the key that tasks on the same weights must share to run as one batch: everything except texts and seeds.
 
-    `context_tokens` are the lengths of the texts that sampling reads. The same as a
-    `pool.specs.spec.TaskSpec.together`.
+    The model is part of it: models with equal components may differ in text encoding, noise and latents.
+    `context_tokens` are the lengths of the texts that sampling reads. Same as `pool.specs.spec.TaskSpec.together`.
+    Empty: never batched.
     """
     match work:
-        case EncodeWork():
-            # texts that see images are as long as these are large
+        case EncodeParams():
+            # the length of texts with images depends on the image sizes
             return "" if work.seen else f"encode {_model_key(work)} {work.layers_skipped}"
-        case SampleWork():
+        case SampleParams():
             lengths = ",".join(str(length) for length in context_tokens)
             how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
-            reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.told_hidden:d}{work.imaged:d}"
+            reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.masked_image:d}{work.imaged:d}"
             reads += f" {work.reference} {work.more_references} {work.prior} {work.image_cfg!r} {work.noise_level}"
             reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
             reads += f" {work.switch}{'low' if work.low_noise else ''} {work.follows:d}{work.leading}"
@@ -358,32 +363,33 @@ def together_key(work: Work, context_tokens: Sequence[int] = ()) -> str:
             for c in work.controls:
                 reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}{c.hole or ''}"
             return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
-        case EncodeImageWork() | SeeImageWork():
+        case EncodeImageParams() | VisionEncodeParams():
             return ""  # one image fills a device
-        case DecodeWork():
+        case DecodeParams():
             return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}{work.leading}"
 
 
-def _model_key(work: Work) -> str:
+def _model_key(work: StageParams) -> str:
     return work.model.sha256[:16]
 
 
-def _size_key(work: SampleWork | DecodeWork) -> str:
+def _size_key(work: SampleParams | DecodeParams) -> str:
     return f"{work.width}x{work.height} {work.frames} {work.frame_rate!r} {work.seconds!r}"
 
 
-def task_id(work: Work, needs: tuple[TaskId, ...]) -> TaskId:
-    """A digest of all that the result depends on: the work (files by content, not by path or name) and its inputs."""
+def task_id(work: StageParams, needs: tuple[TaskId, ...]) -> TaskId:
+    """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
+    and the inputs."""
     content = {field.name: _without_places(getattr(work, field.name)) for field in dataclasses.fields(work)}
     text = json.dumps([type(work).__name__, content, needs], sort_keys=True, separators=(",", ":"))
     return TaskId(f"{stage_of(work).value}-{hashlib.sha256(text.encode()).hexdigest()[:20]}")
 
 
 def _without_places(value: Any) -> Any:
-    """A field of some work with the paths and names of files left out: a renamed copy of a file is the same file.
+    """A field value without names and paths of files: a renamed copy of a file is the same file.
 
-    Written out for the three kinds of file: this is done for every task that is asked for, and `dataclasses.asdict` of
-    all of it takes three times as long."""
+    Written out for each kind of file: it runs for every requested task, and `dataclasses.asdict` takes three times as
+    long."""
     if isinstance(value, ModelRef):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
@@ -395,7 +401,7 @@ def _without_places(value: Any) -> Any:
         more |= {"said": value.said} if value.said else {}
         more |= {"hole": value.hole} if value.hole else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
-    if isinstance(value, RegionWork):
+    if isinstance(value, RegionParams):
         return [value.strength, value.box]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]

@@ -1,6 +1,7 @@
-"""What was found out about a file or folder of weights, as values. Torch-free.
+"""Facts about a file or folder of weights, as values. Torch-free.
 
-`Contents` goes in: what headers say. `FileFacts` and `FolderFacts` come out. Nothing here decides anything.
+`Contents` is the input: facts from headers. `FileFacts` and `FolderFacts` are the output. Nothing here
+decides anything.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from modelpool.pool.formats.safetensors_file import Shape
 class Stored:
     """How one tensor is stored.
 
-    kind           its type as safetensors calls it, "F16", or its format where it is quantized, "nvfp4"
-    storage_bytes  bytes in the file, those of scales beside it included
+    kind           its type in safetensors' notation, "F16", or its quantization format, "nvfp4"
+    storage_bytes  bytes in the file, including its scales
     """
 
     kind: str
@@ -27,11 +28,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The tensors of one file, quantization undone.
+    """The tensors of one file, dequantized.
 
-    shapes    by key, as the file has it
-    stored    by key; empty where only shapes are known
-    metadata  free text pairs of the file's header
+    shapes    by key, as in the file
+    stored    by key; empty if only shapes are known
+    metadata  text pairs of the file's header
     """
 
     shapes: Mapping[str, Shape]
@@ -40,7 +41,7 @@ class Contents:
 
 
 class Kind(Enum):
-    """What a part of a model, or a file that is none, is for."""
+    """Role of a part of a model, or of a complete file."""
 
     DIFFUSION_MODEL = "diffusion model"
     TEXT_ENCODER = "text encoder"
@@ -56,20 +57,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ComponentFacts:
-    """One set of weights that is loaded as a whole.
+    """One set of weights that is loaded as a unit.
 
-    name           of its family, short and stable; empty when it is not known
+    name           of its family, short and stable; empty if unknown
     title          for human readers
-    prefix         what its keys begin with in the file, or its folder
-    naming         whose names its tensors have; empty where that is not known
-    tensors        how many
-    parameters     numbers in them
-    storage_bytes  bytes in the file; 0 where only shapes are known
-    dtypes         those bytes by type or format, most first
-    config         sizes that follow from its shapes, and other facts
+    prefix         its key prefix in the file, or its folder
+    naming         naming of its keys; empty if unknown
+    tensors        number of tensors
+    parameters     number of values
+    storage_bytes  bytes in the file; 0 if only shapes are known
+    dtypes         those bytes by type or format, largest first
+    config         sizes inferred from shapes, and other facts
     latent         name of its latents, for diffusion models
-    comfyui        the class that ComfyUI knows it as, for diffusion models
-    runs           the class of our dependencies that has its architecture, for diffusion models; empty where none has
+    comfyui        its class in ComfyUI, for diffusion models
+    runs           class of our dependencies with its architecture, for diffusion models; empty if none
     """
 
     kind: Kind
@@ -88,16 +89,16 @@ class ComponentFacts:
 
     @property
     def dtype(self) -> str:
-        """The type or format of most of its bytes; empty where only shapes are known."""
+        """The type or format of most of its bytes; empty if only shapes are known."""
         return next(iter(self.dtypes), "")
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionHint:
-    """What the numbers that a diffusion model gives mean, as far as a file says.
+    """Meaning of a diffusion model's output, as stated by a file.
 
-    kind    "v", "epsilon", "edm", "edm-v", "flow" or what a maker of files wrote
-    source  which tensor or entry says so
+    kind    "v", "epsilon", "edm", "edm-v", "flow" or other text from the file
+    source  the tensor or entry that states it
     """
 
     kind: str
@@ -108,11 +109,11 @@ class PredictionHint:
 class FileFacts:
     """A file of weights.
 
-    title          of its diffusion model, or of what it is instead
-    components     those that are inside, the diffusion model first
-    other_tensors  tensors that belong to none
+    title          of its diffusion model, or of its other content
+    components     its components, the diffusion model first
+    other_tensors  number of tensors outside of components
     other_bytes    bytes of those
-    prediction     hints, the surest first; none for most files
+    prediction     hints, the most reliable first; none for most files
     """
 
     kind: Kind
@@ -125,18 +126,18 @@ class FileFacts:
 
     @property
     def diffusion(self) -> ComponentFacts | None:
-        """The diffusion model, where there is one."""
+        """The diffusion model, if there is one."""
         return next((c for c in self.components if c.kind is Kind.DIFFUSION_MODEL), None)
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """A folder of weights, as diffusers writes them, or of loose files.
+    """A folder of weights, in diffusers' layout or of loose files.
 
-    pipeline    the class that its model_index.json names; empty for none
+    pipeline    class in its model_index.json; empty for none
     components  by subfolder, with their classes; empty for a folder of loose files
     other       parts without weights and their classes, "scheduler" -> "DDIMScheduler"
-    files       what each loose file is, by name; empty for a folder of components
+    files       facts or errors of loose files, by name; empty for a folder of components
     """
 
     pipeline: str

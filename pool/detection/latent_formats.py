@@ -1,9 +1,9 @@
-"""What the numbers of a latent mean to each family of diffusion models: scale, shift, means and deviations. Torch-free.
+"""Latent formats of each family of diffusion models: scale, shift, means and deviations. Torch-free.
 
-A diffusion model reads `(latent - mean) * scale / std` of what its VAE's encoder gives, and its VAE's decoder reads
-`latent * std / scale + mean` of what the model gives. Numbers only; which family has which VAE is not known here.
+A diffusion model reads `(latent - mean) * scale / std` of its VAE encoder's output, and the VAE's decoder reads `latent
+* std / scale + mean` of the model's output. Numbers only; the VAE of each family is not known here.
 
-Sources: the configurations that the models' authors published with them, and golden outputs of another implementation
+Sources: the configurations that the models' authors published, and golden outputs of another implementation
 (tests/golden/misc.json, `latent_formats`), which the tests compare with. Means and deviations of Cosmos, LTX-Video and
 Flux 2 are tensors in their VAE's files.
 """
@@ -20,10 +20,10 @@ class LatentFormat:
 
     channels    channels of a latent
     dimensions  dimensions of a latent after batch and channels: 1 for audio, 2 for images, 3 for video
-    scale       the model's latents are this many times the VAE's, less the mean
-    mean        what is taken off each channel, or off all when it is one number
-    std         what each channel is divided by, or all when it is one number
-    tiny        the tiny autoencoder that was distilled for these latents; empty for none
+    scale       factor from the VAE's latents (less the mean) to the model's
+    mean        subtracted from each channel; one number for all channels, or one per channel
+    std         divisor of each channel; one number for all channels, or one per channel
+    tiny        the tiny autoencoder distilled for these latents; empty for none
     """
 
     channels: int

@@ -1,7 +1,6 @@
-"""Files of weights that are no diffusion model, VAE or text encoder, by their keys. Torch-free and pure.
+"""Recognise files that are no diffusion model, VAE or text encoder, by their keys. Torch-free and pure.
 
-`OTHER_FILES` is a table: a row is a key or the beginning of one, and what a file with such a key is. The first row that
-fits counts.
+Rows of `OTHER_FILES` have a key or key prefix, and the kind of file with such a key. The first match wins.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ OTHER_FILES: tuple[tuple[str, str], ...] = (
     ("model.0.weight", "an upscaler"),
 )
 
-#: files that are one component of a model folder, where the table of families does not know them
+#: files with one component of a model folder that the table of families does not know
 FOLDER_PARTS: tuple[tuple[str, str], ...] = (
     ("down_blocks.0.resnets.0.norm1.weight", "a UNet in the naming of diffusers, one part of a model folder"),
     ("decoder.up_blocks.0.resnets.0.norm1.weight", "a VAE in the naming of diffusers, one part of a model folder"),
@@ -49,19 +48,19 @@ _EMBEDDING_KEYS = frozenset({"clip_l", "clip_g", "t5xxl"})
 
 
 def other_file(keys: Collection[str]) -> str | None:
-    """What a file with `keys` is, if it is one that this table knows."""
+    """Return the kind of a file with `keys`, if this table knows it."""
     if keys and _EMBEDDING_KEYS.issuperset(keys):
         return "a textual inversion embedding"
     return _first(OTHER_FILES, keys)
 
 
 def folder_part(keys: Collection[str]) -> str | None:
-    """Which component of a model folder a file with `keys` is."""
+    """Return which component of a model folder a file with `keys` is."""
     return _first(FOLDER_PARTS, keys)
 
 
 def is_lora(keys: Collection[str]) -> bool:
-    """Whether a file with `keys` is a LoRA or one of its relatives."""
+    """Return whether a file with `keys` is a LoRA or a related adapter."""
     return looks_like_lora(keys)
 
 

@@ -1,7 +1,7 @@
-"""Which components are inside one file, and how large each is. Torch-free and pure.
+"""Find the components inside one file, and their sizes. Torch-free and pure.
 
-Knows the prefixes that single files put before VAEs, text encoders and vision encoders. What a component is, its own
-recogniser says: this module asks them.
+Knows the prefixes of VAEs, text encoders and vision encoders in single files; each component's own recogniser
+identifies it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from modelpool.pool.detection.vaes import recognise_vae
 from modelpool.pool.detection.vision import recognise_vision
 from modelpool.pool.formats.safetensors_file import Shape
 
-#: what the keys of a second diffusion model begin with, the one for low noise of a pair. No published file has both
+#: key prefix of a low-noise expert. No published file has both experts
 LOW_NOISE_PREFIX = "low_noise_model."
-#: what the keys of components beside the diffusion model begin with; the first that fits a key counts
+#: key prefixes of components other than the diffusion model; the first match wins
 _BEGINNINGS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     (
         Kind.VISION_ENCODER,
@@ -47,22 +47,22 @@ _BEGINNINGS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ),
 )
 
-#: the order in which components are told
+#: the order in which components are listed
 _ORDER = (Kind.TEXT_ENCODER, Kind.VISION_ENCODER, Kind.VAE, Kind.VOCODER)
 
 _NOT_KNOWN: Mapping[Kind, str] = {
-    Kind.VAE: "a VAE of a kind that is not known",
-    Kind.TEXT_ENCODER: "a text encoder of a kind that is not known",
-    Kind.VISION_ENCODER: "a vision encoder of a kind that is not known",
+    Kind.VAE: "an unknown VAE",
+    Kind.TEXT_ENCODER: "an unknown text encoder",
+    Kind.VISION_ENCODER: "an unknown vision encoder",
     Kind.VOCODER: "a vocoder",
 }
 
 
 def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentFacts:
-    """The diffusion model of a file, with its sizes."""
+    """Return the diffusion model of a file, with its sizes."""
     own = [key for key in contents.shapes if key.startswith(facts.prefix)]
     if not facts.prefix:
-        # the whole file but for what is another component's
+        # # all keys that no other component has
         others = {key for found in split(contents.shapes).values() for key in found}
         own = [key for key in own if key not in others and not key.startswith(LOW_NOISE_PREFIX)]
     measured = component(Kind.DIFFUSION_MODEL, facts.prefix, own, contents)
@@ -79,15 +79,14 @@ def diffusion_component(facts: DiffusionFacts, contents: Contents) -> ComponentF
 
 
 def split_second(shapes: Mapping[str, Shape]) -> tuple[Mapping[str, Shape], Mapping[str, Shape]]:
-    """`shapes` of a whole file without those of a second diffusion model; and those, without what their keys begin
-    with."""
+    """Split `shapes` of a file into those without a low-noise expert, and those of that expert without prefix."""
     start = LOW_NOISE_PREFIX
     second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
     return {key: shape for key, shape in shapes.items() if not key.startswith(start)} if second else shapes, second
 
 
 def second_model(contents: Contents) -> Iterator[ComponentFacts]:
-    """The diffusion model for low noise of a file that has one beside another."""
+    """Yield the low-noise expert of a file with two experts."""
     _, bare = split_second(contents.shapes)
     found = recognise_diffusion(bare) if bare else None
     if found is not None:
@@ -95,9 +94,9 @@ def second_model(contents: Contents) -> Iterator[ComponentFacts]:
 
 
 def other_components(contents: Contents, taken: str | None) -> Iterator[ComponentFacts]:
-    """Every component but the diffusion model, whose prefix is `taken`; None when there is none.
+    """Yield every component except the diffusion model, whose prefix is `taken`; None if there is none.
 
-    For a file that is one component alone, its keys may have no prefix.
+    A file with a single component may have no prefix.
     """
     shapes = {key: shape for key, shape in contents.shapes.items() if not (taken and key.startswith(taken))}
     found = split(shapes)
@@ -112,7 +111,7 @@ def other_components(contents: Contents, taken: str | None) -> Iterator[Componen
 
 
 def split(keys: Iterable[str]) -> dict[tuple[Kind, str], list[str]]:
-    """Those of `keys` that belong to components with prefixes, by kind and prefix."""
+    """Return the keys of components with prefixes, by kind and prefix."""
     found: dict[tuple[Kind, str], list[str]] = {}
     for key in keys:
         for kind, beginning in _BEGINNINGS:
@@ -124,7 +123,7 @@ def split(keys: Iterable[str]) -> dict[tuple[Kind, str], list[str]]:
 
 
 def recognised(kind: Kind, prefix: str, keys: list[str], contents: Contents) -> ComponentFacts:
-    """The component with `keys`, said to be of `kind`; without a name when its recogniser does not know it."""
+    """Return the component of `kind` with `keys`; without a name if its recogniser does not know it."""
     bare = {key.removeprefix(prefix): contents.shapes[key] for key in keys}
     measured = component(kind, prefix, keys, contents)
     if kind is Kind.VAE:
@@ -141,7 +140,7 @@ def recognised(kind: Kind, prefix: str, keys: list[str], contents: Contents) -> 
 
 
 def component(kind: Kind, prefix: str, keys: list[str], contents: Contents) -> ComponentFacts:
-    """The sizes of the component with `keys`, whatever it is."""
+    """Return the sizes of the component with `keys`, without identifying it."""
     by_kind: Counter[str] = Counter()
     for key in keys:
         if key in contents.stored:
@@ -161,7 +160,7 @@ def component(kind: Kind, prefix: str, keys: list[str], contents: Contents) -> C
 
 
 def parameters(shapes: Mapping[str, Shape], keys: Iterable[str]) -> int:
-    """Numbers in the tensors `keys`."""
+    """Return the number of values in the tensors `keys`."""
     return sum(math.prod(shapes[key]) for key in keys)
 
 

@@ -1,9 +1,9 @@
-"""Which tensors the part of Qwen 2.5 VL that sees images has, and what their shapes tell. Torch-free.
+"""Check the tensors of Qwen 2.5 VL's vision part, and infer its configuration from their shapes. Torch-free.
 
-Knows names and shapes; how it is built and shown images, `pool.models.vision.qwen` does.
+Knows names and shapes; `pool.models.vision.qwen` builds and runs it.
 
 Facts that shapes do not tell, from config.json of Qwen/Qwen2.5-VL-7B-Instruct: 16 heads, windows of 112 pixels, and
-every eighth block looks at the whole image.
+full attention in every eighth block.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from modelpool.pool.formats.safetensors_file import Shape
 Config: TypeAlias = dict[str, Any]
 
 HEADS, WINDOW, WHOLE_EVERY = 16, 112, 8
-#: pixels along a side of a patch, and patches along a side of what becomes one state
+#: pixels along a side of a patch, and patches along a side of a merged state
 PATCH, MERGED = 14, 2
-#: frames of a video that a patch is of; an image counts for all of them
+#: frames per patch; an image is repeated for all of them
 FRAMES, CHANNELS = 2, 3
 #: a weight that all of them have
 SURE_KEY = "patch_embed.proj.weight"
-#: those whose shapes are measured: of a layer its bias, which is never stored in parts
+#: tensors whose shapes are measured: biases, which are never stored in parts
 _GATE, _LAST = "blocks.0.mlp.gate_proj.bias", "merger.mlp.2.bias"
 
 
 def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
-    """The arguments of its configuration, by the shapes of all its tensors under the names of its module.
+    """Return the arguments of its configuration, from the shapes of all its tensors under the names of its module.
 
-    Raises UnknownArchitecture for tensors that are not exactly those of one that Qwen 2.5 VL can have.
+    Raises UnknownArchitecture unless the tensors are exactly those of a possible Qwen 2.5 VL vision part.
     """
     missing = [key for key in (SURE_KEY, _GATE, _LAST) if not named.get(key)]
     if missing:
-        raise UnknownArchitecture(f"found no {missing[0]}, which every one of Qwen 2.5 VL has")
+        raise UnknownArchitecture(f"found no {missing[0]}, which every Qwen 2.5 VL has")
     patches = named[SURE_KEY]
     expected = (*patches[:1], CHANNELS, FRAMES, PATCH, PATCH)
     if patches != expected or not patches[0] or patches[0] % (4 * HEADS):
@@ -63,7 +63,7 @@ def qwen_vision_config(named: Mapping[str, Shape]) -> Config:
 
 
 def _difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> str:
-    """The first tensor that sets `found` apart, in words; empty when names and shapes are those of `expected`."""
+    """Return the first difference between `found` and `expected` names and shapes, in words; empty if equal."""
     for key in sorted({*found, *expected}):
         if key not in found:
             return f"found no {key}, expected one of shape {expected[key]}"
@@ -75,7 +75,7 @@ def _difference(found: Mapping[str, Shape], expected: Mapping[str, Shape]) -> st
 
 
 def _tensors(depth: int, width: int, inner: int, out: int) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of all tensors."""
+    """Yield names and shapes of all tensors."""
     yield SURE_KEY, (width, CHANNELS, FRAMES, PATCH, PATCH)
     layers = {
         "attn.qkv": (3 * width, width),

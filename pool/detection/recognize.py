@@ -1,7 +1,7 @@
-"""What a file of weights is: one pure function over what its header says. Torch-free.
+"""Recognise a file of weights from its header: one pure function. Torch-free.
 
-Puts together what the other modules of this package know. Reads nothing (`pool.loading.recognition_input` does),
-and does not know what this version runs.
+Combines the other modules of this package. Reads nothing (`pool.loading.recognition_input` does), and does not know
+what this version runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from modelpool.pool.detection.prediction import prediction_hints
 
 
 def recognise_contents(contents: Contents) -> FileFacts:
-    """What a file with `contents` is: its components, or what it is instead.
+    """Return the facts of a file with `contents`: its components, or its other content.
 
-    Raises UnknownArchitecture for a diffusion model whose keys are known and whose shapes cannot be.
+    Raises UnknownArchitecture for a diffusion model with known keys and impossible shapes.
     """
     shapes = contents.shapes
     if is_lora(shapes):
@@ -30,7 +30,7 @@ def recognise_contents(contents: Contents) -> FileFacts:
     components = (*models, *other_components(contents, found.prefix if found else None))
     if not components:
         part = folder_part(shapes)
-        title = part or ("the file holds no tensors" if not shapes else "matches nothing that is known")
+        title = part or ("the file holds no tensors" if not shapes else "unknown content")
         return _without_components(Kind.OTHER if part else Kind.UNKNOWN, title, contents)
     return FileFacts(
         kind=_kind(components),

@@ -1,16 +1,14 @@
-"""The table of the diffusion models that are recognised: one row for each family. Torch-free.
+"""The table of recognised diffusion models: one row per family. Torch-free.
 
-A new family is a new row in one of the modules of `known`; one with an architecture of its own has a layout too, in one
-of those of `layouts`. Rows that share a layout, the name of their latents and the class that runs them stand
-together. Order matters twice:
+A new family is a new row in one of the modules of `known`; one with a new architecture also needs a layout in one of
+those of `layouts`. Rows that share a layout, a latent name and a class are grouped. Order matters twice:
 
-1. Layouts are tried in the order in which they are first named. The narrower of two that a file could have comes first,
-   where the keys that must not be there do not tell them apart already.
-2. Of the rows of one layout the first counts whose condition holds and whose keys beside the model are there. The last
-   one of a layout takes what is left; where none does, a file is told by the layout's title.
+1. Layouts are tried in the order of their first mention. The narrower of two layouts that match a file comes first,
+unless their excluded keys distinguish them. 2. Of the rows of one layout, the first whose condition and extra keys
+match wins. The last row of a layout matches the rest; if none matches, the layout's title describes the file.
 
-Sources: the published models' configurations; ComfyUI's class names, for those who know models by these (facts in
-tests/golden/detection.json); class names of diffusers 0.42.1.
+Sources: the published models' configurations; ComfyUI's class names (facts in tests/golden/detection.json); class names
+of diffusers 0.42.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which text encoder a file of weights is, and which set of them a family of models is given. Torch-free.
+"""Recognise text encoders in files, and the set of them that a family of models reads. Torch-free.
 
-`recognise_text_encoder` reads a table of signatures; `route` a table of what each kind of model takes. Keys come
-without the prefix that an encoder has inside a checkpoint. Builds nothing and knows no tokenizer's vocabulary.
+`recognise_text_encoder` uses a table of signatures; `route` a table of the sets that each kind of model reads. Keys
+have no component prefix. Builds nothing and knows no tokenizer's vocabulary.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 
 Shapes = Mapping[str, Shape]
-#: a size that must be so: of which tensor, which of its dimensions, how much
+#: a required size: tensor, dimension, value
 Size = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderFacts:
-    """One text encoder, as a file has it.
+    """One text encoder in a file.
 
     name          short and stable, "clip_l"
     title         for human readers
-    architecture  what kind of network it is: "clip", "t5", "umt5", "bert", "llama", "mistral", "gemma2", "gemma3",
-                  "qwen2", "qwen3"
+    architecture  kind of network: "clip", "t5", "umt5", "bert", "llama", "mistral", "gemma2", "gemma3", "qwen2",
+    "qwen3"
     layout        "transformers", or "open_clip" for CLIP in the naming of its training code
-    width         numbers in each token's state; 0 where the file does not tell
-    layers        how many layers the file has
-    vocabulary    tokens that it knows; 0 where the file has no table of them
+    width         width of each token's state; 0 if the file does not tell
+    layers        number of layers in the file
+    vocabulary    number of tokens; 0 if the file has no token embedding
     """
 
     name: str
@@ -44,7 +44,7 @@ class TextEncoderFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderSignature:
-    """A file with all of `keys`, none of `without`, and `sizes` as said, is this text encoder."""
+    """A text encoder, identified by all of `keys`, none of `without`, and `sizes`."""
 
     facts: TextEncoderFacts
     keys: tuple[str, ...]
@@ -53,7 +53,7 @@ class TextEncoderSignature:
 
 
 def _clip(name: str, title: str, deepest: int, **more: str) -> tuple[TextEncoderSignature, ...]:
-    """A CLIP text model with a layer `deepest`, in either naming."""
+    """Return the signatures of a CLIP text model with a layer `deepest`, in either naming."""
     facts = TextEncoderFacts(name, title, "clip")
     open_clip = f"transformer.resblocks.{deepest}.mlp.c_fc.weight"
     return (
@@ -80,7 +80,7 @@ def _facts(name: str, title: str, architecture: str) -> TextEncoderFacts:
     return TextEncoderFacts(name, title, architecture)
 
 
-#: the first that fits counts
+#: the first match wins
 SIGNATURES: tuple[TextEncoderSignature, ...] = (
     *_clip("clip_g", "CLIP-G", 30),
     *_clip("clip_h", "CLIP-H", 22),
@@ -134,19 +134,19 @@ _TOKEN_TABLES = (
     "shared.weight", "encoder.embed_tokens.weight", "model.embed_tokens.weight",
     "bert.embeddings.word_embeddings.weight",
 )  # fmt: skip
-#: a tensor as wide as the encoder, and which of its dimensions is
+#: tensors whose given dimension is the encoder's width
 _WIDTHS = (
     (_T5_GATE, 1), (_T5_KEYS, 1), (_NORM_AFTER_ATTENTION, 0),
     ("text_model.encoder.layers.0.mlp.fc1.weight", 1), ("encoder.layers.0.mlp.fc1.weight", 1),
     ("transformer.resblocks.0.mlp.c_fc.weight", 1),
 )  # fmt: skip
 
-#: what files of whole sets put before the tensors of a CLIP in the naming of transformers, beside its projection
+#: prefix of a CLIP in the naming of transformers in files of text encoder sets, next to its projection
 _LEVEL = "transformer."
 
 
 def recognise_text_encoder(shapes: Shapes) -> TextEncoderFacts | None:
-    """The text encoder that a file with tensors of `shapes` (keys without prefix) is, or None."""
+    """Return the text encoder with tensors of `shapes` (keys without prefix), or None."""
     if any(key.startswith(_LEVEL + "text_model.") for key in shapes):
         shapes = {key.removeprefix(_LEVEL): shape for key, shape in shapes.items()}
     for signature in SIGNATURES:
@@ -167,7 +167,7 @@ def _fits(signature: TextEncoderSignature, shapes: Shapes) -> bool:
 
 
 def _layers(shapes: Shapes) -> int:
-    """The layers of the text model; towers for images that some files have beside it are left out."""
+    """Return the layers of the text model; vision towers are ignored."""
     numbers = {
         int(match[1])
         for key in shapes
@@ -177,7 +177,7 @@ def _layers(shapes: Shapes) -> int:
 
 
 class ClipType(StrEnum):
-    """What kind of model text encoders are loaded for, where a person says so."""
+    """Kind of model that text encoders are loaded for, if the user specifies it."""
 
     STABLE_DIFFUSION = "stable_diffusion"
     STABLE_CASCADE = "stable_cascade"
@@ -206,13 +206,13 @@ class ClipType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderSet:
-    """The text encoders that one kind of model reads, and how its prompts are put to them.
+    """The text encoders that one kind of model reads.
 
-    name      short and stable, "sdxl"; sets that differ in how prompts are worded have names of their own
-    members   the names of the encoders that belong to it
+    name      short and stable, "sdxl"; sets that differ in their prompt templates have different names
+    members   the names of its encoders
     missing   members that were not among the files
     unplaced  files, by position, that are no member
-    guessed   whether no rule speaks of these files: they were taken for the set that is usual
+    guessed   whether no rule covers these files, so that the default set was chosen
     """
 
     name: str
@@ -254,16 +254,16 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "kandinsky5": ("clip_l", "qwen25_7b"),
     "kandinsky5_image": ("clip_l", "qwen25_7b"),
 }
-#: encoders that stand for a member of another name
+#: encoders that can replace a member of another name
 _STANDS_FOR: Mapping[str, tuple[str, ...]] = {
-    # UMT5 has T5's layout; a list of some of its keys need not show what sets it apart
+    # # UMT5 has T5's layout; a partial key list may not distinguish them
     "t5xxl": ("umt5_xxl",),
     "umt5_xxl": ("t5xxl",),
     "mistral3_24b_pruned": ("mistral3_24b",),
 }
 
 _ANY_OF_SD3 = {ClipType.SD3: "sd3", ClipType.HIDREAM: "hidream"}
-#: one file: by its encoder, the set that it is, and the sets that it is for some kinds of model
+#: one file: by its encoder, the default set, and the sets for some kinds of model
 ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "clip_l": ("sd1", _ANY_OF_SD3),
     "clip_h": ("sd2", {}),
@@ -289,7 +289,7 @@ ONE_FILE: Mapping[str, tuple[str, Mapping[ClipType, str]]] = {
     "mistral3_24b_pruned": ("flux2", {}),
     "llama3_8b": ("hidream", {}),
 }  # fmt: skip
-#: one file that is none of them
+#: any other single file
 _ONE_OTHER_FILE: tuple[str, Mapping[ClipType, str]] = ("sd1", _ANY_OF_SD3)
 #: two files: by the kind of model alone
 TWO_FILES: Mapping[ClipType, str] = {
@@ -309,10 +309,11 @@ _ANY_MEMBER = frozenset({"sd3", "hidream"})
 
 
 def route(clip_type: ClipType | str, encoders: Sequence[TextEncoderFacts | None]) -> TextEncoderSet:
-    """The set that `encoders`, one for each file (None: not recognised), are for a model of `clip_type`.
+    """Return the set that `encoders`, one per file (None: not recognised), form for a model of `clip_type`.
 
-    What a set lacks and which files it has no use for is told, not refused: whoever loads them decides.
-    Raises UnknownArchitecture for no file, for more than four, and for an encoder that no set has.
+    Missing members and unused files are reported, not rejected: the caller decides.
+
+    Raises UnknownArchitecture for no file, for more than four, and for an encoder outside of all sets.
     """
     kind = ClipType(clip_type)
     names = [encoder.name if encoder else "" for encoder in encoders]
@@ -320,7 +321,7 @@ def route(clip_type: ClipType | str, encoders: Sequence[TextEncoderFacts | None]
         case 1:
             if encoders[0] is not None and names[0] not in ONE_FILE and names[0] not in _in_sets():
                 raise UnknownArchitecture(
-                    f"text encoder {encoders[0].title}: found no model that reads it, expected one of {_readable()}"
+                    f"text encoder {encoders[0].title}: no model reads it, expected one of {_readable()}"
                 )
             usual, otherwise = ONE_FILE.get(names[0], _ONE_OTHER_FILE)
             return _set_of(otherwise.get(kind, usual), names)
@@ -348,7 +349,7 @@ def _set_of(name: str, encoders: Sequence[str]) -> TextEncoderSet:
 
 
 def stands_for(encoder: str) -> tuple[str, ...]:
-    """The members of sets that a text encoder called `encoder` can be beside the one of its own name."""
+    """Return the members of sets that the text encoder `encoder` can replace, except the one of its name."""
     return _STANDS_FOR.get(encoder, ())
 
 

@@ -1,9 +1,9 @@
-"""What is known of a VAE before it is built: its sizes, dtypes, latents and memory. Torch-free values.
+"""Facts of a VAE before it is built: sizes, dtypes, latents and memory. Torch-free values.
 
-Does not know which keys a VAE has (`pool.detection.vaes`), nor how it is built (`pool.models.vae`).
+Does not know a VAE's keys (`pool.detection.vaes`), nor how it is built (`pool.models.vae`).
 
-Figures of memory are those of section 7 of the published behaviour of ComfyUI (commit 4086acf3c2, 2025-12-06): formulas
-fitted to measured peaks of whole passes. Golden values: tests/golden/vae_detection.json.
+Memory figures are those of section 7 of the published behaviour of ComfyUI (commit 4086acf3c2, 2025-12-06): formulas
+fitted to measured peaks of complete passes. Golden values: tests/golden/vae_detection.json.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ BF16, F16, F32 = "bfloat16", "float16", "float32"
 
 @dataclass(frozen=True, slots=True)
 class VaeFacts:
-    """One kind of VAE, as a file has it.
+    """One kind of VAE, as in a file.
 
     name              short and stable, "kl"
     title             for human readers
-    latent_channels   channels of its latents, as diffusion models see them
-    dimensions        dimensions after batch and channels that its latents have: 1, 2 or 3
-    pixel_channels    channels of what it decodes to
-    encode_ratio      pixels (or samples of audio) along one side that become one cell of a latent
-    decode_ratio      pixels that one cell becomes
-    temporal_ratio    frames that one cell stands for; the first cell of a video is one frame
-    working_dtypes    what it may compute in, best first
-    latent_formats    the formats of `latent_formats` that its latents can be in; several: the model's family tells
-    frames_are_batch  images given together are images, not frames of a video
-    may_offload       whether it stays usable when its weights are moved off the device between runs
-    crops_input       whether pixels beyond a multiple of the ratio are cut off before they are encoded
-    extra_channels    size of a dimension between channels and time that its latents have beside; 0 for none
+    latent_channels   channels of its latents, as diffusion models read them
+    dimensions        dimensions of its latents after batch and channels: 1, 2 or 3
+    pixel_channels    channels of its decoded output
+    encode_ratio      pixels (or audio samples) along one side per latent cell, when encoding
+    decode_ratio      the same when decoding
+    temporal_ratio    frames per time cell; the first cell of a video is one frame
+    working_dtypes    supported compute dtypes, best first
+    latent_formats    possible formats of its latents, in `latent_formats`; if several, the model's family decides
+    frames_are_batch  a batch of images is several images, not frames of a video
+    may_offload       whether its weights may leave the device between runs
+    crops_input       whether pixels beyond a multiple of the ratio are cropped before encoding
+    extra_channels    size of an additional dimension of its latents between channels and time; 0 for none
     has_encoder       whether the file has the encoder's weights
     has_decoder       whether the file has the decoder's weights
-    layout            "original", or "diffusers" for a file in the naming of diffusers
+    layout            "original", or "diffusers" for a file in diffusers' naming
     """
 
     name: str
@@ -59,27 +59,28 @@ class VaeFacts:
     layout: str = "original"
 
     def decoded_frames(self, cells: int) -> int:
-        """The frames that `cells` of a latent become; the number itself where there is no time."""
+        """Return the frames of `cells` time cells; `cells` itself without a time dimension."""
         return max(0, cells * self.temporal_ratio - (self.temporal_ratio - 1))
 
     def encoded_frames(self, frames: int) -> int:
-        """The cells of a latent that `frames` become."""
+        """Return the time cells of `frames`."""
         return max(0, (frames + self.temporal_ratio - 1) // self.temporal_ratio)
 
     def decoded_sides(self, cells: tuple[int, ...]) -> tuple[int, ...]:
-        """The pixels (or samples) that cells along each side (time left out) become."""
+        """Return the pixels (or samples) of cells along each side, without time."""
         return tuple(int(side * self.decode_ratio) for side in cells)
 
     def encoded_sides(self, pixels: tuple[int, ...]) -> tuple[int, ...]:
-        """The cells that pixels along each side (time left out) become; what is beyond a multiple is lost."""
+        """Return the cells of pixels along each side, without time; a remainder is lost."""
         return tuple(int(side / self.encode_ratio) for side in pixels)
 
     def decode_bytes(self, latent_shape: Shape, bytes_per_number: int) -> float:
-        """What decoding a latent of `latent_shape` takes beside weights, computing in numbers of that size."""
+        """Return the bytes, in addition to weights, for decoding a latent of `latent_shape` at that value size."""
         return _figures(self)[0](latent_shape) * bytes_per_number
 
     def encode_bytes(self, pixel_shape: Shape, bytes_per_number: int) -> float:
-        """What encoding pixels (or audio) of `pixel_shape`, channels second, takes beside weights."""
+        """Return the bytes, in addition to weights, for encoding pixels (or audio) of `pixel_shape`, channels
+        second."""
         return _figures(self)[1](pixel_shape) * bytes_per_number
 
 
@@ -87,7 +88,7 @@ Numbers: TypeAlias = Callable[[Shape], float]
 
 
 def _whole(shape: Shape) -> int:
-    """All cells but batch and channels of an image or video of which frames are counted one by one."""
+    """Return the product of all dimensions after batch and channels."""
     area = 1
     for side in shape[2:]:
         area *= side
@@ -103,7 +104,7 @@ def _last_three(shape: Shape) -> int:
 
 
 def _tiny_video(factor: float, cells_per_side: int, power: float, share: float) -> Numbers:
-    """Tiny video autoencoders work frame by frame, and keep a part of them all."""
+    """Tiny video autoencoders work frame by frame, and keep a share of all frames."""
     return lambda s: factor * max(1.0, s[2] ** power * share) * _last_two(s) * cells_per_side**2
 
 

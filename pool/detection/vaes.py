@@ -1,7 +1,7 @@
-"""Which VAE a file of weights is, from its keys and shapes. Torch-free.
+"""Recognise the VAE in a file of weights, from keys and shapes. Torch-free.
 
-A table of signatures, one row for each kind that was published; the first that fits counts. Keys come without the
-prefix that a VAE has inside a checkpoint. Knows what is recognised, not what can be built: that is `pool.models.vae`.
+A table of signatures, one row per published kind; the first match wins. Keys have no component prefix. Knows what is
+recognised, not what can be built (`pool.models.vae`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ Shapes = Mapping[str, Shape]
 
 @dataclass(frozen=True, slots=True)
 class VaeSignature:
-    """A file that has one of `keys` is the VAE that `facts` tells.
+    """A kind of VAE, identified by any of `keys`.
 
-    keys     any one of them is enough
-    facts    what such a VAE is, or a function of the file's shapes where variants differ; None: not this one after all
-    encoder  what the keys of the encoder begin with
-    decoder  what the keys of the decoder begin with
+    keys     one of them suffices
+    facts    its facts, or a function of the file's shapes if there are variants; None: no match
+    encoder  key prefixes of the encoder decoder  key prefixes of the decoder
     """
 
     keys: tuple[str, ...]
@@ -33,9 +32,9 @@ class VaeSignature:
 
 
 def recognise_vae(shapes: Shapes, dtypes: Mapping[str, str] | None = None) -> VaeFacts | None:
-    """The VAE that a file with tensors of `shapes` (keys without prefix) is, or None.
+    """Return the VAE with tensors of `shapes` (keys without prefix), or None.
 
-    `dtypes`, in the spelling of safetensors headers, settle what shapes leave open in some of the tiny ones.
+    `dtypes`, in safetensors' notation, distinguish some tiny VAEs with equal shapes.
     """
     for signature in SIGNATURES:
         if not any(key in shapes for key in signature.keys):
@@ -53,7 +52,8 @@ def recognise_vae(shapes: Shapes, dtypes: Mapping[str, str] | None = None) -> Va
 
 
 def _narrowed(facts: VaeFacts, dtypes: Mapping[str, str]) -> tuple[str, ...]:
-    """Its latent formats; the tiny video autoencoder of HunyuanVideo was published in half precision, others not."""
+    """Return its latent formats; the tiny video autoencoder of HunyuanVideo was published in half precision, others
+    not."""
     dtype = dtypes.get("decoder.22.bias")
     if facts.name != "taehv" or dtype is None:
         return facts.latent_formats
@@ -61,13 +61,13 @@ def _narrowed(facts: VaeFacts, dtypes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _dimension(shapes: Shapes, key: str, index: int) -> int:
-    """Size `index` of the tensor `key`; 0 where there is no such."""
+    """Return size `index` of the tensor `key`; 0 if it does not exist."""
     shape = shapes.get(key, ())
     return shape[index] if index < len(shape) else 0
 
 
 def _levels(shapes: Shapes) -> int:
-    """The resolutions of an autoencoder whose blocks are numbered by them, told by whichever half the file has."""
+    """Return the number of resolution levels, from either half."""
     numbers = {match[1] for key in shapes if (match := re.match(r"(?:decoder\.up|encoder\.down)\.(\d+)\.", key))}
     return len(numbers)
 
@@ -80,7 +80,7 @@ BFLOAT_FIRST = (BF16, F16, F32)
 
 
 def _with_plain_convolutions(shapes: Shapes) -> VaeFacts | None:
-    """Autoencoders of the latent diffusion kind, and what followed them under the same names."""
+    """Return the facts of latent diffusion autoencoders, and of later ones with the same key names."""
     channels = _dimension(shapes, "decoder.conv_in.weight", 1) or _dimension(shapes, "encoder.conv_out.weight", 0) // 2
     if len(shapes.get("decoder.conv_in.weight", shapes.get("encoder.conv_in.weight", ()))) == 5:
         return replace(_HUNYUAN_IMAGE_3, latent_channels=channels)
@@ -95,7 +95,7 @@ def _with_plain_convolutions(shapes: Shapes) -> VaeFacts | None:
 
 
 def _has_channel_shortcuts(shapes: Shapes) -> bool:
-    """Whether a level goes down or up by folding pixels into channels: its convolution changes their number."""
+    """Return whether levels change by folding pixels into channels: the convolution changes the channel count."""
     for key in ("encoder.down.0.downsample.conv.weight", "decoder.up.0.upsample.conv.weight"):
         if key in shapes:
             return _dimension(shapes, key, 0) != _dimension(shapes, key, 1)
@@ -103,7 +103,7 @@ def _has_channel_shortcuts(shapes: Shapes) -> bool:
 
 
 def _in_diffusers_naming(shapes: Shapes) -> VaeFacts | None:
-    """Autoencoders as one part of a diffusers folder, where their weights tell which class they belong to."""
+    """Return the facts of autoencoders in diffusers' naming, if their weights determine the class."""
     if len(shapes.get("decoder.conv_in.weight", ())) != 4:
         return None
     channels = _dimension(shapes, "decoder.conv_in.weight", 1)
@@ -173,7 +173,7 @@ _HUNYUAN_IMAGE = VaeFacts(
     "hunyuan_image", "HunyuanImage 2.1", 64,
     encode_ratio=32, decode_ratio=32, working_dtypes=HALF_FIRST, latent_formats=("hunyuan_image",),
 )  # fmt: skip
-#: with plain convolutions and group norms in three dimensions; no format of its latents is published with numbers
+#: 3D convolutions without causal padding and with group norms; its latent format has not been published
 _HUNYUAN_IMAGE_3 = VaeFacts(
     "hunyuan_image_3", "HunyuanImage 3", 32, 3, encode_ratio=16, decode_ratio=16, temporal_ratio=4,
     working_dtypes=HALF_FIRST, frames_are_batch=True,
@@ -183,7 +183,7 @@ _HUNYUAN_VIDEO_15 = VaeFacts(
     encode_ratio=16, decode_ratio=16, temporal_ratio=4,
     working_dtypes=HALF_FIRST, latent_formats=("hunyuan_video_15", "hunyuan_image_refiner"),
 )  # fmt: skip
-#: an image of the refiner is one frame, and its VAE is another class than the video's with the same tensors
+#: an image of the refiner is one frame, and its VAE is a different class than the video's with the same tensors
 HUNYUAN_IMAGE_REFINER = replace(
     _HUNYUAN_VIDEO_15, name="hunyuan_image_refiner", title="HunyuanImage 2.1 refiner",
     latent_formats=("hunyuan_image_refiner",),
@@ -223,7 +223,7 @@ _OOBLECK = VaeFacts(
 )  # fmt: skip
 _MOCHI = VaeFacts("mochi", "Mochi", 12, 3, temporal_ratio=6, working_dtypes=(F16, F32), latent_formats=("mochi",))
 _COSMOS = VaeFacts("cosmos", "Cosmos", 16, 3, temporal_ratio=8, latent_formats=("cosmos",))
-#: what is known of the kinds that have one architecture, by name; sizes are those that were published
+#: facts of kinds with one architecture, by name; sizes as published
 FACTS: Mapping[str, VaeFacts] = {
     facts.name: facts
     for facts in (
@@ -232,7 +232,7 @@ FACTS: Mapping[str, VaeFacts] = {
     )
 }  # fmt: skip
 
-#: the first that fits counts
+#: the first match wins
 SIGNATURES: tuple[VaeSignature, ...] = (
     VaeSignature(("decoder.up_blocks.0.resnets.0.norm1.weight",), _in_diffusers_naming),
     VaeSignature(("decoder.mid.block_1.mix_factor",), _KL_TEMPORAL),

@@ -1,6 +1,6 @@
-"""Which vision encoder a file or a part of one is, from keys and shapes. Torch-free and pure.
+"""Recognise the vision encoder in a file, from keys and shapes. Torch-free and pure.
 
-The first layer cuts images into patches; its width and the patch tell the published sizes apart.
+The width and patch size of its patch embedding distinguish the published sizes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 from modelpool.pool.formats.safetensors_file import Shape
 
-#: the layer that cuts into patches, by the code whose name it is, keys without prefix
+#: patch embedding by code base, keys without prefix
 _PATCHES: tuple[tuple[str, str], ...] = (
     ("vision_model.embeddings.patch_embedding.weight", "clip"),
     ("embeddings.patch_embeddings.projection.weight", "dino2"),
     ("visual.conv1.weight", "clip"),
     ("conv1.weight", "clip"),
 )
-#: names by code, width and patch
+#: names by code base, width and patch size
 _SIZES: Mapping[tuple[str, int, int], tuple[str, str]] = {
     ("clip", 768, 32): ("clip_vision_b32", "CLIP vision B/32"),
     ("clip", 768, 16): ("clip_vision_b16", "CLIP vision B/16"),
@@ -31,7 +31,7 @@ _SIZES: Mapping[tuple[str, int, int], tuple[str, str]] = {
 
 
 def recognise_vision(shapes: Mapping[str, Shape]) -> tuple[str, str] | None:
-    """Name and title of the vision encoder with tensors of `shapes`; None when it is not known as one."""
+    """Return name and title of the vision encoder with tensors of `shapes`; None if unknown."""
     for key, code in _PATCHES:
         shape = shapes.get(key, ())
         if len(shape) == 4 and shape[1] == 3:

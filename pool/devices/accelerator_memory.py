@@ -1,6 +1,6 @@
-"""The memory of an accelerator that torch has an allocator for, whoever made it.
+"""Memory of an accelerator with a torch allocator, of any vendor.
 
-One class; what differs between makers is a value, `MemoryCalls`. Decides nothing about what is kept there.
+One class; vendors differ in a value, `MemoryCalls`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
-#: what a device that does not tell its memory is taken to have when no budget is given
-UNTOLD_BYTES = 1 << 30
+#: assumed memory of a device that does not report it, without a budget
+UNREPORTED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCalls:
-    """How one device is asked about its memory. All in bytes.
+    """Functions that query the memory of one device. All in bytes.
 
-    driver      free now and all there is, whichever process uses the rest; None where the device does not tell
+    driver      free and total, including other processes; None if the device does not report it
     allocated   in tensors of this process
-    reserved    taken from the driver by this process, for tensors and for the allocator's cache
-    peak        the most in tensors since `reset_peak`
-    cap         let this process take no more than that share (0 to 1) of the device
-    release     give the allocator's cache back to the driver
+    reserved    taken from the driver by this process, for tensors and the allocator's cache
+    peak        maximum in tensors since `reset_peak`
+    cap         limit this process to a fraction (0 to 1) of the device
+    release     return the allocator's cache to the driver
     """
 
     driver: Callable[[], tuple[int, int]] | None
@@ -41,25 +41,25 @@ class MemoryCalls:
 def memory_calls(
     kind: DeviceKind, module: Any, index: int, host: Callable[[], HostMemory] = host_memory
 ) -> MemoryCalls:
-    """The calls for device `index` of `kind`, in torch's `module` for it."""
-    if not kind.facts.tells_memory:
+    """Return the calls for device `index` of `kind`, in its torch `module`."""
+    if not kind.facts.reports_memory:
         return _SILENT
     return _mps_calls(module, host) if kind is DeviceKind.MPS else _usual_calls(module, index)
 
 
 class AcceleratorMemory:
-    """One accelerator, by torch's caching allocator and its driver. Bytes that the allocator caches count as free."""
+    """One accelerator, by torch's caching allocator and its driver. Bytes cached by the allocator count as free."""
 
     def __init__(self, calls: MemoryCalls, budget_bytes: int | None) -> None:
-        """Take at most `budget_bytes` (None: what is free now), and have the allocator hold to it where it can."""
+        """Use at most `budget_bytes` (None: currently free memory), enforced by the allocator if possible."""
         self._calls = calls
         self.ledger: TransferLedger | None = TransferLedger()
         if calls.driver is None:
-            self._total_bytes = budget_bytes or UNTOLD_BYTES
+            self._total_bytes = budget_bytes or UNREPORTED_BYTES
             return
         free_bytes, device_bytes = calls.driver()
         self._total_bytes = min(budget_bytes or free_bytes, free_bytes)
-        if 0 < self._total_bytes < device_bytes:  # a share of 0 means no limit to some
+        if 0 < self._total_bytes < device_bytes:  # some backends treat 0 as no limit
             calls.cap(self._total_bytes / device_bytes)
 
     def total_bytes(self) -> int:
@@ -67,7 +67,7 @@ class AcceleratorMemory:
         return self._total_bytes
 
     def free_bytes(self) -> int:
-        """As `DeviceMemory`: what the driver has left, and what the allocator caches."""
+        """As `DeviceMemory`: free memory of the driver plus the cache of the allocator."""
         allocated_bytes = self._calls.allocated()
         if self._calls.driver is None:
             return max(0, self._total_bytes - allocated_bytes)
@@ -87,13 +87,13 @@ class AcceleratorMemory:
         self._calls.release()
 
     def transfers(self) -> TransferCounters:
-        """As `DeviceMemory`: what was told to the ledger."""
+        """As `DeviceMemory`: the counts of the ledger."""
         assert self.ledger is not None
         return self.ledger.counters()
 
 
 def _usual_calls(module: Any, index: int) -> MemoryCalls:
-    """The names that torch.cuda gave these functions, and everybody after it."""
+    """The function names of torch.cuda, which other backends share."""
     return MemoryCalls(
         driver=lambda: _pair(module.mem_get_info(index)),
         allocated=lambda: int(module.memory_allocated(index)),
@@ -106,7 +106,7 @@ def _usual_calls(module: Any, index: int) -> MemoryCalls:
 
 
 def _mps_calls(module: Any, host: Callable[[], HostMemory]) -> MemoryCalls:
-    """Apple's GPU takes from the host's memory, up to what the system recommends. Nobody counts its peak."""
+    """Apple's GPU uses host memory, up to the recommended maximum. Its peak is not measured."""
 
     def driver() -> tuple[int, int]:
         most_bytes = int(module.recommended_max_memory())

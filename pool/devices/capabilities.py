@@ -1,9 +1,8 @@
-"""What a device can compute with, as a frozen value, and how each kind of device is asked.
+"""Compute capabilities of a device as a frozen value, and their detection for each kind.
 
-The rules that turn a card's name and generation into abilities are pure. Decides nothing about models
-(`pool.patcher.compute_dtype`, `pool.ops.layer_choice`).
-Source of the rules: comfyui-behaviour facts, section 3 (`should_use_fp16`, `should_use_bf16`, `supports_fp8_compute`,
-`maximum_vram_for_weights`).
+The rules that map a card's name and generation to capabilities are pure. Decisions about models are in
+`pool.patcher.compute_dtype` and `pool.ops.layer_choice`. Source of the rules: comfyui-behaviour facts, section 3
+(`should_use_fp16`, `should_use_bf16`, `supports_fp8_compute`, `maximum_vram_for_weights`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FP8_FROM: Generation = (8, 9)
 #: first generation that has float16 at all
 ANY_FLOAT16_FROM: Generation = (6, 0)
 
-#: words in the names of Pascal cards on which float16 is right, if no faster
+#: words in the names of Pascal cards on which float16 is correct, but not faster
 _AUDIO_PASCAL = ("1080", "1070", "titan x", "p3000", "p3200", "p4000", "p4200", "p5000", "p5200", "p6000", "1060",
                  "1050", "p40", "p100", "p6", "p4")  # fmt: skip
 #: words in the names of Turing cards whose float16 gives wrong numbers
@@ -41,17 +40,17 @@ _BROKEN_TURING = ("1660", "1650", "1630", "t500", "t550", "t600", "mx550", "mx45
                   "t1200")  # fmt: skip
 
 #: AMD architectures whose bfloat16 is emulated or missing: older than RDNA 3, and the first two of Vega.
-#: Source: AMD's tables of matrix instructions; no such card was at hand
+#: Source: AMD's tables of matrix instructions; not tested on such a card
 _ROCM_WITHOUT_BFLOAT16 = ("gfx803", "gfx900", "gfx906", "gfx101", "gfx103")
 #: first release of macOS whose GPU kernels take bfloat16
 _MACOS_BFLOAT16_FROM = 14
 #: first generation of Cambricon cards with bfloat16
 _MLU_BFLOAT16_FROM = 5
 
-#: what a card is taken for when nothing but "cuda" is known of it
+#: assumed card if only "cuda" is known
 UNKNOWN_CARD: tuple[str, Generation] = ("an Nvidia GPU", (8, 0))
 
-#: share of a card's memory that weights may take, and what a run needs beside them
+#: fraction of device memory for weights, and memory that a run needs in addition
 WEIGHTS_SHARE = 0.88
 INFERENCE_BYTES = 0.8 * (1 << 30) + 400 * (1 << 20)
 
@@ -66,17 +65,17 @@ class HalfStorage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapabilities:
-    """What one device can do.
+    """Capabilities of one device.
 
-    kind          what it is
-    name          as its maker calls it
-    generation    CUDA generation; None where there is none
+    kind          device kind
+    name          vendor name
+    generation    CUDA compute capability; None for others
     total_bytes   of its memory
     float16, bfloat16  it computes well in them
-    half_storage  whether weights may rest in float16 where it does not compute well in it
+    half_storage  whether weights may be stored in float16 if it does not compute well in it
     fp8_matmul    it multiplies 8-bit float matrices
-    cublas_half   the package `cublas_ops` is there to be used
-    shares_host_memory  its memory is the host's
+    cublas_half   the package `cublas_ops` is available
+    shares_host_memory  its memory is host memory
     """
 
     kind: DeviceKind
@@ -92,11 +91,11 @@ class DeviceCapabilities:
 
     @property
     def weight_bytes(self) -> float:
-        """What weights may take of its memory when everything is to stay on it."""
+        """Memory available to weights if everything stays on the device."""
         return self.total_bytes * WEIGHTS_SHARE - INFERENCE_BYTES
 
     def computes(self, dtype: torch.dtype) -> bool:
-        """It computes well in `dtype`."""
+        """Whether it computes well in `dtype`."""
         known = {torch.float16: self.float16, torch.bfloat16: self.bfloat16, torch.float32: True, torch.float64: True}
         return known.get(dtype, False)
 
@@ -108,7 +107,7 @@ def cuda_capabilities(
     cublas_half: bool = False,
     shares_host_memory: bool = False,
 ) -> DeviceCapabilities:
-    """What an Nvidia card of this name and generation can do. Pure."""
+    """Return the capabilities of an Nvidia card of this name and generation. Pure."""
     broken = generation == (7, 5) and _names(name, _BROKEN_TURING)
     audio_pascal = generation[0] == 6 and _names(name, _AUDIO_PASCAL)
     if generation < ANY_FLOAT16_FROM:
@@ -132,7 +131,8 @@ def cuda_capabilities(
 
 
 def host_capabilities(kind: DeviceKind, total_bytes: int) -> DeviceCapabilities:
-    """What a CPU, or a simulated device that computes on one, can do: float32. Its half precision is slower. Pure."""
+    """Return the capabilities of a CPU, or a simulated device that computes on one: float32; half precision is slower.
+    Pure."""
     shares = kind.facts.shares_host_memory
     return DeviceCapabilities(kind, kind.facts.title, total_bytes=total_bytes, shares_host_memory=shares)
 
@@ -140,10 +140,11 @@ def host_capabilities(kind: DeviceKind, total_bytes: int) -> DeviceCapabilities:
 def other_capabilities(
     kind: DeviceKind, name: str, total_bytes: int, bfloat16: bool, shares_host_memory: bool = False
 ) -> DeviceCapabilities:
-    """What an accelerator that is no Nvidia card can do: float16 always, and no kernels for packed weights. Pure.
+    """Return the capabilities of an accelerator other than Nvidia's: float16 always, and no kernels for packed weights.
+    Pure.
 
-    8-bit products stay off: their kernels here were tried on Nvidia cards alone, and AMD's first ones take another
-    8-bit format.
+    8-bit products are off: their kernels here were tested on Nvidia cards only, and AMD's first ones use another 8-bit
+    format.
     """
     return DeviceCapabilities(
         kind=kind,
@@ -162,10 +163,10 @@ def rocm_bfloat16(architecture: str) -> bool:
 
 
 def capabilities_of(device: str | DeviceCapabilities) -> DeviceCapabilities:
-    """`device` itself, or what is expected of a device when only the name of its kind is known. Pure.
+    """Return `device` itself, or the assumed capabilities of a device kind. Pure.
 
-    That is a card of the Ampere generation for "cuda", and the like for the others: the processes that ask may have no
-    GPU. Raises UnknownName.
+    For "cuda" that is a card of the Ampere generation, similarly for others: the calling process may have no GPU.
+    Raises UnknownName.
     """
     if isinstance(device, DeviceCapabilities):
         return device
@@ -180,9 +181,9 @@ def capabilities_of(device: str | DeviceCapabilities) -> DeviceCapabilities:
 
 
 def weakest(devices: Iterable[DeviceCapabilities]) -> DeviceCapabilities:
-    """Of the devices of one pool, the one whose dtypes are widest: sizes that are reckoned for it hold for all. Pure.
+    """Return the device of a pool with the widest dtypes: sizes computed for it hold for all. Pure.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     return min(devices, key=lambda d: (d.bfloat16, d.float16, d.generation or (0, 0), d.total_bytes))
 
@@ -190,10 +191,9 @@ def weakest(devices: Iterable[DeviceCapabilities]) -> DeviceCapabilities:
 def detect_capabilities(
     kind: DeviceKind, index: int = 0, total_bytes: int | None = None, find_module: FindModule = device_module
 ) -> DeviceCapabilities:
-    """What the device of this machine can do. `total_bytes` when it is to be used in part only.
+    """Return the capabilities of a device of this machine. `total_bytes` limits its memory.
 
-    Asks the driver about an accelerator; reserves no memory there. Raises UserError where this process has no such
-    device.
+    Queries the driver of an accelerator; reserves no memory there. Raises UserError if this process has no such device.
     """
     if kind.computes_on_host:
         return host_capabilities(kind, total_bytes or host_memory().total_bytes)
@@ -215,18 +215,18 @@ def detect_capabilities(
 
 
 def default_device_kind(find_module: FindModule = device_module) -> DeviceKind:
-    """The kind of device that a process on this machine uses unless it is told otherwise."""
+    """Return the default device kind on this machine."""
     for kind in ACCELERATORS:
         try:
             if device_count(find_module(kind)):
                 return kind
         except UserError:
-            continue  # `modelpool doctor` tells of it
+            continue  # reported by `modelpool doctor`
     return DeviceKind.CPU
 
 
 def _has_bfloat16(kind: DeviceKind, module: Any, facts: Any) -> bool:
-    """Whether an accelerator that is no Nvidia card computes in bfloat16, by what its kind says of itself."""
+    """Whether an accelerator other than Nvidia's computes in bfloat16, as reported by its kind."""
     match kind:
         case DeviceKind.ROCM:
             return rocm_bfloat16(str(getattr(facts, "gcnArchName", "")))
@@ -243,6 +243,6 @@ def _has_bfloat16(kind: DeviceKind, module: Any, facts: Any) -> bool:
 
 
 def _names(name: str, words: tuple[str, ...]) -> bool:
-    """`name` has one of `words` as a word of its own ("1080" in "GTX 1080 Ti", not in "RTX 10800")."""
+    """Whether `name` contains one of `words` as a separate word ("1080" in "GTX 1080 Ti", not in "RTX 10800")."""
     lowered = name.lower()
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\d)", lowered) for word in words)

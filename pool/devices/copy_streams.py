@@ -1,13 +1,13 @@
 """A ring of streams that copy weights to a device while it computes.
 
-Knows streams and events, as torch's CUDA ones behave; does not know which weights are copied, or when
-(`pool.devices.uploads`). Without CUDA there are no streams, and nobody makes a ring.
+Uses streams and events like torch's CUDA ones; `pool.devices.uploads` decides what is copied. Without CUDA there are no
+streams and no ring.
 
-Rules:
+Rules
 1. Memory for a copy is allocated on the copy stream that writes it.
-2. A stream that is taken first waits for all that the compute stream was given so far. Memory that came from this
-   stream before and was freed since is thus written again only when the compute stream is past its last use.
-3. Whoever reads what was copied lets its own stream wait for the copy's event first.
+2. A stream first waits for all pending work of the compute stream. Memory that was allocated on this stream and freed
+   since is thus overwritten only after the compute stream has passed its last use.
+3. A reader of a copy first lets its own stream wait for the event of the copy.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Event(Protocol):
     """A point in a stream's work."""
 
     def record(self, stream: Stream) -> None:
-        """Let it happen when all that `stream` was given so far is done."""
+        """Signal the event when all pending work of `stream` is done."""
         ...
 
     def synchronize(self) -> None:
-        """Return when it has happened."""
+        """Wait for the event."""
         ...
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Return whether the event has happened."""
         ...
 
 
@@ -44,22 +44,22 @@ class Stream(Protocol):
     """A queue of work on a device."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Do nothing more until all that `stream` was given so far is done."""
+        """Wait for all pending work of `stream` before further work."""
         ...
 
     def wait_event(self, event: Event) -> None:
-        """Do nothing more until `event` has happened."""
+        """Wait for `event` before further work."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMaker:
-    """How streams and events of one device are made and used.
+    """Functions for streams and events of one device.
 
-    current  the stream that computes
-    on       a block whose operations go to a stream
-    lend     memory of the stream that it was allocated on is read by another one too: not to be written again before
-             that one is past all that it was given until the memory was freed
+    current  the compute stream
+    on       a context whose operations run on a stream
+    lend     memory allocated on one stream is read by another: it is not overwritten before that one has passed its
+             work pending when the memory was freed
     """
 
     new_stream: Callable[[], Stream]
@@ -70,7 +70,7 @@ class StreamMaker:
 
 
 class CopyStreams:
-    """Streams that are taken by turns."""
+    """Streams used in turn."""
 
     def __init__(self, maker: StreamMaker, count: int = COPY_STREAMS) -> None:
         assert count > 0, f"{count} streams"
@@ -79,7 +79,7 @@ class CopyStreams:
         self._next = 0
 
     def take(self) -> Stream:
-        """The stream that was taken longest ago, made to wait for the compute stream (rule 2)."""
+        """Return the least recently used stream, which waits for the compute stream (rule 2)."""
         stream = self._streams[self._next]
         self._next = (self._next + 1) % len(self._streams)
         stream.wait_stream(self.maker.current())
@@ -99,7 +99,7 @@ def cuda_streams(device: torch.device) -> StreamMaker:
 
 
 def _lend(tensor: Tensor, stream: Any) -> None:
-    """torch's allocator counts by what of `tensor` is memory: its parts, where it is a wrapper."""
+    """The allocator tracks the parts of a wrapper tensor, not the wrapper."""
     parts = getattr(tensor, "parts", None)
     for part in (tensor,) if parts is None else parts.values():
         part.record_stream(stream)

@@ -1,7 +1,4 @@
-"""Which devices this machine has, and what is odd about it. Asks; takes no memory of a device.
-
-Decides nothing (`modelpool doctor` tells what follows).
-"""
+"""Detects the devices of this machine and problems with them, without using device memory."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.nvml import GpuProcess, NvmlReading, find_nvml, read_nvml
 from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module
 
-#: where drivers show that there are cards, whatever torch was built for
+#: paths by which drivers list cards, independent of the torch build
 NVIDIA_CARDS = Path("/proc/driver/nvidia/gpus")
 AMD_DRIVER = Path("/dev/kfd")
 
@@ -35,9 +32,9 @@ AMD_DRIVER = Path("/dev/kfd")
 class DetectedDevice:
     """One device of this machine.
 
-    free_bytes  free now, whoever uses the rest; None where the device does not tell, or telling takes some of it: a
-                driver asked by way of torch makes a context on the device
-    users       the processes that use it, where somebody tells
+    free_bytes  free memory, including other processes' use; None if the device does not report it, or querying would
+                use some: a driver queried through torch creates a context on the device
+    users       the processes that use it, if known
     """
 
     kind: DeviceKind
@@ -49,7 +46,7 @@ class DetectedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as it might be. `is_broken`: nothing runs before it is mended."""
+    """A suggestion or a problem. `is_broken`: nothing runs before it is fixed."""
 
     what: str
     remedy: str
@@ -58,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The accelerators of this machine, in the order in which one is chosen, its host memory, and what is odd."""
+    """The accelerators of this machine by preference, its host memory, and problems."""
 
     devices: tuple[DetectedDevice, ...]
     host: HostMemory
@@ -67,7 +64,7 @@ class Detected:
 
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
-    """Which torch runs here, and for what it was built. `cuda` and `rocm` are their versions, None where it was not."""
+    """Version and build of torch. `cuda` and `rocm` are versions, None if it was built without."""
 
     version: str
     cuda: str | None
@@ -75,7 +72,7 @@ class TorchBuild:
 
 
 def torch_build() -> TorchBuild:
-    """The torch of this process."""
+    """Return the torch build of this process."""
     return TorchBuild(torch.__version__, torch.version.cuda, torch.version.hip)
 
 
@@ -86,9 +83,9 @@ def detect(
     nvidia_cards: Path = NVIDIA_CARDS,
     amd_driver: Path = AMD_DRIVER,
 ) -> Detected:
-    """All accelerators that this process can use. Never fails for want of a package or a driver.
+    """Return all accelerators that this process can use. Never fails if a package or driver is missing.
 
-    Of devices other than Apple's, only NVML is asked what is free.
+    Except for Apple devices, free memory is queried only through NVML.
     """
     devices: list[DetectedDevice] = []
     problems: list[Problem] = []
@@ -116,11 +113,11 @@ def detect(
 def capabilities_here(
     name: str, nvml: NvmlReading | None = None, find_module: FindModule = device_module
 ) -> DeviceCapabilities:
-    """What the devices of the kind called `name` can do, for whoever reckons sizes without computing on one.
+    """Return the capabilities of the devices of kind `name`, for size estimates without computing on one.
 
-    The weakest of this machine's; where the process sees none (Ray hides GPUs from actors that ask for none), what
-    NVML tells; else what is expected of such a device (`capabilities_of`). Takes no memory of a device. `name` may be
-    "auto" as in `device_kind`. Raises UnknownName.
+    The weakest of this machine; if the process sees none (Ray hides GPUs from actors without GPUs), by NVML; else the
+    assumed ones (`capabilities_of`). Uses no device memory. `name` may be "auto" as in `device_kind`. Raises
+    UnknownName.
     """
     kind = device_kind(name, find_module)
     if kind.computes_on_host:
@@ -151,7 +148,7 @@ def _device(kind: DeviceKind, module: Any, index: int, nvml: NvmlReading, find_m
 def _unused_cards(
     devices: list[DetectedDevice], nvml: NvmlReading, nvidia_cards: Path, amd_driver: Path
 ) -> list[Problem]:
-    """Cards that the system has and torch does not see."""
+    """Cards of the system that torch does not see."""
     kinds = {device.kind for device in devices}
     problems = []
     if DeviceKind.CUDA not in kinds and (nvml.cards or _has_entries(nvidia_cards)):
@@ -161,7 +158,7 @@ def _unused_cards(
             problems.append(Problem(what, "install torch built for CUDA: see pytorch.org/get-started"))
         else:
             what = f"this machine has an Nvidia card{names} that torch does not see"
-            remedy = "look whether CUDA_VISIBLE_DEVICES hides it, and whether the driver is older than this CUDA"
+            remedy = "check whether CUDA_VISIBLE_DEVICES hides it, and whether the driver is older than this CUDA"
             problems.append(Problem(what, f"{remedy} ({torch.version.cuda})"))
     if DeviceKind.ROCM not in kinds and DeviceKind.CUDA not in kinds and amd_driver.exists():
         if torch.version.hip is None:

@@ -1,6 +1,6 @@
-"""The kinds of device that a pool runs on, and what is always so of each. Torch-free.
+"""Device kinds of a pool and their fixed properties. Torch-free.
 
-Knows names; does not know which of them this machine has (`pool.devices.detection`).
+`pool.devices.detection` finds which of them this machine has.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ class DeviceKind(Enum):
 
     @property
     def facts(self) -> KindFacts:
-        """What is always so of this kind."""
+        """Fixed properties of this kind."""
         return FACTS[self]
 
     @property
     def computes_on_host(self) -> bool:
-        """The arithmetic is the CPU's."""
+        """Whether the CPU computes."""
         return self in (DeviceKind.SIM, DeviceKind.CPU)
 
 
 @dataclass(frozen=True, slots=True)
 class KindFacts:
-    """What is always so of one kind.
+    """Fixed properties of one device kind.
 
-    title               for people
-    torch_type          what `torch.device` calls it
-    package             the package beside torch that brings it; None where torch itself does
-    tells_memory        it can be asked how much memory it has
-    shares_host_memory  its memory is the host's
+    title               display name
+    torch_type          its name in `torch.device`
+    package             the required package besides torch; None if torch is enough
+    reports_memory      its memory size can be queried
+    shares_host_memory  its memory is host memory
     """
 
     title: str
     torch_type: str
     package: str | None = None
-    tells_memory: bool = True
+    reports_memory: bool = True
     shares_host_memory: bool = False
 
 
@@ -70,14 +70,14 @@ FACTS: Mapping[DeviceKind, KindFacts] = MappingProxyType(
         DeviceKind.NPU: KindFacts("Ascend NPU", "npu", package="torch_npu"),
         DeviceKind.MLU: KindFacts("Cambricon MLU", "mlu", package="torch_mlu"),
         DeviceKind.DIRECTML: KindFacts(
-            "GPU by DirectML", "privateuseone", package="torch_directml", tells_memory=False
+            "GPU by DirectML", "privateuseone", package="torch_directml", reports_memory=False
         ),
         DeviceKind.SIM: KindFacts("simulated GPU", "sim"),
         DeviceKind.CPU: KindFacts("CPU", "cpu", shares_host_memory=True),
     }
 )
 
-#: kinds of accelerator, in the order in which one is chosen where a machine has several
+#: accelerator kinds by preference
 ACCELERATORS = (
     DeviceKind.CUDA,
     DeviceKind.ROCM,
@@ -88,7 +88,7 @@ ACCELERATORS = (
     DeviceKind.DIRECTML,
 )
 
-#: kinds that Ray counts as its resource "GPU", gives to workers and hides from the others
+#: kinds that Ray counts as its resource "GPU", assigns to workers and hides from other processes
 RAY_COUNTS = (DeviceKind.CUDA, DeviceKind.ROCM, DeviceKind.XPU)
 #: the name in configurations that leaves the choice of the kind to `choose_kind`
 AUTO = "auto"
@@ -97,13 +97,13 @@ AUTO = "auto"
 def choose_kind(
     wanted: DeviceKind | None, seen: Collection[DeviceKind], has_gpus: bool, is_disabled: bool = False
 ) -> DeviceKind:
-    """The kind that workers run on. Pure; the pool's plan, its workers and `modelpool doctor` all ask here.
+    """Return the device kind of workers. Pure; used by the pool's plan, its workers and `modelpool doctor`.
 
-    wanted       what a person asked for; None leaves it to the machine: GPUs that Ray counts, else simulated ones
-    seen         kinds that torch finds where it is asked. ROCm answers to the name "cuda" too; where nothing is seen
-                 GPUs are taken for Nvidia's
-    has_gpus     Ray has GPUs to give, of one of `RAY_COUNTS`
-    is_disabled  the policy says that no device is used
+    wanted       kind requested by the user; None: GPUs that Ray counts, else simulated ones
+    seen         kinds that torch finds in this process. ROCm also answers to the name "cuda"; if nothing is seen, GPUs
+                 are assumed to be Nvidia's
+    has_gpus     Ray has GPUs of one of `RAY_COUNTS`
+    is_disabled  the policy disables devices
     """
     if is_disabled:
         return DeviceKind.CPU

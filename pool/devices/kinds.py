@@ -1,7 +1,4 @@
-"""Opens a device of any kind: one opened device with an account of its memory.
-
-Decides nothing about what is kept there.
-"""
+"""Opens a device of any kind, with accounting of its memory."""
 
 from __future__ import annotations
 
@@ -21,49 +18,51 @@ from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
 __all__ = ["CpuMemory", "DeviceKind", "DeviceMemory", "OpenDevice", "SimMemory", "device_kind", "open_device"]
 
-#: what a simulated device has when no budget is given
+#: default memory of a simulated device
 DEFAULT_SIM_BYTES = 1 << 30
-#: the share of free host memory that a CPU "device" takes when no budget is given
+#: default budget of a CPU "device", as a fraction of free host memory
 CPU_SHARE = 0.5
 
 
 class DeviceMemory(Protocol):
-    """The account of one device's memory, of this process's making."""
+    """Memory accounting of one device for this process."""
 
-    #: told of streamed weights by the casting layers; None where the device counts by itself
+    #: counts weights streamed by the casting layers; None if the device counts by itself
     ledger: TransferLedger | None
 
     def total_bytes(self) -> int:
-        """What this process may use: its budget, or what was free when the device was opened if that was less."""
+        """Return the memory for this process: its budget, or what was free when the device was opened if that was
+        less."""
         ...
 
     def free_bytes(self) -> int:
-        """What the device could give to this process now; what it has and does not use is counted, a budget is not.
+        """Return the memory that the device could still give to this process, including unused memory that it holds; a
+        budget is not considered.
 
-        Of a device that is made of its budget (sim, cpu), what is left of that.
+        For a device defined by its budget (sim, cpu), the rest of the budget.
         """
         ...
 
     def peak_bytes(self) -> int:
-        """The most that was in use at once since `reset_peak`; 0 where nobody counts."""
+        """Return the peak since `reset_peak`; 0 if it is not measured."""
         ...
 
     def reset_peak(self) -> None:
-        """Start `peak_bytes` again from what is in use."""
+        """Restart `peak_bytes` from current use."""
         ...
 
     def release_cached(self) -> None:
-        """Give back to the driver what the allocator keeps for tensors to come."""
+        """Return the allocator's cache to the driver."""
         ...
 
     def transfers(self) -> TransferCounters:
-        """What has crossed the bus."""
+        """Return the counts of bytes that crossed the bus."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """One device, ready to be computed on."""
+    """An open device, ready for computation."""
 
     kind: DeviceKind
     torch_device: torch.device
@@ -72,7 +71,7 @@ class OpenDevice:
 
 
 class SimMemory:
-    """A simulated device counts by itself, exactly."""
+    """Memory of a simulated device, which counts exactly."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -101,7 +100,7 @@ class SimMemory:
 
 
 class CpuMemory:
-    """Host memory as a device. Nobody counts allocations there, so the budget holds by the plan alone."""
+    """Host memory as a device. Allocations are not counted there: only plans enforce the budget."""
 
     def __init__(self, budget_bytes: int | None, host: Callable[[], HostMemory] = host_memory) -> None:
         self.ledger: TransferLedger | None = TransferLedger()
@@ -129,8 +128,8 @@ class CpuMemory:
 
 
 def device_kind(name: str, find_module: FindModule = device_module) -> DeviceKind:
-    """The kind called `name`. "cuda" is ROCm where torch was built for it: torch calls both so. "auto" is the kind of
-    the GPU that Ray gave to this process.
+    """Return the device kind `name`. "cuda" is ROCm if torch was built for it, which torch also calls cuda. "auto" is
+    the kind of the GPU that Ray assigned to this process.
 
     Raises UnknownName.
     """
@@ -147,13 +146,13 @@ def _has_devices(kind: DeviceKind, find_module: FindModule) -> bool:
     try:
         return device_count(find_module(kind)) > 0
     except UserError:
-        return False  # `modelpool doctor` tells of it
+        return False  # reported by `modelpool doctor`
 
 
 def open_device(kind: str, index: int, budget_bytes: int | None, find_module: FindModule = device_module) -> OpenDevice:
-    """The device of this kind, with at most `budget_bytes` (None: all that it has) for this process.
+    """Open the device of this kind with at most `budget_bytes` (None: all of its memory) for this process.
 
-    `find_module` finds torch's module for a kind. Raises UserError for an unknown kind or a device that is not there.
+    `find_module` returns the torch module of a kind. Raises UserError for an unknown kind or a missing device.
     """
     match device_kind(kind, find_module):
         case DeviceKind.SIM:

@@ -1,8 +1,8 @@
-"""Weights on their way from the host to a device to stay there.
+"""Copies weights from the host to a device, to stay there.
 
-A `Loader` hands out a device copy that may be kept. On CUDA it goes through the ring of pinned buffers, which several
-threads fill: one thread copies host memory at a fifth of what a modern link takes. Elsewhere it is one plain copy.
-Does not know modules, dtypes or patches; copies for one use only are made by `pool.devices.uploads`.
+A `Loader` returns device copies that may be kept. On CUDA they go through the ring of pinned buffers, which several
+threads fill: one thread copies host memory at a fifth of the speed of a modern link. Elsewhere it is a plain copy.
+Copies for a single use are made by `pool.devices.uploads`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 
 #: threads that fill one pinned buffer. Source: an assumption, one thread copies some 10 GB/s and a link takes up to 50
 FILL_THREADS = 4
-#: less than this is copied as it is: to wake threads and wait for events takes longer
+#: smaller tensors are copied directly: waking threads and waiting for events takes longer
 LEAST_STAGED_BYTES = 1 << 20
 
 
 class Loader:
-    """Copies that stay. Give back with `close`."""
+    """Persistent copies. Release with `close`."""
 
     def __init__(
         self,
@@ -31,20 +31,20 @@ class Loader:
         staging: StagingRing | None = None,
         pages: PinnedPages | None = None,
     ) -> None:
-        """`staging` and `pages` stay the caller's."""
+        """`staging` and `pages` remain owned by the caller."""
         self._device = device
         self._streams = streams
         self._staging = staging
         self._pages = pages
         self._threads: Executor | None = None
-        #: False: small tensors too are on their way only when `bring` returns
+        #: False: copies of small tensors may also be in flight when `bring` returns
         self.waits = True
 
     def bring(self, host: Tensor) -> Tensor:
-        """A copy of `host` on the device in its own dtype, which the caller's stream may read; `host` itself when the
-        device is where it is.
+        """Return a copy of `host` on the device in its own dtype, readable by the current stream; `host` itself if it
+        is already there.
 
-        Its memory is the caller's stream's, so that it is reused like any other memory of that stream once it is freed.
+        Its memory belongs to the current stream, so that it is reused like any other memory of that stream.
         """
         if self._streams is None or not self._staging or host.nbytes < LEAST_STAGED_BYTES or not host.is_contiguous():
             return host.to(self._device, non_blocking=not self.waits)
@@ -69,13 +69,13 @@ class Loader:
         return copy
 
     def close(self) -> None:
-        """End the threads. Idempotent."""
+        """Stop the threads. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
 
     def _fill(self, buffer: Tensor, host_bytes: Tensor) -> None:
-        """Copy `host_bytes` into `buffer`, a part in each thread."""
+        """Copy `host_bytes` into `buffer`, a part per thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="fill pinned buffers")
         parts = zip(buffer.chunk(FILL_THREADS), host_bytes.chunk(FILL_THREADS), strict=True)

@@ -1,7 +1,7 @@
-"""How much host memory this process may have: the machine's, or less where a control group says so. Torch-free.
+"""Host memory available to this process: of the machine, or of its control groups if they limit it. Torch-free.
 
-Reads what the kernel shows of control groups, version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`), for the
-process's own group and all above it. Decides nothing.
+Reads control groups of version 2 (`memory.max`) and version 1 (`memory.limit_in_bytes`), for the process's group and
+all above it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """The memory of the machine as this process may use it.
+    """Host memory for this process.
 
-    total_bytes      the smallest limit that holds
-    available_bytes  what is left under every limit
+    total_bytes      the smallest limit
+    available_bytes  the rest under every limit
     """
 
     total_bytes: int
@@ -31,9 +31,9 @@ class HostMemory:
 
 
 def host_memory(root: Path = CGROUP_ROOT, own_groups: Path = OWN_GROUPS) -> HostMemory:
-    """The machine's memory, narrowed by each control group that this process is in.
+    """Return the memory of the machine, limited by each control group of this process.
 
-    Files that are not there, or say nothing that can be read, narrow nothing.
+    Missing or unreadable files impose no limit.
     """
     machine = psutil.virtual_memory()
     total_bytes, available_bytes = int(machine.total), int(machine.available)
@@ -44,7 +44,7 @@ def host_memory(root: Path = CGROUP_ROOT, own_groups: Path = OWN_GROUPS) -> Host
 
 
 def _limits(root: Path, own_groups: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes, of every group with a limit."""
+    """Limit and use in bytes of every group with a limit."""
     for line in _text(own_groups).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -55,7 +55,7 @@ def _limits(root: Path, own_groups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _up(top: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int]]:
-    """Limits of the group at `path` and of those above it. In a container the group's own folder may be the top."""
+    """Limits of the group at `path` and its parents. In a container the group's own folder may be the top."""
     group = top / path.strip("/")
     for folder in dict.fromkeys((group, *group.parents)):
         if not folder.is_relative_to(top):
@@ -67,7 +67,7 @@ def _up(top: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple
 
 
 def _reclaimable_bytes(stat: Path) -> int:
-    """Pages of files that nobody has used lately: counted as use, given back when memory is asked for."""
+    """Inactive file pages: counted as used, but reclaimable."""
     for line in _text(stat).splitlines():
         name, _, value = line.partition(" ")
         if name in ("inactive_file", "total_inactive_file") and value.isdigit():

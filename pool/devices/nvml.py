@@ -1,7 +1,7 @@
-"""Nvidia's own account of its cards: names, memory, and who uses them. By NVML, where its package is installed.
+"""Reads names, memory and users of Nvidia cards by NVML, if its package is installed.
 
-NVML makes no context on a card, so asking takes none of its memory. Without the package `pynvml` (distribution
-nvidia-ml-py), or without a driver, there is nothing to read and that is no error.
+NVML creates no context on a card, so queries use no device memory. A missing package `pynvml` (distribution
+nvidia-ml-py) or driver is not an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PACKAGE = "pynvml"
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that uses a card. `used_bytes` is None where the driver does not tell (some systems, some rights)."""
+    """A process that uses a card. `used_bytes` is None if the driver does not report it (some systems, some
+    permissions)."""
 
     pid: int
     name: str
@@ -27,7 +28,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaCard:
-    """One card, as NVML tells of it. `generation` is its CUDA compute capability."""
+    """One card as reported by NVML. `generation` is its CUDA compute capability."""
 
     uuid: str
     name: str
@@ -39,7 +40,7 @@ class NvidiaCard:
 
 @dataclass(frozen=True, slots=True)
 class NvmlReading:
-    """What NVML told. `problem` says why there is nothing, in words; then there are no cards."""
+    """Result of a query. `problem` explains why there are no cards."""
 
     cards: tuple[NvidiaCard, ...] = ()
     driver: str = ""
@@ -52,12 +53,12 @@ class NvmlReading:
 
 
 def find_nvml() -> Any:
-    """The module `pynvml`, or None where it is not installed."""
+    """Return the module `pynvml`, or None if it is not installed."""
     return importlib.import_module(PACKAGE) if importlib.util.find_spec(PACKAGE) is not None else None
 
 
 def read_nvml(nvml: Any) -> NvmlReading:
-    """What `nvml` (see `find_nvml`) tells of this machine's cards."""
+    """Query the cards of this machine with `nvml` (see `find_nvml`)."""
     if nvml is None:
         return NvmlReading(problem="the package nvidia-ml-py is not installed")
     try:
@@ -90,16 +91,16 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     try:
         found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
-        return ()  # not told on this system, or not to this user
+        return ()  # not available on this system or to this user
     return tuple(GpuProcess(int(p.pid), _process_name(int(p.pid)), _bytes(p.usedGpuMemory)) for p in found)
 
 
 def _process_name(pid: int) -> str:
-    """Its name; in a container, processes of the host cannot be looked up."""
+    """Its name; in a container, host processes cannot be looked up."""
     try:
         return psutil.Process(pid).name()
     except psutil.Error:
-        return "a process that cannot be seen from here"
+        return "a process that is not visible from here"
 
 
 def _generation(found: Any) -> tuple[int, int]:
@@ -112,5 +113,5 @@ def _bytes(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """Older releases answer with bytes."""
+    """Older releases return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

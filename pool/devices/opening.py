@@ -1,7 +1,4 @@
-"""Takes a device for one process: opens it, says how much of it may be used, and measures the link to it.
-
-Decides nothing about what is kept there.
-"""
+"""Opens a device for one process: usable memory and measured link speed."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ import torch
 
 from modelpool.pool.core.errors import DoesNotFit, format_bytes
 from modelpool.pool.devices.kinds import OpenDevice, open_device
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.vram_policy import LEAST_ROOM_BYTES, capacity_bytes
 
-#: what is copied once at start to learn the speed of the link, at most
+#: maximum size of the copy that measures the link at start
 LINK_PROBE_BYTES = 32 << 20
 
 
 def open_with_room(kind: str, index: int, budget_bytes: int | None) -> OpenDevice:
-    """`open_device`. Raises DoesNotFit where the device has not even the memory with which a process begins there."""
+    """`open_device`. Raises DoesNotFit if the device lacks even the memory that a process needs to start there."""
     try:
         return open_device(kind, index, budget_bytes)
     except RuntimeError as error:  # torch's errors of devices are of this kind, as is its running out of memory
@@ -32,7 +29,7 @@ def open_with_room(kind: str, index: int, budget_bytes: int | None) -> OpenDevic
 
 
 def usable_bytes(device: OpenDevice, index: int, budget_bytes: int | None, reserve_bytes: int) -> int:
-    """What a process may use of it. Raises DoesNotFit when that is next to nothing."""
+    """Return the memory for this process. Raises DoesNotFit if it is too little."""
     free_bytes = device.memory.free_bytes()
     room_bytes = capacity_bytes(budget_bytes, free_bytes, reserve_bytes)
     if room_bytes >= LEAST_ROOM_BYTES:
@@ -45,12 +42,12 @@ def usable_bytes(device: OpenDevice, index: int, budget_bytes: int | None, reser
     )
 
 
-def measure_link(device: torch.device, road: UploadRoad, room_bytes: int) -> float:
-    """Host to device as weights go, bytes a second: a copy after one like it, which wakes the device and its memory."""
+def measure_link(device: torch.device, pipeline: TransferPipeline, room_bytes: int) -> float:
+    """Return the host-to-device speed for weights in bytes per second: a copy after a warm-up copy."""
     probe = torch.zeros(min(LINK_PROBE_BYTES, room_bytes // 4), dtype=torch.uint8)
 
     def copy() -> None:
-        copied = probe.clone() if device.type == "cpu" else road.bring(probe)
+        copied = probe.clone() if device.type == "cpu" else pipeline.bring(probe)
         copied[-1].item()  # waits for the copy
 
     copy()

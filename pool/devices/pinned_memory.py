@@ -1,10 +1,10 @@
-"""Pinned host memory: how much of it there may be, pages of mapped files pinned in place, and a small ring to copy by.
+"""Pinned host memory: its budget, pages of mapped files pinned in place, and a small staging ring for copies.
 
-Memory that is pinned is copied to a GPU faster and while the GPU computes, but the kernel cannot take it back. So there
-is a budget, and the weights are never copied whole into pinned memory: either the pages of their file are pinned where
-they are, or they pass through a ring of a few buffers. Pinning a page of a private mapping of a file (copy on write)
-makes the kernel give this process a copy of it, which would double host memory: such pages are never pinned in place.
-Knows no streams of its own: events are handed in.
+Copies from pinned memory are faster and overlap with compute, but the kernel cannot reclaim it. So there is a budget,
+and weights are never copied completely into pinned memory: either the pages of their file are pinned in place, or they
+pass through a ring of a few buffers. Pinning a page of a private mapping of a file (copy on write) makes the kernel
+copy it for this process, which would double host memory: such pages are never pinned in place. Events are provided by
+the caller.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from modelpool.pool.devices.memory_limits import HostMemory
 
 _LOG = logging.getLogger(__name__)
 
-#: most of the memory that may be pinned in all. Source: comfyui-behaviour facts, section 0
+#: maximum fraction of total memory that may be pinned. Source: comfyui-behaviour facts, section 0
 PINNED_SHARE = 0.95
-#: what is left to everybody else: half of what is free now, but no less than this. Source: the same, section 11
+#: memory left to other processes: half of the free memory, but at least this. Source: the same, section 11
 KEPT_FREE_BYTES = 2 << 30
 PAGE_BYTES = 4096
 #: one buffer of the staging ring, and how many
@@ -36,36 +36,36 @@ OWN_MAPPINGS = Path("/proc/self/maps")
 
 
 def pinned_budget_bytes(memory: HostMemory) -> int:
-    """How many bytes a process may pin on a host with this memory. Pure."""
+    """Return the bytes that a process may pin on a host with this memory. Pure."""
     kept_bytes = max(memory.available_bytes // 2, KEPT_FREE_BYTES)
     return max(0, min(memory.available_bytes - kept_bytes, int(memory.total_bytes * PINNED_SHARE)))
 
 
 class PinnedLedger:
-    """Bytes that are pinned, against a budget."""
+    """Counts pinned bytes against a budget."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.pinned_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
-        """Count `size_bytes` as pinned, if the budget has them. Returns whether it has."""
+        """Count `size_bytes` as pinned, if within the budget. Returns whether it is."""
         if self.pinned_bytes + size_bytes > self.budget_bytes:
             return False
         self.pinned_bytes += size_bytes
         return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Count them as free again."""
+        """Count `size_bytes` as free again."""
         assert size_bytes <= self.pinned_bytes, f"{size_bytes} bytes given back, {self.pinned_bytes} are pinned"
         self.pinned_bytes -= size_bytes
 
 
 class HostRegister(Protocol):
-    """The driver's calls that pin memory in place, as `torch.cuda.cudart()` has them."""
+    """Driver calls that pin memory in place, as in `torch.cuda.cudart()`."""
 
     def pin(self, address: int, size_bytes: int) -> bool:
-        """Pin whole pages. False when the driver will not."""
+        """Pin complete pages. Returns False if the driver refuses."""
         ...
 
     def unpin(self, address: int) -> None:
@@ -75,36 +75,36 @@ class HostRegister(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PinnedRange:
-    """Pages pinned in place, from `address` on."""
+    """Pages pinned in place, starting at `address`."""
 
     address: int
     size_bytes: int
 
 
 class PinnedPages:
-    """Pages of mapped files that are pinned where they are. Give back with `close`.
+    """Pages of mapped files that are pinned in place. Release with `close`.
 
-    After the driver refused once nothing more is asked of it: what it refuses (a kind of file system, a sandbox) it
-    refuses for all. What is not pinned is copied by way of the ring.
+    After the first refusal the driver is not called again: its reasons (a file system, a sandbox) apply to all pages.
+    Unpinned weights are copied through the ring.
     """
 
     def __init__(self, register: HostRegister, ledger: PinnedLedger) -> None:
         self._register = register
         self._ledger = ledger
         self._ranges: list[PinnedRange] = []
-        #: what the driver said when it refused; empty as long as it did not
+        #: reason of the refusal of the driver; empty if it has not refused
         self.refusal = ""
 
     @property
     def refused(self) -> bool:
-        """The driver refused once."""
+        """Whether the driver refused once."""
         return self.refusal != ""
 
     def pin(self, weights: Tensor) -> bool:
-        """Pin the pages that hold the bytes of `weights`, a tensor of the host. Returns whether they are pinned.
+        """Pin the pages of `weights`, a host tensor. Returns whether they are pinned.
 
-        Pin a whole file's bytes at once rather than tensor by tensor: neighbours share pages. The driver is not asked
-        about pages that pinning would copy (`is_copied_when_pinned`).
+        Pin the bytes of a complete file at once rather than tensor by tensor: neighbours share pages. Pages that
+        pinning would copy are skipped (`is_copied_when_pinned`).
         """
         wanted = _pages(weights)
         if self.holds(weights):
@@ -123,18 +123,18 @@ class PinnedPages:
         return True
 
     def holds(self, weights: Tensor) -> bool:
-        """Whether all bytes of `weights` lie in pinned pages."""
+        """Whether all bytes of `weights` are in pinned pages."""
         begin = weights.data_ptr()
         end = begin + weights.nbytes
         return any(held.address <= begin and end <= held.address + held.size_bytes for held in self._ranges)
 
     def _refusal(self, wanted: PinnedRange) -> str:
-        """Ask the driver; what it has against pinning, empty when it has pinned."""
-        said = "the driver does not pin the pages of mapped files here"
+        """Call the driver; returns the reason of a refusal, empty if it pinned."""
+        reason = "the driver does not pin the pages of mapped files here"
         try:
-            return "" if self._register.pin(wanted.address, wanted.size_bytes) else said
+            return "" if self._register.pin(wanted.address, wanted.size_bytes) else reason
         except RuntimeError as error:
-            return f"{said} ({error})"
+            return f"{reason} ({error})"
 
     def close(self) -> None:
         """Unpin everything. Idempotent."""
@@ -145,9 +145,9 @@ class PinnedPages:
 
 
 def is_copied_when_pinned(address: int, mappings: Path = OWN_MAPPINGS) -> bool:
-    """Whether the page at `address` belongs to a private mapping of a file.
+    """Return whether the page at `address` belongs to a private mapping of a file.
 
-    Source: Linux breaks the sharing of such pages before it pins them (mm/gup.c, since 6.2). False where the list of
+    Source: Linux breaks the sharing of such pages before it pins them (mm/gup.c, since 6.2). False if the list of
     mappings cannot be read.
     """
     try:
@@ -166,11 +166,11 @@ class Waitable(Protocol):
     """An event that the host can wait for."""
 
     def synchronize(self) -> None:
-        """Return when it has happened."""
+        """Wait for the event."""
         ...
 
     def query(self) -> bool:
-        """Whether it has happened."""
+        """Return whether the event has happened."""
         ...
 
 
@@ -178,7 +178,7 @@ class Waitable(Protocol):
 class Slot:
     """One buffer of a ring.
 
-    busy  happens when the last copy from it is done; None when nothing was copied from it yet
+    busy  happens when the last copy from it is done; None if there was none yet
     """
 
     buffer: Tensor
@@ -186,13 +186,13 @@ class Slot:
 
 
 class StagingRing:
-    """A few pinned buffers that host bytes pass through, one after the other. Give back with `close`.
+    """A few pinned buffers that host bytes pass through in turn. Release with `close`.
 
     Invariant: a buffer is written only after the last copy from it is done.
     """
 
     def __init__(self, slots: list[Slot], ledger: PinnedLedger, shortfall: str = "") -> None:
-        """`shortfall` says why there are fewer slots than were wanted; empty when there are as many."""
+        """`shortfall` is the reason for fewer slots than requested; empty if there are all."""
         self.shortfall = shortfall
         self._slots = slots
         self._ledger = ledger
@@ -206,9 +206,9 @@ class StagingRing:
         slots: int = SLOTS,
         pinned: Callable[[int], Tensor] | None = None,
     ) -> StagingRing:
-        """As many buffers as the budget and the driver give, up to `slots`; there may be none.
+        """Allocate as many buffers as budget and driver allow, up to `slots`; possibly none.
 
-        `pinned` makes a pinned buffer of so many bytes, and raises RuntimeError when it cannot.
+        `pinned` allocates a pinned buffer of a given size, and raises RuntimeError if it cannot.
         """
         make = pinned or _pinned_buffer
         made: list[Slot] = []
@@ -232,19 +232,19 @@ class StagingRing:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one buffer; 0 when there is none."""
+        """Size of one buffer; 0 if there is none."""
         return self._slots[0].buffer.numel() if self._slots else 0
 
     @property
     def would_wait(self) -> bool:
-        """The next buffer is still being copied from."""
+        """Whether the next buffer is still being copied from."""
         busy = self._slots[self._next].busy if self._slots else None
         return busy is not None and not busy.query()
 
     def stage(self, host_bytes: Tensor, fill: Callable[[Tensor, Tensor], object] = Tensor.copy_) -> tuple[Tensor, Slot]:
-        """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer, when that is free, by `fill`.
+        """Copy `host_bytes` (uint8, at most `slot_bytes`) into the next buffer by `fill`, when it is free.
 
-        Returns the filled part and its slot, whose `busy` the caller sets to the event of the copy that it starts.
+        Returns the filled part and its slot; the caller sets `busy` to the event of its copy.
         """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
@@ -256,7 +256,7 @@ class StagingRing:
         return filled, slot
 
     def close(self) -> None:
-        """Wait for the copies that are under way and give the buffers back. Idempotent."""
+        """Wait for pending copies and release the buffers. Idempotent."""
         for slot in self._slots:
             if slot.busy is not None:
                 slot.busy.synchronize()
@@ -265,7 +265,7 @@ class StagingRing:
 
 
 class CudaHostRegister:
-    """The CUDA driver's calls. Asks for read-only access, since mapped files are, and without it when that fails."""
+    """The CUDA driver. Requests read-only access, since mapped files are read-only, and retries without it."""
 
     READ_ONLY = 0x08
     _OK = 0
@@ -288,7 +288,7 @@ class CudaHostRegister:
             self._forget_error()
 
     def _forget_error(self) -> None:
-        """Let the driver tell its last error now, and not to the next kernel that starts."""
+        """Consume the last error of the driver, so that the next kernel does not report it."""
         try:
             torch.zeros(1, device=self._device).add_(1)
             torch.cuda.synchronize(self._device)
@@ -301,7 +301,7 @@ def _pinned_buffer(size_bytes: int) -> Tensor:
 
 
 def _pages(weights: Tensor) -> PinnedRange:
-    """The pages that hold the bytes of `weights`."""
+    """The pages of the bytes of `weights`."""
     begin = weights.data_ptr() // PAGE_BYTES * PAGE_BYTES
     end = -(-(weights.data_ptr() + weights.nbytes) // PAGE_BYTES) * PAGE_BYTES
     return PinnedRange(begin, end - begin if weights.nbytes else 0)

@@ -1,7 +1,7 @@
-"""torch's module for each kind of device, found without importing what is not installed.
+"""Finds torch's module for each device kind without importing packages that are not installed.
 
-Knows how a package of a maker registers its devices with torch. Whether there are devices is another question
-(`device_count` of the module).
+Knows how vendor packages register their devices with torch; `device_count` of the module tells whether there are
+devices.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.kind_names import DeviceKind
 
-#: finds the module of a kind of device, or None; tests bring their own
+#: finds the module of a device kind, or None; tests pass their own
 FindModule = Callable[[DeviceKind], Any]
 
 
 def device_module(kind: DeviceKind) -> Any:
-    """torch's module for devices of this kind, or None where torch has none or its package is not installed.
+    """Return torch's module for devices of this kind, or None if torch has none or its package is not installed.
 
-    Raises UserError when the package is installed and cannot be loaded: its version may belong to another torch.
+    Raises UserError if the package is installed but cannot be loaded: its version may belong to another torch.
     """
     match kind:
         case DeviceKind.CUDA:
@@ -39,13 +39,13 @@ def device_module(kind: DeviceKind) -> Any:
         return None
     try:
         module = importlib.import_module(package)  # registers the device type with torch
-    except Exception as error:  # whatever a maker's package raises, it is not to be used
+    except Exception as error:  # any error of a vendor package makes it unusable
         raise UserError(f"{package}: is installed and cannot be loaded ({type(error).__name__}: {error})") from error
     return module if kind is DeviceKind.DIRECTML else getattr(torch, kind.facts.torch_type, None)
 
 
 def device_count(module: Any) -> int:
-    """How many devices `module` has; 0 for None, and where the driver is not there."""
+    """Return the number of devices of `module`; 0 for None and without a driver."""
     if module is None:
         return 0
     is_available = getattr(module, "is_available", None)
@@ -55,7 +55,7 @@ def device_count(module: Any) -> int:
 
 
 def device_name(kind: DeviceKind, module: Any, index: int) -> str:
-    """What the maker calls device `index`; the kind's title where nobody says."""
+    """Return the vendor name of device `index`; the kind's title if unknown."""
     for ask in ("get_device_name", "device_name"):  # torch's name for it, and torch_directml's
         if hasattr(module, ask):
             return str(getattr(module, ask)(index)).rstrip("\0 ") or kind.facts.title
@@ -63,8 +63,8 @@ def device_name(kind: DeviceKind, module: Any, index: int) -> str:
 
 
 def torch_device(kind: DeviceKind, module: Any, index: int) -> torch.device:
-    """The device as torch knows it."""
+    """Return the torch device."""
     if kind is DeviceKind.DIRECTML:
-        found: torch.device = module.device(index)  # the only one who knows the name it registered
+        found: torch.device = module.device(index)  # only the module knows the name it registered
         return found
     return torch.device(kind.facts.torch_type, index)

@@ -1,7 +1,6 @@
-"""How weights stream to one device: its copy streams, its pinned memory, and an uploader for each run.
+"""`TransferPipeline`: transfers of weights to one device: copy streams, pinned memory, and an uploader for each run.
 
-Put together once for a device, by whoever opened it, and closed by them. Only CUDA has streams and pinned memory; for
-every other device a run copies directly.
+Created once per device. Only CUDA has streams and pinned memory; on other devices runs copy directly.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from modelpool.pool.devices.pinned_memory import (
 from modelpool.pool.devices.uploads import AHEAD_BYTES, DirectUploader, StreamingUploader, StreamOrder, Uploader
 
 
-class UploadRoad:
-    """What streaming to one device shares between runs. Give back with `close`, or use as a context."""
+class TransferPipeline:
+    """Transfer resources of one device, shared between runs. Release with `close`, or use as a context manager."""
 
     def __init__(
         self,
@@ -42,9 +41,9 @@ class UploadRoad:
         self._staging = staging
         self._pages = pages
         self._loader = Loader(device, streams, staging, pages)
-        #: takes what goes on beside runs; made when first used
+        #: stream of overlapped work; created on first use
         self._side: Stream | None = None
-        #: the stream that computes, while copies go on beside it
+        #: the compute stream while copies overlap with it
         self._computing: Stream | None = None
         self._is_behind = False
         self.ahead_bytes = ahead_bytes if streams is not None else 0
@@ -56,10 +55,11 @@ class UploadRoad:
         memory: HostMemory | None = None,
         ahead_bytes: int = AHEAD_BYTES,
         streams: int = COPY_STREAMS,
-    ) -> UploadRoad:
-        """The road to `device`. `memory` is the host's, asked for when None; no `streams` for copies at once.
+    ) -> TransferPipeline:
+        """Open the pipeline to `device`. `memory` is that of the host, queried if None; 0 `streams` copies
+        synchronously.
 
-        Never fails for want of pinned memory: what cannot be pinned is copied without.
+        Never fails for lack of pinned memory: copies then use pageable memory.
         """
         if device.type != "cuda" or streams == 0:
             return cls(device)
@@ -73,16 +73,16 @@ class UploadRoad:
         )
 
     def pin(self, weights: Tensor) -> bool:
-        """Pin the pages of `weights` where they are, if device, driver and budget allow. Returns whether they are.
+        """Pin the pages of `weights` in place, if device, driver and budget allow. Returns whether they are pinned.
 
-        Best given the bytes of a whole file in a shared mapping; pages of a private one are never pinned, and come by
-        way of the ring. They must stay mapped until `close`.
+        Best called with the bytes of a complete file in a shared mapping; pages of a private one are never pinned and
+        go through the ring. They must stay mapped until `close`.
         """
         return self._pages is not None and self._pages.pin(weights)
 
     @property
     def why_unpinned(self) -> str:
-        """Why copies are slower than they might be, for people; empty where nothing was refused."""
+        """Why copies are slower than possible, for users; empty if nothing was refused."""
         said = (
             self._staging.shortfall if self._staging is not None else "",
             self._pages.refusal if self._pages is not None else "",
@@ -90,15 +90,15 @@ class UploadRoad:
         return "; ".join(reason for reason in said if reason)
 
     def bring(self, host: Tensor) -> Tensor:
-        """A copy of `host` on the device that may be kept, as `Loader.bring`."""
+        """Return a persistent copy of `host` on the device, as `Loader.bring`."""
         return self._loader.bring(host)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """What the block brings, and what is computed with it there, goes on beside what the device computes: that does
-        not wait for it before `catch_up`. Where there are no streams it is done at once, as outside of the block.
+    def overlapping(self) -> Iterator[None]:
+        """Copies and computations of the block overlap with the compute stream, which does not wait for them before
+        `catch_up`. Without streams they run synchronously.
 
-        Memory that the block allocates is a stream's of its own. What stays of it has to be told to `keep`.
+        Memory allocated in the block belongs to a separate stream. Pass tensors that stay to `keep`.
         """
         if self._streams is None or self._computing is not None:
             yield
@@ -113,38 +113,38 @@ class UploadRoad:
             self._computing, self._loader.waits = None, True
 
     def keep(self, arrived: Iterable[Tensor]) -> None:
-        """These tensors stay, and runs will read them: inside `beside` their memory is lent to the stream that
-        computes, so that once it is freed it is not written again before that stream has read it. Nothing elsewhere."""
+        """These tensors stay and runs will read them: inside `overlapping` their memory is lent to the compute stream,
+        so that once freed it is not overwritten before that stream has read it. No effect elsewhere."""
         if self._computing is not None and self._streams is not None:
             for tensor in arrived:
                 self._streams.maker.lend(tensor, self._computing)
 
     def catch_up(self) -> None:
-        """Let what is computed from now on wait for all that went on beside."""
+        """Let the compute stream wait for all overlapped work."""
         if self._is_behind and self._streams is not None and self._side is not None:
             self._streams.maker.current().wait_stream(self._side)
             self._is_behind = False
 
     @property
     def is_full(self) -> bool:
-        """Whoever brings more now waits for copies that are under way."""
+        """Whether the next copy would wait for pending copies."""
         return self._staging is not None and self._staging.would_wait
 
     def uploader(self, order: StreamOrder | None = None) -> Uploader:
-        """For one run. `order` is that of an earlier run of the same component, where it is known."""
+        """Return an uploader for one run. `order` is that of an earlier run of the same component, if known."""
         if self._streams is None:
             return DirectUploader(self._device)
         return StreamingUploader(self._device, self._streams, self._staging, self._pages, self.ahead_bytes, order)
 
     def close(self) -> None:
-        """Unpin and give back what was taken of the host. No run may be under way. Idempotent."""
+        """Unpin and release host resources. No run may be in progress. Idempotent."""
         self._loader.close()
         if self._staging is not None:
             self._staging.close()
         if self._pages is not None:
             self._pages.close()
 
-    def __enter__(self) -> UploadRoad:
+    def __enter__(self) -> TransferPipeline:
         return self
 
     def __exit__(

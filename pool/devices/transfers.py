@@ -1,4 +1,4 @@
-"""Counting bytes that cross between host and device. Torch-free."""
+"""Counts bytes that cross between host and device. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TransferCounters:
 
 
 class TransferLedger:
-    """What the code that moves weights adds to, for devices that do not count by themselves."""
+    """Counter for the code that moves weights, on devices that do not count by themselves."""
 
     def __init__(self) -> None:
         self._h2d_bytes = 0

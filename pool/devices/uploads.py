@@ -1,9 +1,8 @@
-"""Weights on their way from the host to a device, each for one use.
+"""Copies weights from the host to a device, each for a single use, ahead of use on CUDA.
 
-An `Uploader` hands out a device copy of a host tensor. On CUDA the copies run on streams of their own, ahead of the
-layers that need them: the order in which weights were asked for in one pass says what the next pass will ask for.
-Elsewhere the same interface copies at once. A wrong guess costs a copy and nothing else. Does not know modules, dtypes
-or patches.
+An `Uploader` returns a device copy of a host tensor. On CUDA the copies run on separate streams, ahead of the layers
+that need them: the order of requests in one pass predicts the next pass. Elsewhere the same interface copies
+synchronously. A misprediction costs one copy.
 """
 
 from __future__ import annotations
@@ -19,35 +18,36 @@ from torch import Tensor
 from modelpool.pool.devices.copy_streams import CopyStreams, Event, Stream
 from modelpool.pool.devices.pinned_memory import PinnedPages, StagingRing
 
-#: device memory that copies made ahead may take, unless told otherwise
+#: default device memory for copies ahead of use
 AHEAD_BYTES = 256 << 20
 
-#: tensors of one pass, at most; a model has some thousands
+#: maximum tensors of one pass; a model has some thousands
 MOST_HOSTS = 1 << 16
 
-#: which bytes of the host a tensor shows, and as what
+#: address and layout of a host tensor
 HostKey: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
 
 class Uploader(Protocol):
-    """Brings host tensors to one device."""
+    """Copies host tensors to one device."""
 
     @property
     def order(self) -> StreamOrder:
-        """What one pass asked for, as far as it is known."""
+        """The order of one pass, as far as it is known."""
         ...
 
     def upload(self, host: Tensor) -> Tensor:
-        """A fresh copy of `host` on the device, in its own dtype, that the caller's stream may read. Not to be kept."""
+        """Return a new copy of `host` on the device, in its own dtype, readable by the current stream. Not to be
+        kept."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 
 class DirectUploader:
-    """Copies at once, for devices without streams."""
+    """Copies synchronously, for devices without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,26 +63,26 @@ class DirectUploader:
 
 @dataclass(frozen=True, slots=True)
 class StreamOrder:
-    """The host tensors of one pass in the order in which they were asked for. Holds them."""
+    """The host tensors of one pass in order of use. Holds references to them."""
 
     hosts: tuple[Tensor, ...] = ()
 
     def after(self, index: int) -> int:
-        """The place that follows `index`; the first one after the last, because passes repeat."""
+        """Return the position after `index`, wrapping to the first, because passes repeat."""
         return (index + 1) % len(self.hosts)
 
 
 @dataclass(slots=True)
 class OrderRecorder:
-    """Makes orders out of what is asked for: one ends where a tensor of it is asked for again."""
+    """Records orders: one ends when a tensor of it is requested again."""
 
     _hosts: list[Tensor] = field(default_factory=list)
     _places: dict[HostKey, int] = field(default_factory=dict)
 
-    def see(self, host: Tensor) -> StreamOrder | None:
-        """Note `host`. Returns the order that just ended, from the last time that `host` was asked for, if one did.
+    def record(self, host: Tensor) -> StreamOrder | None:
+        """Record `host`. Returns the order that just ended, starting at the previous request of `host`, if one did.
 
-        What came before it was asked for once only: rows of a table, or the way into a loop.
+        Requests before that occurred only once: rows of a table, or the entry of a loop.
         """
         key = key_of(host)
         ended = None
@@ -97,7 +97,7 @@ class OrderRecorder:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A copy that was started before it was asked for. Holds `host`, so that its address stays its own."""
+    """A copy started before it was requested. Holds `host`, so that its address is not reused."""
 
     host: Tensor
     copy: Tensor
@@ -109,10 +109,10 @@ class _Ahead:
 
 
 class StreamingUploader:
-    """Copies on streams of its own, ahead of use. One for each run of a component: it guesses from the run's past.
+    """Copies on separate streams ahead of use. One for each run of a component: it predicts from the past of the run.
 
-    Holds host tensors that were asked for until `close`, and counts on nobody writing to them.
-    Invariant: copies that are ahead take at most `ahead_bytes` of the device.
+    Holds requested host tensors until `close`; they must not be written. Invariant: copies ahead of use take at most
+    `ahead_bytes` of the device.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class StreamingUploader:
             self._follow(order)
 
     def upload(self, host: Tensor) -> Tensor:
-        """As `Uploader.upload`; starts the copies that are likely to be asked for next."""
+        """As `Uploader.upload`; starts the copies that are expected next."""
         key = key_of(host)
         found = self._claim(key)
         if found is None:
@@ -150,7 +150,7 @@ class StreamingUploader:
             self.hits += 1
             copy, done = found.copy, found.done
         self._streams.maker.current().wait_event(done)
-        ended = self._recorder.see(host)
+        ended = self._recorder.record(host)
         if ended is not None and len(ended.hosts) >= len(self.order.hosts):  # a shorter one is a loop inside a pass
             self._follow(ended)
         place = self._places.get(key)
@@ -159,14 +159,14 @@ class StreamingUploader:
         return copy
 
     def close(self) -> None:
-        """Drop the copies that nobody asked for, and what the order holds. Idempotent."""
+        """Drop unused copies and the references of the order. Idempotent."""
         self._drop(len(self._ahead))
         self._follow(StreamOrder())
         self._recorder = OrderRecorder()
 
     @property
     def ahead_bytes(self) -> int:
-        """Device memory that copies made ahead take now."""
+        """Device memory of copies ahead of use."""
         return self._ahead_bytes
 
     def _follow(self, order: StreamOrder) -> None:
@@ -174,7 +174,7 @@ class StreamingUploader:
         self._places = {key_of(host): place for place, host in enumerate(order.hosts)}
 
     def _claim(self, key: HostKey) -> _Ahead | None:
-        """The copy for `key`, if it is under way; those before it were guessed wrong and are dropped."""
+        """The copy for `key`, if it was started; copies before it were mispredicted and are dropped."""
         for index, ahead in enumerate(self._ahead):
             if ahead.key == key:
                 self._drop(index)
@@ -188,12 +188,12 @@ class StreamingUploader:
             self._ahead_bytes -= self._ahead.popleft().host.nbytes
 
     def _look_ahead(self, place: int) -> None:
-        """Start copies of what follows `place` in the order, as far as the bytes go."""
+        """Start copies of the tensors after `place`, within the byte limit."""
         hosts = self.order.hosts
         expected = self.order.after(place)
         for ahead in self._ahead:
             if ahead.key != key_of(hosts[expected]):
-                self._drop(len(self._ahead))  # they follow another place
+                self._drop(len(self._ahead))  # they were started from another position
                 expected = self.order.after(place)
                 break
             expected = self.order.after(expected)
@@ -203,7 +203,7 @@ class StreamingUploader:
                 return
             try:
                 copy, done = self._start(host)
-            except torch.OutOfMemoryError:  # a guess is not worth a run
+            except torch.OutOfMemoryError:  # a prediction must not fail a run
                 self._drop(len(self._ahead))
                 return
             self._ahead.append(_Ahead(host, copy, done))
@@ -211,7 +211,7 @@ class StreamingUploader:
             expected = self.order.after(expected)
 
     def _start_now(self, host: Tensor) -> tuple[Tensor, Event]:
-        """As `_start`, for a copy that is needed: what is ahead makes room for it."""
+        """As `_start`, for a required copy: on out-of-memory, copies ahead are dropped first."""
         try:
             return self._start(host)
         except torch.OutOfMemoryError:
@@ -221,7 +221,7 @@ class StreamingUploader:
         return self._start(host)
 
     def _start(self, host: Tensor) -> tuple[Tensor, Event]:
-        """A copy that is under way, and the event of its end."""
+        """A copy in flight, and the event of its end."""
         stream = self._streams.take()
         with self._streams.maker.on(stream):
             if self._goes_direct(host):
@@ -238,7 +238,7 @@ class StreamingUploader:
         return self._pages is not None and self._pages.holds(host)
 
     def _by_staging(self, host: Tensor, stream: Stream) -> Tensor:
-        """Copy through pinned buffers, piece by piece."""
+        """Copy through pinned buffers in pieces."""
         assert self._staging is not None
         copy = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         source, target = _bytes_of(host), _bytes_of(copy)
@@ -253,12 +253,12 @@ class StreamingUploader:
 
 
 def key_of(host: Tensor) -> HostKey:
-    """Which bytes of the host `host` shows, and as what: a copy of the one is a copy of every tensor with its key."""
+    """Return the key of the bytes and layout of `host`: tensors with equal keys have equal copies."""
     return host.data_ptr(), host.dtype, tuple(host.shape), host.stride()
 
 
 def streamed_bytes(order: StreamOrder | Sequence[Tensor]) -> int:
-    """Bytes that one pass brings to the device."""
+    """Return the bytes that one pass copies to the device."""
     hosts = order.hosts if isinstance(order, StreamOrder) else order
     return sum(host.nbytes for host in hosts)
 

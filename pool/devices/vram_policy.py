@@ -1,7 +1,7 @@
-"""How eagerly weights are kept on a device: policies that a person chooses, or a device suggests. Torch-free.
+"""VRAM policies: how eagerly weights are kept on a device, and the memory reserved for other programs. Torch-free.
 
-Source of the six states: comfyui-behaviour facts, section 3; here each is a handful of rules for plans, not a mode that
-code asks about.
+Source of the six policies: comfyui-behaviour facts, section 3; here each is a small set of rules for plans, not a mode
+that code queries.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from modelpool.pool.core.decision import Choice
+from modelpool.pool.core.decision import Decision
 from modelpool.pool.devices.kind_names import DeviceKind
 
 _MIB = 1 << 20
-#: what other programs may need of a GPU's memory. Source: comfyui-behaviour facts, section 3, EXTRA_RESERVED_VRAM
+#: GPU memory reserved for other programs. Source: comfyui-behaviour facts, section 3, EXTRA_RESERVED_VRAM
 RESERVE_BYTES = 400 * _MIB
 WINDOWS_RESERVE_BYTES = 600 * _MIB
-#: and so much more on Windows where the card has more than that
+#: additional reserve on Windows for cards larger than `LARGE_CARD_BYTES`
 WINDOWS_LARGE_RESERVE_BYTES = 100 * _MIB
 LARGE_CARD_BYTES = 15 * 1024 * _MIB
-#: with less than this no worker starts: nothing that anybody would call a model runs in it
+#: minimum memory of a worker: no real model runs in less
 LEAST_ROOM_BYTES = _MIB // 16
 
 
 class VramPolicy(StrEnum):
-    """How a device's memory is used for weights."""
+    """How device memory is used for weights."""
 
     DISABLED = "disabled"
     """The device is not used: everything computes on the CPU."""
     NONE = "none"
-    """No weights rest on the device: all of them stream."""
+    """No weights are kept on the device: all of them stream."""
     LOW = "low"
-    """Weights of the component that runs; nothing stays for later."""
+    """Only weights of the running component; nothing is kept."""
     NORMAL = "normal"
-    """Whatever fits stays until something else needs the room."""
+    """Weights stay until the room is needed."""
     HIGH = "high"
-    """Like normal, and a run whose weights would have to stream is refused."""
+    """As normal, but runs that would stream weights are refused."""
     SHARED = "shared"
-    """The device's memory is the host's: plans are as under normal; what models load goes straight to the device."""
+    """Device memory is host memory: plans as normal; weights are loaded directly to the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencyRules:
-    """What a policy means for plans.
+    """Rules of a policy for plans.
 
-    weights_share  of the room beside activations and scratch, the part that weights may take
+    weights_share  maximum fraction for weights of the memory left by activations and scratch
     keeps_idle     weights stay after the run that needed them
-    may_stream     a run may go on with weights that are not resident
+    may_stream     a run may use weights that are not resident
     """
 
     weights_share: float = 1.0
@@ -69,24 +69,24 @@ _RULES: Mapping[VramPolicy, ResidencyRules] = MappingProxyType(
 
 
 def rules_for(policy: VramPolicy) -> ResidencyRules:
-    """The rules of `policy`."""
+    """Return the rules of `policy`."""
     return _RULES[policy]
 
 
-def choose_policy(flag: VramPolicy | None, kind: DeviceKind, shares_host_memory: bool = False) -> Choice[VramPolicy]:
-    """The policy for a device of this kind: what a person asked for, or what the device suggests (None). Pure."""
+def choose_policy(flag: VramPolicy | None, kind: DeviceKind, shares_host_memory: bool = False) -> Decision[VramPolicy]:
+    """Return the policy for a device of this kind: that of the user, or the default of the device (None). Pure."""
     if kind is DeviceKind.CPU:
-        asked = f", although {flag.value} was asked for" if flag not in (None, VramPolicy.DISABLED) else ""
-        return Choice(VramPolicy.DISABLED, f"the CPU computes, and there is no device memory{asked}")
+        asked = f", although {flag.value} is configured" if flag not in (None, VramPolicy.DISABLED) else ""
+        return Decision(VramPolicy.DISABLED, f"the CPU computes, and there is no device memory{asked}")
     if flag is not None:
-        return Choice(flag, "it was asked for")
+        return Decision(flag, "it is configured")
     if shares_host_memory or kind.facts.shares_host_memory:
-        return Choice(VramPolicy.SHARED, f"the memory of this {kind.facts.title} is the host's")
-    return Choice(VramPolicy.NORMAL, "nothing else was asked for, and the device has memory of its own")
+        return Decision(VramPolicy.SHARED, f"the memory of this {kind.facts.title} is the host's")
+    return Decision(VramPolicy.NORMAL, "no other policy is configured, and the device has its own memory")
 
 
 def default_reserve_bytes(kind: DeviceKind, device_bytes: int, on_windows: bool = False) -> int:
-    """What is left to other programs on a device with `device_bytes` of memory when nobody says how much. Pure."""
+    """Return the default memory for other programs on a device with `device_bytes` of memory. Pure."""
     if kind.computes_on_host:
         return 0
     if not on_windows:
@@ -95,18 +95,19 @@ def default_reserve_bytes(kind: DeviceKind, device_bytes: int, on_windows: bool 
 
 
 def reserve_for(asked_bytes: int | None, kind: DeviceKind, device_bytes: int, on_windows: bool = False) -> int:
-    """What is left to other programs: what was asked for, else the usual (None). Of sim and cpu nothing is: what they
-    have is their budget, which no other program uses. Pure."""
+    """Return the memory for other programs: as configured, else the default (None). Zero for sim and cpu: their memory
+    is their budget, which no other program uses. Pure."""
     if asked_bytes is None or kind.computes_on_host:
         return default_reserve_bytes(kind, device_bytes, on_windows)
     return asked_bytes
 
 
 def capacity_bytes(budget_bytes: int | None, free_bytes: int, reserve_bytes: int) -> int:
-    """What a worker may use of a device that has `free_bytes`, of which `reserve_bytes` are for other programs. Pure.
+    """Return the memory for a worker on a device with `free_bytes`, of which `reserve_bytes` are for other programs.
+    Pure.
 
-    The reserve comes out of what is free, not out of the budget that a person gave: a worker that was given 64 MiB of a
-    large card may have them all.
+    The reserve is taken from free memory, not from the budget: a worker with a budget of 64 MiB on a large card may use
+    all of it.
     """
     room_bytes = max(0, free_bytes - reserve_bytes)
     return room_bytes if budget_bytes is None else min(budget_bytes, room_bytes)

@@ -1,8 +1,8 @@
-"""Several tasks in one run of one module: which go together, what each is charged, and what is done when it goes wrong.
+"""Batches several tasks in one run of a module: grouping, cost shares, and fallback when a batch fails.
 
-A run of several is all or nothing for a device, but not for the tasks: where one fails, its members are run again in
-smaller runs (halves, when memory ran out) or each by itself, so that each has the outcome that it would have had alone.
-Knows no module and no device; `attempt` is `pool.engine.engine`'s.
+A batch is all or nothing for a device, but not for its tasks: if it fails, its members are run again in smaller batches
+(halves if memory ran out) or one by one, so that each has the outcome of a single run. Knows no module and no device;
+`attempt` is provided by `pool.engine.engine`.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import torch
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.core.stage_params import (
     AudioSamples,
-    Coming,
+    BatchMember,
     Encoded,
-    Halfway,
+    ImageEmbeds,
     ImagePixels,
     Latent,
     Mask,
-    Member,
     Outcome,
+    PreloadRequest,
     Result,
     RunHooks,
-    Seen,
+    SamplerState,
     Stopped,
     VideoFrames,
     VideoMask,
-    together_key,
+    batch_key,
 )
-from modelpool.pool.patcher.out_of_memory import exhausted, let_go
-from modelpool.pool.specs.spec import RunCost, Rung, TaskSpec
+from modelpool.pool.patcher.out_of_memory import exhausted_memory, release_frames
+from modelpool.pool.specs.spec import OomStep, RunCost, TaskSpec
 
-#: runs these members at once: the result of each, in order, and what the run cost. May raise anything
-Attempt: TypeAlias = Callable[[Sequence[Member]], tuple[Sequence[Result], RunCost]]
+#: runs these members as one batch: returns the result of each, in order, and the cost. May raise anything
+Attempt: TypeAlias = Callable[[Sequence[BatchMember]], tuple[Sequence[Result], RunCost]]
 
 
-def groups(members: Sequence[Member]) -> list[list[int]]:
-    """The places of `members` that may share a run, by the place of the first of each.
+def groups(members: Sequence[BatchMember]) -> list[list[int]]:
+    """Return the positions of `members` that may share a run, grouped, in the order of the first of each group.
 
-    Those do the same to equally large inputs on the same weights. Whoever put them together should have seen to it;
-    what does not go together is run apart and still right.
+    Members of a group run the same stage on equally large inputs with the same weights. The caller should have grouped
+    them; members that do not match are run separately and still correct.
     """
     found: dict[object, list[int]] = {}
     for place, member in enumerate(members):
@@ -51,12 +51,11 @@ def groups(members: Sequence[Member]) -> list[list[int]]:
     return list(found.values())
 
 
-def joint_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
-    """A run of `tasks` as one task to plan with.
+def batch_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
+    """Return one task that represents the batch for planning.
 
-    Its activations are at most as many times those of one as there are tasks (the largest one's, where figures that
-    runs corrected have come to differ). It has no divisions: a run that finds too little memory is made of fewer tasks
-    instead.
+    Its activations are at most those of one task times the number of tasks (of the largest, if corrections made them
+    differ). It has no execution modes: a batch that does not fit is split instead.
     """
     count = len(tasks)
     largest = max(tasks, key=lambda task: task.activation_bytes)
@@ -70,8 +69,8 @@ def joint_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
     )
 
 
-def joint_hooks(members: Sequence[Member]) -> RunHooks:
-    """Steps are told to all; a run is stopped when nobody wants it any more."""
+def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
+    """Return hooks that report steps to all members; the batch stops when all members want to stop."""
     if len(members) == 1:
         return members[0].hooks
 
@@ -79,15 +78,15 @@ def joint_hooks(members: Sequence[Member]) -> RunHooks:
         for member in members:
             member.hooks.on_step(done, steps)
 
-    def coming() -> Coming | None:
-        return next((told for member in members if (told := member.hooks.coming()) is not None), None)
+    def preload_request() -> PreloadRequest | None:
+        return next((request for member in members if (request := member.hooks.preload_request()) is not None), None)
 
-    return RunHooks(on_step, lambda: all(member.hooks.should_stop() for member in members), coming)
+    return RunHooks(on_step, lambda: all(member.hooks.should_stop() for member in members), preload_request)
 
 
 def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
-    """`cost` of one run as the shares of its `count` tasks, which add up to it. Memory peaks are the whole run's; patch
-    switches are the first task's."""
+    """Split `cost` of one run into the shares of its `count` tasks, which add up to it. Memory peaks are those of the
+    batch; patch switches are assigned to the first task."""
     if count == 1:
         return (cost,)
     return tuple(
@@ -106,13 +105,13 @@ def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
     )
 
 
-def run_together(members: Sequence[Member], attempt: Attempt) -> tuple[Outcome, ...]:
-    """The outcome of each of `members`, in order.
+def run_batch(members: Sequence[BatchMember], attempt: Attempt) -> tuple[Outcome, ...]:
+    """Return the outcome of each of `members`, in order.
 
-    A run that finds too little memory is made again in halves; one that fails in another way is made again with each
-    member by itself, so that a member that cannot be done takes nobody along. A device that no longer answers is an
-    outcome for all. Members that were asked to stop before a run begins are left out; in a run they go on as long as
-    others want it, and have a result then. Never raises an Exception.
+    A batch that runs out of memory is run again in halves; one that fails otherwise is run again one by one, so that a
+    failing member does not fail the others. A lost device is an outcome for all. Members that were asked to stop before
+    a run starts are left out; during a run they continue as long as others want it, and then have a result. Never
+    raises an Exception.
     """
     outcomes: list[Outcome | None] = [None] * len(members)
     for places in groups(members):
@@ -122,45 +121,45 @@ def run_together(members: Sequence[Member], attempt: Attempt) -> tuple[Outcome, 
     return tuple(outcome for outcome in outcomes if outcome is not None)
 
 
-def _outcomes(members: Sequence[Member], attempt: Attempt, rungs: tuple[Rung, ...]) -> list[Outcome]:
-    """Of members that go together; `rungs` are what was done about memory before."""
+def _outcomes(members: Sequence[BatchMember], attempt: Attempt, oom_steps: tuple[OomStep, ...]) -> list[Outcome]:
+    """Outcomes of one group; `oom_steps` were taken before."""
     wanted = [member for member in members if not member.hooks.should_stop()]
     if len(wanted) < len(members):
-        found = iter(_outcomes(wanted, attempt, rungs)) if wanted else iter(())
+        found = iter(_outcomes(wanted, attempt, oom_steps)) if wanted else iter(())
         still = {id(member) for member in wanted}
         return [next(found) if id(member) in still else Stopped() for member in members]
     try:
         results, cost = attempt(members)
     except Exception as error:
-        let_go(error)
+        release_frames(error)
         if len(members) == 1 or isinstance(error, Stopped) or _device_is_gone(error):
             return [error] * len(members)
-        lacks_memory = isinstance(error, DoesNotFit) or exhausted(error) is not None
+        lacks_memory = isinstance(error, DoesNotFit) or exhausted_memory(error) is not None
     else:
-        costs = shares(replace(cost, rungs=rungs + cost.rungs), len(members))
+        costs = shares(replace(cost, oom_steps=oom_steps + cost.oom_steps), len(members))
         return list(zip(results, costs, strict=True))
-    size, rungs = ((len(members) + 1) // 2, (*rungs, Rung.DIVIDE)) if lacks_memory else (1, rungs)
+    size, oom_steps = ((len(members) + 1) // 2, (*oom_steps, OomStep.DIVIDE)) if lacks_memory else (1, oom_steps)
     parts = [members[start : start + size] for start in range(0, len(members), size)]
-    return [outcome for part in parts for outcome in _outcomes(part, attempt, rungs)]
+    return [outcome for part in parts for outcome in _outcomes(part, attempt, oom_steps)]
 
 
-def _kind(member: Member) -> object:
-    """Equal for members that may share a run."""
+def _kind(member: BatchMember) -> object:
+    """Key of members that may share a run."""
     sizes = tuple(_size(result) for result in member.inputs)
     uses = tuple((use.component, use.patch_digest, use.passes) for use in member.task.uses)
-    return together_key(member.work), sizes, uses
+    return batch_key(member.work), sizes, uses
 
 
 def _size(result: Result) -> tuple[int, ...]:
-    """The shape of a result's array."""
+    """Shape of a result's arrays."""
     match result:
         case Encoded():
             return tuple(size for array in result.arrays for size in array.shape)
-        case Seen():
+        case ImageEmbeds():
             return result.states_LD.shape
         case Latent():
             return result.samples_CHW.shape
-        case Halfway():
+        case SamplerState():
             return tuple(size for array in result.arrays for size in array.shape)
         case ImagePixels():
             return result.pixels_HWC.shape
@@ -175,10 +174,10 @@ def _size(result: Result) -> tuple[int, ...]:
 
 
 def _share(total: int, place: int, count: int) -> int:
-    """The part of a whole number that falls to one of `count`; the first ones take what is left over."""
+    """Share of an integer for one of `count` parts; the first parts get the remainder."""
     return total // count + (place < total % count)
 
 
 def _device_is_gone(error: Exception) -> bool:
-    """No later run can succeed in this process. See `actors.worker.gpu_worker.run_error`."""
-    return isinstance(error, torch.AcceleratorError) and exhausted(error) is None
+    """Whether no later run can succeed in this process. See `actors.worker.gpu_worker.run_error`."""
+    return isinstance(error, torch.AcceleratorError) and exhausted_memory(error) is None

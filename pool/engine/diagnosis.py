@@ -1,7 +1,7 @@
-"""What a pool would do with this machine's devices, and why: the decisions of the other modules, put side by side.
+"""Explains what a pool would do with the devices of this machine: the decisions of other modules, with reasons.
 
-Makes no rules of its own and takes no memory of a device. What was found comes from `pool.devices.detection`; how it is
-shown is `actors.cli.doctor`'s business.
+Makes no rules of its own and uses no device memory. Input comes from `pool.devices.detection`; `actors.cli.doctor`
+prints the result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.devices.accelerator_memory import UNTOLD_BYTES
+from modelpool.pool.devices.accelerator_memory import UNREPORTED_BYTES
 from modelpool.pool.devices.capabilities import DeviceCapabilities, host_capabilities
 from modelpool.pool.devices.copy_streams import COPY_STREAMS
 from modelpool.pool.devices.detection import Detected, DetectedDevice, Problem
@@ -42,15 +42,15 @@ from modelpool.pool.patcher.compute_dtype import component_dtype
 from modelpool.pool.quant.formats import FORMATS
 from modelpool.pool.specs.spec import Role
 
-#: what files keep the weights of diffusion models in
+#: storage dtypes of diffusion models
 _STORAGES = (torch.float16, torch.bfloat16, torch.float32, FP8_WEIGHTS)
-#: the size of weights that is taken as an example where a decision depends on it
+#: example size of weights for decisions that depend on it
 EXAMPLE_BYTES = 5 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a person asked for. None is "nothing said"."""
+class DiagnosisSettings:
+    """Settings of the user. None means unset."""
 
     device: DeviceKind | None = None
     budget_bytes: int | None = None
@@ -61,7 +61,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One decision: about what, what was chosen, and why."""
+    """One decision: subject, choice and reason."""
 
     about: str
     chosen: str
@@ -70,12 +70,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeviceDiagnosis:
-    """One device and what is decided for it.
+    """One device and the decisions for it.
 
-    free_bytes      now; None where the device does not tell, or was not asked because that takes memory of it
-    reserve_bytes   of the free ones, left to other programs
-    capacity_bytes  what a worker may use
-    is_used         it is of the kind that a pool would run on
+    free_bytes      currently free; None if the device does not report it, or was not queried because that uses its
+                    memory
+    reserve_bytes   of the free bytes, left to other programs
+    capacity_bytes  available to a worker
+    is_used         it is of the kind that a pool would use
     """
 
     device: DetectedDevice
@@ -89,7 +90,7 @@ class DeviceDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything."""
+    """The result for the machine."""
 
     host: HostMemory
     pinned_budget_bytes: int
@@ -98,12 +99,12 @@ class Diagnosis:
 
     @property
     def is_usable(self) -> bool:
-        """A pool can run."""
+        """Whether a pool can run."""
         return not any(problem.is_broken for problem in self.problems)
 
 
-def diagnose(detected: Detected, wanted: Wanted) -> Diagnosis:
-    """What follows from what was found and asked for. Pure."""
+def diagnose(detected: Detected, wanted: DiagnosisSettings) -> Diagnosis:
+    """Return the decisions for the detected devices and the settings. Pure."""
     kind = _used_kind(detected, wanted)
     devices = [*detected.devices]
     if kind.computes_on_host:
@@ -111,7 +112,7 @@ def diagnose(detected: Detected, wanted: Wanted) -> Diagnosis:
     problems = list(detected.problems)
     if not any(device.kind is kind for device in devices):
         there = ", ".join(sorted({device.kind.value for device in devices})) or "none"
-        what = f"device {kind.value!r} was asked for, and this machine has no {kind.facts.title} (found: {there})"
+        what = f"device {kind.value!r} is configured, but this machine has no {kind.facts.title} (found: {there})"
         problems.append(Problem(what, 'ask for another, or for "sim" or "cpu", which every machine has', True))
     problems += _notes(detected, wanted, kind)
     found = [_diagnose_device(device, detected.host, wanted, device.kind is kind) for device in devices]
@@ -121,13 +122,13 @@ def diagnose(detected: Detected, wanted: Wanted) -> Diagnosis:
     return Diagnosis(detected.host, pinned_budget_bytes(detected.host), tuple(found), tuple(problems))
 
 
-def _used_kind(detected: Detected, wanted: Wanted) -> DeviceKind:
-    """The kind that a pool on this machine would run on, where Ray counts every GPU that it can count."""
+def _used_kind(detected: Detected, wanted: DiagnosisSettings) -> DeviceKind:
+    """The device kind of a pool on this machine, if Ray counts every GPU that it can count."""
     seen = {device.kind for device in detected.devices}
     return choose_kind(wanted.device, seen, bool(seen & set(RAY_COUNTS)), wanted.policy is VramPolicy.DISABLED)
 
 
-def _notes(detected: Detected, wanted: Wanted, kind: DeviceKind) -> list[Problem]:
+def _notes(detected: Detected, wanted: DiagnosisSettings, kind: DeviceKind) -> list[Problem]:
     if not detected.devices:
         what = "no GPU that torch can use: the CPU computes, which is slow"
         return [Problem(what, "nothing, for trying out; a GPU for more")]
@@ -140,7 +141,7 @@ def _notes(detected: Detected, wanted: Wanted, kind: DeviceKind) -> list[Problem
     return []
 
 
-def _no_room(found: DeviceDiagnosis, wanted: Wanted, is_broken: bool) -> Problem:
+def _no_room(found: DeviceDiagnosis, wanted: DiagnosisSettings, is_broken: bool) -> Problem:
     device = found.device
     free = format_bytes(_assumed_free_bytes(device, wanted))
     users = ", ".join(f"{user.name} ({user.pid})" for user in device.users)
@@ -161,7 +162,9 @@ def _host_device(kind: DeviceKind, host: HostMemory, budget_bytes: int | None) -
     return DetectedDevice(kind, 0, host_capabilities(kind, size_bytes), free_bytes)
 
 
-def _diagnose_device(device: DetectedDevice, host: HostMemory, wanted: Wanted, is_used: bool) -> DeviceDiagnosis:
+def _diagnose_device(
+    device: DetectedDevice, host: HostMemory, wanted: DiagnosisSettings, is_used: bool
+) -> DeviceDiagnosis:
     capabilities = device.capabilities
     free_bytes = device.free_bytes
     policy = choose_policy(wanted.policy, device.kind, capabilities.shares_host_memory)
@@ -188,36 +191,36 @@ def _rules(policy: VramPolicy) -> str:
     return f"{kept}, {'the rest streams' if rules.may_stream else 'nothing streams'}"
 
 
-def _assumed_free_bytes(device: DetectedDevice, wanted: Wanted) -> int:
-    """What the decisions count on: what is free, or all that the device has where that is not known."""
+def _assumed_free_bytes(device: DetectedDevice, wanted: DiagnosisSettings) -> int:
+    """Free bytes for decisions: as reported, or the total if unknown."""
     if device.free_bytes is not None:
         return device.free_bytes
-    if device.kind.facts.tells_memory:
+    if device.kind.facts.reports_memory:
         return device.capabilities.total_bytes
-    return wanted.budget_bytes or UNTOLD_BYTES
+    return wanted.budget_bytes or UNREPORTED_BYTES
 
 
-def _reserve_reason(kind: DeviceKind, wanted: Wanted) -> str:
+def _reserve_reason(kind: DeviceKind, wanted: DiagnosisSettings) -> str:
     if kind.computes_on_host:
         return "no other program uses it"
-    return "other programs need some, and nothing was said" if wanted.reserve_bytes is None else "it was asked for"
+    return "default reserve for other programs" if wanted.reserve_bytes is None else "it is configured"
 
 
-def _capacity_reason(device: DetectedDevice, wanted: Wanted) -> str:
-    if device.free_bytes is None and not device.kind.facts.tells_memory:
-        return "the device does not tell its memory: what vram says, or 1 GiB, and the reserve left out"
+def _capacity_reason(device: DetectedDevice, wanted: DiagnosisSettings) -> str:
+    if device.free_bytes is None and not device.kind.facts.reports_memory:
+        return "the device does not report its memory: the setting vram, or 1 GiB, minus the reserve"
     if device.free_bytes is None:
         free = f"{format_bytes(device.capabilities.total_bytes)} if nothing else uses it, the reserve left out"
     elif device.kind.computes_on_host:
         free = f"{format_bytes(device.free_bytes)} are free now"
     else:
         free = f"{format_bytes(device.free_bytes)} are free now, of which the reserve is left out"
-    given = "" if wanted.budget_bytes is None else f", and no more than {format_bytes(wanted.budget_bytes)} was given"
+    given = "" if wanted.budget_bytes is None else f", and at most {format_bytes(wanted.budget_bytes)} is configured"
     return free + given
 
 
 def _dtypes(capabilities: DeviceCapabilities) -> list[Finding]:
-    """What each role computes in; a diffusion model for each dtype that files have, where that matters."""
+    """Compute dtype of each role; of a diffusion model for each storage dtype, if it differs."""
     chosen = [
         (f"diffusion model in {dtype_name(s)}", component_dtype(Role.DIFFUSION_MODEL, s, capabilities))
         for s in _STORAGES
@@ -230,7 +233,7 @@ def _dtypes(capabilities: DeviceCapabilities) -> list[Finding]:
 
 
 def _places(policy: VramPolicy, capabilities: DeviceCapabilities, room_bytes: int, host: HostMemory) -> list[Finding]:
-    """Where components go that are placed by hand; workers plan instead."""
+    """Suggested devices for components placed by hand; workers plan instead."""
     if capabilities.kind.computes_on_host:
         return []
     free_bytes = host.available_bytes
@@ -255,7 +258,7 @@ def _attention(capabilities: DeviceCapabilities) -> Finding:
 
 
 def _packed(capabilities: DeviceCapabilities) -> Finding:
-    """Formats of quantized weights that the device could multiply as they are."""
+    """Quantized formats that the device could multiply without unpacking."""
     generation = capabilities.generation
     if capabilities.kind is not DeviceKind.CUDA or generation is None:
         return Finding("quantized weights", "unpacked at each use", "there are kernels for Nvidia cards only")
@@ -263,7 +266,7 @@ def _packed(capabilities: DeviceCapabilities) -> Finding:
     said = ".".join(map(str, generation))
     if not native:
         return Finding("quantized weights", "unpacked at each use", f"generation {said} multiplies none of the formats")
-    chosen = f"unpacked at each use; where asked for, multiplied as they are: {', '.join(native)}"
+    chosen = f"unpacked at each use; optionally multiplied without unpacking: {', '.join(native)}"
     return Finding("quantized weights", chosen, f"generation {said} has kernels for these, which are less exact")
 
 
@@ -285,10 +288,10 @@ def _self_test_problem(error: RuntimeError) -> Problem:
 
 
 def self_test_problems(seen: Collection[DeviceKind] = ()) -> tuple[Problem, ...]:
-    """What this torch does not do that the pool builds on.
+    """Return the behaviours that the pool requires and this torch lacks.
 
-    Registers the device type `sim` for the whole process, unless a maker's package has taken torch's one place for such
-    types, or `seen` has a kind of device whose package takes it.
+    Registers the device type `sim` for the process, unless the package of a vendor has taken torch's only slot for such
+    types, or `seen` has a device kind whose package takes it.
     """
     from modelpool.pool.devices.sim import device as sim
 
@@ -302,4 +305,4 @@ def self_test_problems(seen: Collection[DeviceKind] = ()) -> tuple[Problem, ...]
     except RuntimeError as error:
         return (_self_test_problem(error),)
     what = f"torch has one place for device types of other packages, and {others[0] if others else claimed} takes it"
-    return (Problem(f"{what}: no simulated GPUs beside it", "nothing; for sim, an environment without that package"),)
+    return (Problem(f"{what}: no simulated GPUs in addition", "nothing; for sim, an environment without that package"),)

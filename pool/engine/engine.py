@@ -1,9 +1,9 @@
-"""`Engine`: everything that one GPU does, in one process. Opens models, leases memory, runs stages.
+"""`Engine`: one GPU in one process. Opens models, leases memory, runs stages.
 
-Knows one device and no other; neither Ray nor the scheduler. The worker actor is a thin shell around it;
-`pool.engine.explicit_control` is another, for people who move weights themselves. A run that runs out of memory is
-tried again with less, as `pool.plan.oom_ladder` decides; each try starts from the run's beginning, and the same work
-gives the same result. Not thread safe, apart from the hooks of a run.
+Knows one device; neither Ray nor the scheduler. The worker actor is a thin shell around it;
+`pool.engine.explicit_control` is another, for users who move weights themselves. A run that runs out of memory is
+retried with less, as `pool.plan.oom_ladder` decides; each attempt starts from the beginning, and equal tasks give equal
+results. Not thread-safe, except for the hooks of a run.
 """
 
 from __future__ import annotations
@@ -17,73 +17,75 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from modelpool.pool.conditioning.image_embeds import see_images
+from modelpool.pool.conditioning.image_embeds import embed_images
 from modelpool.pool.conditioning.micro_conditioning import pooled_width
 from modelpool.pool.controlnets.patchers import ControlPatchers
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.lru_cache import Recent
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
-    EncodeImageWork,
-    EncodeWork,
+    BatchMember,
+    DecodeParams,
+    EncodeImageParams,
+    EncodeParams,
+    ImageEmbeds,
     LoraRef,
-    Member,
     ModelRef,
     Outcome,
     Result,
     RunHooks,
-    SampleWork,
-    SeeImageWork,
-    Seen,
-    Work,
+    SampleParams,
+    StageParams,
+    VisionEncodeParams,
     role_of,
 )
 from modelpool.pool.core.stopping import stop_if_asked
 from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
 from modelpool.pool.devices.kinds import OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import AHEAD_BYTES
 from modelpool.pool.devices.vram_policy import VramPolicy, choose_policy, reserve_for, rules_for
-from modelpool.pool.engine.batching import joint_hooks, joint_task, run_together
+from modelpool.pool.engine.batching import batch_hooks, batch_task, run_batch
 from modelpool.pool.engine.image_stages import decode_images, encode_images
-from modelpool.pool.engine.stages import TextEncoder, encode_together, sample_together
-from modelpool.pool.engine.task_runner import Run, TaskRunner
+from modelpool.pool.engine.stages import TextEncoder, encode_batch, sample_batch
+from modelpool.pool.engine.task_runner import TaskRun, TaskRunner
 from modelpool.pool.estimates.activation_calibration import ActivationError
 from modelpool.pool.estimates.stage_peak_bytes import text_width
-from modelpool.pool.estimates.typical_run import usual_call
+from modelpool.pool.estimates.typical_run import typical_call
 from modelpool.pool.loading.assembled_checkpoint import members_of
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.ops.attention import attention_priority
-from modelpool.pool.patcher.compute_context import ComputeTools
+from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patcher.out_of_memory import give_back_unused
+from modelpool.pool.patcher.out_of_memory import release_unused
 from modelpool.pool.plan.residency import Residency
-from modelpool.pool.specs.spec import ComponentKey, Division, Role, RunCost, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
-from modelpool.pool.vram.vram_manager import Lease, VramManager, Wanted, with_extras
+from modelpool.pool.vram.vram_manager import Lease, PatcherUse, VramManager, with_dependents
 
-#: embeddings whose vectors are kept; each is some tens of KiB
-EMBEDDINGS_KEPT = 64
+#: cached textual inversions; each is some tens of KiB
+MAX_EMBEDDINGS = 64
+#: models without bytes on the device that stay open; each is a mapping, its modules and their key maps
+MODELS_KEPT = 32
 Kind = TypeVar("Kind")
 #: the components that one run uses: the text encoders, or one of the others
 Patchers: TypeAlias = tuple[ModelPatcher, ...]
 
-#: of a small device, no more than this part is for copies that are made ahead
+#: of a small device, at most this fraction is for copies ahead of use
 AHEAD_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """What one engine is opened with.
+    """Settings of one engine.
 
-    device        the name of a kind, such as "cuda", "sim" or "cpu"; "auto" is the kind of the GPU that Ray gave
-    index         which device of that kind this process sees
-    budget_bytes  most that weights, scratch and activations may take together; None is what the device has
-    threads       CPU threads of torch; the same everywhere, since it can change the last bits of a result
-    vram_policy   how eagerly weights are kept on the device; None is what the device suggests
-    reserve_bytes of what the device has free, so much is left to other programs; None is the device's usual reserve
+    device        name of a device kind, such as "cuda", "sim" or "cpu"; "auto" is the kind of the GPU that Ray assigned
+    index         index of the device within its kind, as this process sees it
+    budget_bytes  maximum of weights, scratch and activations together; None is the memory of the device
+    threads       CPU threads of torch; equal everywhere, since it can change the last bits of a result
+    vram_policy   how eagerly weights are kept on the device; None is the default of the device
+    reserve_bytes free device memory left to other programs; None is the default reserve
     """
 
     device: str
@@ -96,7 +98,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """How an engine introduces itself."""
+    """Capacity, link speed and name of the device of an engine."""
 
     capacity_bytes: int
     link_bytes_per_second: float
@@ -104,36 +106,37 @@ class EngineFacts:
 
 
 class Engine:
-    """One GPU's worth of models. Open with `Engine.open`, end with `close`."""
+    """Runs tasks on one GPU. Open with `Engine.open`, end with `close`."""
 
     def __init__(
         self,
         device: OpenDevice,
         facts: EngineFacts,
-        road: UploadRoad,
+        pipeline: TransferPipeline,
         capabilities: DeviceCapabilities,
         policy: VramPolicy = VramPolicy.NORMAL,
         reserve_bytes: int = 0,
     ) -> None:
         self._device = device
         self._facts = facts
-        rules, kept_free_bytes = rules_for(policy), reserve_bytes + road.ahead_bytes
+        rules, kept_free_bytes = rules_for(policy), reserve_bytes + pipeline.ahead_bytes
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
-        self._road = road
-        self._runner = TaskRunner(device, self.vram, road, rules.may_stream, self._run_to_come)
-        self._tools = ComputeTools(device.memory.ledger, road, attention=attention_priority(capabilities))
+        self._pipeline = pipeline
+        self._runner = TaskRunner(device, self.vram, pipeline, rules.may_stream, self._run_to_come)
+        self._tools = RunTools(device.memory.ledger, pipeline, attention=attention_priority(capabilities))
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
-        self._embeddings: Recent[tuple[str, str], Embedding] = Recent(EMBEDDINGS_KEPT)
+        self._embeddings: LruCache[tuple[str, str], Embedding] = LruCache(MAX_EMBEDDINGS)
+        #: least recently used first
         self._models: dict[str, OpenModel] = {}
         self._patchers: dict[ComponentKey, ModelPatcher] = {}
-        self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram.add)
+        self._controls = ControlPatchers(device.torch_device, capabilities, self._tools, self._patchers, self.vram)
 
     @classmethod
     def open(cls, settings: EngineSettings) -> Engine:
-        """Take a device. Sets torch's thread count for this process.
+        """Open a device. Sets the thread count of torch for this process.
 
-        Raises UserError when there is no such device, DoesNotFit when others have filled it.
+        Raises UserError if there is no such device, DoesNotFit if other programs have filled it.
         """
         torch.set_num_threads(settings.threads)
         device = open_with_room(settings.device, settings.index, settings.budget_bytes)
@@ -141,80 +144,81 @@ class Engine:
         on_windows = sys.platform == "win32"
         reserve_bytes = reserve_for(settings.reserve_bytes, device.kind, card.total_bytes, on_windows)
         room_bytes = usable_bytes(device, settings.index, settings.budget_bytes, reserve_bytes)
-        road = UploadRoad.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
+        pipeline = TransferPipeline.open(device.torch_device, ahead_bytes=min(AHEAD_BYTES, room_bytes // AHEAD_SHARE))
         try:
-            link = measure_link(device.torch_device, road, room_bytes)
+            link = measure_link(device.torch_device, pipeline, room_bytes)
         except BaseException:
-            road.close()
+            pipeline.close()
             raise
         capabilities = replace(card, total_bytes=room_bytes)
         policy = choose_policy(settings.vram_policy, device.kind, card.shares_host_memory).value
-        # copies that are made ahead are outside of what plans know of
-        facts = EngineFacts(room_bytes - road.ahead_bytes, link, device.name)
-        return cls(device, facts, road, capabilities, policy, reserve_bytes)
+        # copies ahead of use are not part of plans
+        facts = EngineFacts(room_bytes - pipeline.ahead_bytes, link, device.name)
+        return cls(device, facts, pipeline, capabilities, policy, reserve_bytes)
 
     def introduce(self) -> EngineFacts:
-        """What this engine can hold and how fast bytes get there."""
+        """Return the capacity of this engine and the speed of its link."""
         return self._facts
 
     def residency(self) -> Residency:
-        """Which weights are on the device."""
+        """Return the weights on the device."""
         return self.vram.residency()
 
     def run(
         self,
         task: TaskSpec,
-        work: Work,
+        work: StageParams,
         inputs: tuple[Result, ...],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: Sequence[ComponentKey] = (),
     ) -> tuple[Result, RunCost]:
-        """Do `work` and say what it cost. `task` carries the sizes that were planned with.
+        """Run `work` and return its result and cost. `task` has the sizes that were planned with.
 
-        `fresh` takes everything off the device first (a second try after running out of memory); `needed_next` are the
-        components that are expected to be needed here afterwards, soonest first. When memory runs out the run starts
-        again with less (steps are then told again from the first); what was done about it is in the cost.
-        Raises DoesNotFit when it does not fit the budget, however it is divided; RanOutOfMemory when it should and
-        does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is exact afterwards.
+        `fresh` evicts everything first (a second try after running out of memory); `needed_next` are components
+        expected to be needed afterwards, soonest first. If memory runs out, the run restarts with less (steps are
+        reported again from the first); the steps taken are in the cost. Raises DoesNotFit if it does not fit the budget
+        in any execution mode; RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about
+        a file. Residency is exact afterwards.
         """
         if fresh:
             self.vram.unload_all()
-            give_back_unused(self._device.memory)
+            release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
-        results, cost = self._run_at_once((Member(task, work, inputs, hooks),), tuple(needed_next))
+        results, cost = self._run_at_once((BatchMember(task, work, inputs, hooks),), tuple(needed_next))
         return results[0], cost
 
-    def run_together(self, members: Sequence[Member], needed_next: Sequence[ComponentKey] = ()) -> tuple[Outcome, ...]:
-        """Do the works of all members, in one run where that goes: the outcome of each, in order.
+    def run_batch(
+        self, members: Sequence[BatchMember], needed_next: Sequence[ComponentKey] = ()
+    ) -> tuple[Outcome, ...]:
+        """Run all members, as one batch if possible: returns the outcome of each, in order.
 
-        A result is that of the member run by itself, but in the last bits: kernels may round otherwise for several
-        images. The cost of each is its share. See `pool.engine.batching.run_together` for what happens when it goes
-        wrong;
-        never raises an Exception, and residency is exact afterwards.
+        Results equal those of single runs except for the last bits: kernels may round differently for several images.
+        The cost of each is its share. See `pool.engine.batching.run_batch` for failures; never raises an Exception, and
+        residency is exact afterwards.
         """
-        return run_together(members, lambda some: self._run_at_once(some, tuple(needed_next)))
+        return run_batch(members, lambda some: self._run_at_once(some, tuple(needed_next)))
 
     def run_as_is(
-        self, task: TaskSpec, work: Work, inputs: tuple[Result, ...], patchers: Patchers, hooks: RunHooks
+        self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], patchers: Patchers, hooks: RunHooks
     ) -> Result:
-        """Do `work` with `patchers`, whatever of them is resident; no weights are moved before, and none are let go.
+        """Run `work` with `patchers`, whatever of them is resident; no weights are loaded or evicted.
 
-        For people who move weights themselves. Divided where the room asks for it. Raises DoesNotFit when what is
-        resident leaves too little, with what would have to leave; RanOutOfMemory, OutOfHostMemory and Stopped.
+        For users who move weights themselves. Divided if memory requires it. Raises DoesNotFit if resident weights
+        leave too little, with what to unload; RanOutOfMemory, OutOfHostMemory and Stopped.
         """
-        return self._runner.run_as_is(self._run_of((Member(task, work, inputs, hooks),), patchers))[0]
+        return self._runner.run_as_is(self._run_of((BatchMember(task, work, inputs, hooks),), patchers))[0]
 
     def activation_errors(self) -> tuple[ActivationError, ...]:
-        """How far estimates of activations were from what runs took, by component and stage."""
-        return self._runner.book.report()
+        """Return the errors of activation estimates, by component and stage."""
+        return self._runner.calibration.report()
 
     def latent_facts(self, model: ModelRef) -> LatentFacts:
-        """The latents of `model`. Opens the file when it is new."""
+        """Return the latent layout of `model`. Opens the file if it is new."""
         return self._opened(model).latent
 
     def text_widths(self, model: ModelRef) -> tuple[int, int]:
-        """The widths of a text and of its pooled form that the diffusion model of `model` reads; 0 for no such form."""
+        """Return the widths of a text and of its pooled form that the diffusion model of `model` reads; 0 for none."""
         opened = self._opened(model)
         module = opened.component(Role.DIFFUSION_MODEL).built.module
         conditions = opened.checkpoint.family.sampling.size_conditions
@@ -222,24 +226,23 @@ class Engine:
 
     @property
     def device(self) -> OpenDevice:
-        """The device that everything runs on."""
+        """The device of this engine."""
         return self._device
 
     @contextmanager
     def ready(self, patcher: ModelPatcher, activation_bytes: int, passes: int = 1) -> Iterator[Lease]:
-        """A patcher and all that its runs need beside it, on the device for the length of the block, as
-        `VramManager.lease`: for runs that are put together by hand."""
-        with self.vram.lease(with_extras(patcher, passes), activation_bytes) as lease:
+        """Lease a patcher and its dependents for the block, as `VramManager.lease`: for runs composed by hand."""
+        with self.vram.lease(with_dependents(patcher, passes), activation_bytes) as lease:
             yield lease
 
     def patcher(self, model: ModelRef, role: Role, loras: Sequence[LoraRef] = ()) -> ModelPatcher:
-        """A clone over one component of `model`, with the patches of `loras`. Opens the file when it is new."""
+        """Return a clone of one component of `model`, with the patches of `loras`. Opens the file if it is new."""
         opened = self._opened(model)
         component = opened.component(role)
         patches = opened.patch_set(role, loras)
         base = self._patchers.get(component.key)
         if base is None:
-            opened.checkpoint.read_ahead(role)  # a run asks for it
+            opened.checkpoint.prefetch(role)  # a run asks for it
             base = ModelPatcher.of(
                 component.key,
                 role,
@@ -247,7 +250,7 @@ class Engine:
                 self._device.torch_device,
                 component.form,
                 self._tools,
-                usual_call(opened, role),
+                typical_call(opened, role),
             )
             self._patchers[component.key] = base
             self.vram.add(base)
@@ -256,32 +259,32 @@ class Engine:
         return clone
 
     def close(self) -> None:
-        """Take every byte off the device, and give back what streaming took of the host. Idempotent."""
+        """Evict everything and release host resources of streaming. Idempotent."""
         self.vram.close()
-        self._road.close()
+        self._pipeline.close()
 
     def _run_at_once(
-        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...]
+        self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...]
     ) -> tuple[tuple[Result, ...], RunCost]:
         patchers = self._used_by(members[0].work)
         return self._runner.run(self._run_of(members, patchers, needed_next))
 
     def _run_of(
-        self, members: Sequence[Member], patchers: Patchers, needed_next: tuple[ComponentKey, ...] = ()
-    ) -> Run[tuple[Result, ...]]:
+        self, members: Sequence[BatchMember], patchers: Patchers, needed_next: tuple[ComponentKey, ...] = ()
+    ) -> TaskRun[tuple[Result, ...]]:
         """Members of one kind as one run."""
-        task, hooks = joint_task([member.task for member in members]), joint_hooks(members)
-        uploading = RunHooks(hooks.on_step, lambda: self._stops(hooks), hooks.coming)
+        task, hooks = batch_task([member.task for member in members]), batch_hooks(members)
+        uploading = RunHooks(hooks.on_step, lambda: self._stops(hooks), hooks.preload_request)
 
-        def compute(division: Division | None) -> tuple[Result, ...]:
+        def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
             return self._compute(members, patchers, uploading, division)
 
-        return Run(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members))
+        return TaskRun(task, _wanted(patchers, task), compute, hooks.should_stop, needed_next, len(members))
 
-    def _learned(self, works: Sequence[EncodeWork]) -> tuple[Embedding, ...]:
-        """The embeddings that the texts of `works` name."""
+    def _learned(self, works: Sequence[EncodeParams]) -> tuple[Embedding, ...]:
+        """The textual inversions that the texts of `works` name."""
         named = {each.name: each for work in works for each in work.embeddings}
-        # whoever made the references has allowed what they lead to; nothing in a pickle is run
+        # the creator of the references has allowed these files; no code of a pickle runs
         return tuple(
             self._embeddings.get(
                 (each.name, each.sha256), partial(read_embedding, each.path, each.name, allow_pickle=True)
@@ -290,73 +293,87 @@ class Engine:
         )
 
     def _stops(self, hooks: RunHooks) -> bool:
-        """Whether a run is to stop. When it is not, weights of the task that is to come are brought."""
+        """Whether a run should stop. If not, preload weights of the next task."""
         if hooks.should_stop():
             return True
-        self._runner.ahead.advance(hooks.coming())
+        self._runner.preloader.advance(hooks.preload_request())
         return False
 
-    def _run_to_come(self, task: TaskSpec, work: Work) -> Run[Any] | None:
-        """The run of a task that is to come; None where its model would have to be opened first, or a LoRA."""
+    def _run_to_come(self, task: TaskSpec, work: StageParams) -> TaskRun[Any] | None:
+        """The run of a task to preload; None if its model or a LoRA would have to be opened first."""
         opened = self._models.get(work.model.sha256)
-        loras = () if isinstance(work, DecodeWork | EncodeImageWork | SeeImageWork) else work.loras
+        loras = () if isinstance(work, DecodeParams | EncodeImageParams | VisionEncodeParams) else work.loras
         if opened is None or not opened.has_matched(loras) or any(u.component not in self._patchers for u in task.uses):
             return None
-        return Run(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
+        return TaskRun(task, _wanted(self._used_by(work), task), lambda division: (), lambda: False)
 
     def _opened(self, model: ModelRef) -> OpenModel:
-        if model.sha256 not in self._models:
-            self._models[model.sha256] = OpenModel(model, self._capabilities)
-        return self._models[model.sha256]
+        opened = self._models.pop(model.sha256, None) or OpenModel(model, self._capabilities)
+        self._models[model.sha256] = opened  # most recently used
+        self._close_unused()
+        return opened
 
-    def _used_by(self, work: Work) -> Patchers:
+    def _close_unused(self) -> None:
+        """Close the least recently used models beyond `MODELS_KEPT`, with their mappings. A model stays open while any
+        of its components has bytes on the device or is leased, and its components while another open model has them."""
+        for sha256 in list(self._models)[:-1]:
+            if len(self._models) <= MODELS_KEPT:
+                return
+            keys = self._models[sha256].component_keys
+            if all(self.vram.is_idle(key) for key in keys if key in self.vram):
+                del self._models[sha256]
+                for key in keys - {key for opened in self._models.values() for key in opened.component_keys}:
+                    if self._patchers.pop(key, None) is not None:
+                        self.vram.remove(key)
+
+    def _used_by(self, work: StageParams) -> Patchers:
         match work:
-            case EncodeWork():
+            case EncodeParams():
                 roles = self._opened(work.model).checkpoint.family.text_encoders
                 return tuple(self.patcher(work.model, role, work.loras) for role in roles)
-            case SampleWork():
+            case SampleParams():
                 return (self.patcher(work.model, role_of(work), work.loras), *self._controls.of(work.controls))
-            case SeeImageWork():
+            case VisionEncodeParams():
                 return (self.patcher(work.model, Role.VISION_ENCODER),)
-            case EncodeImageWork() | DecodeWork():
+            case EncodeImageParams() | DecodeParams():
                 return (self.patcher(work.model, Role.VAE),)
 
     def _compute(
-        self, members: Sequence[Member], patchers: Patchers, hooks: RunHooks, division: Division | None
+        self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
     ) -> tuple[Result, ...]:
         works, inputs = [member.work for member in members], [member.inputs for member in members]
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
-            case EncodeWork():
-                # by the model's own roles: a patcher may have that of another model with equal weights
+            case EncodeParams():
+                # by the roles of this model: a patcher may have the role of another model with equal weights
                 roles = zip(patchers, family.text_encoders, strict=True)
                 encoders = [_text_encoder(opened, patcher, role) for patcher, role in roles]
-                texts, seen = _all_of(works, EncodeWork), [one for one in inputs[0] if isinstance(one, Seen)]
+                texts, seen = _all_of(works, EncodeParams), [one for one in inputs[0] if isinstance(one, ImageEmbeds)]
                 learned = self._learned(texts)
-                return encode_together(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
-            case SampleWork():
-                sampled = _all_of(works, SampleWork)
+                return encode_batch(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
+            case SampleParams():
+                sampled = _all_of(works, SampleParams)
                 facts, controls = family.sampling, patchers[1:]
-                return sample_together(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
-            case SeeImageWork():
-                sight = family.sampling.sight
+                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
+            case VisionEncodeParams():
+                vision_use = family.sampling.vision_use
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
-                return see_images(_all_of(works, SeeImageWork), inputs, patchers[0], sight, hooks)
-            case EncodeImageWork():
-                return encode_images(_all_of(works, EncodeImageWork), inputs, patchers[0], latent, hooks, division)
-            case DecodeWork():
-                return decode_images(_all_of(works, DecodeWork), inputs, patchers[0], latent, hooks, division)
+                return embed_images(_all_of(works, VisionEncodeParams), inputs, patchers[0], vision_use, hooks)
+            case EncodeImageParams():
+                return encode_images(_all_of(works, EncodeImageParams), inputs, patchers[0], latent, hooks, division)
+            case DecodeParams():
+                return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
 
 
-def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[Wanted, ...]:
+def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[PatcherUse, ...]:
     """What a run of `task` leases."""
     passes = task.uses[0].passes
-    return tuple(one for patcher in dict.fromkeys(patchers) for one in with_extras(patcher, passes))
+    return tuple(one for patcher in dict.fromkeys(patchers) for one in with_dependents(patcher, passes))
 
 
 def _text_encoder(opened: OpenModel, patcher: ModelPatcher, role: Role) -> TextEncoder:
-    """One of the model's text encoders, as its family reads it."""
+    """One of the model's text encoders, with the reading of its family."""
     family = opened.checkpoint.family
     if not family.text_set:
         name = dict(zip(family.text_encoders, members_of(family), strict=False)).get(role, "")
@@ -366,6 +383,6 @@ def _text_encoder(opened: OpenModel, patcher: ModelPatcher, role: Role) -> TextE
 
 
 def _all_of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
-    """`found`, all of which are of one kind; anything else is our mistake."""
+    """`found`, all of one kind; anything else is an internal error."""
     assert all(isinstance(one, kind) for one in found), f"expected {kind.__name__} only, found {found}"
     return tuple(one for one in found if isinstance(one, kind))

@@ -1,6 +1,6 @@
-"""`ExplicitComponent`: one component whose weights a person moves by hand.
+"""`ExplicitComponent`: one component whose weights the user moves.
 
-Part of `pool.engine.explicit_control`. Counts in bytes of weights as they are on the device; whole modules move.
+Part of `pool.engine.explicit_control`. Counts bytes of weights as on the device; complete modules move.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from modelpool.pool.specs.spec import Role
 
 
 class ExplicitComponent:
-    """The text encoder, diffusion model or VAE of a loaded checkpoint. Moves when asked to, never by itself.
+    """The text encoder, diffusion model or VAE of a loaded checkpoint. Moves only on request.
 
-    patcher  the clone that runs use: patches and options that are added to it act from the next run on
+    patcher  the clone that runs use: added patches and options apply from the next run on
 
-    Every method and figure raises ModelClosed when the model is closed.
+    Every method and property raises ModelClosed if the model is closed.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class ExplicitComponent:
         role: Role,
         find_lora: Callable[[str | os.PathLike[str], float], LoraRef],
     ) -> None:
-        """`engine` gives the engine of the model, or raises ModelClosed."""
+        """`engine` returns the engine of the model, or raises ModelClosed."""
         self._engine = engine
         self._model = model
         self._find_lora = find_lora
@@ -43,21 +43,21 @@ class ExplicitComponent:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes on the device when all of it is there."""
+        """Bytes on the device when fully resident."""
         self._engine()
         return self._size_bytes
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that are on the device now."""
+        """Bytes currently on the device."""
         self._engine()
         return self.patcher.resident().resident_bytes
 
     def to_gpu(self) -> int:
-        """Bring all of it to the device, with the patches it has now. Returns the bytes that arrived, 0 when all was
-        there.
+        """Load all of it to the device, with its current patches. Returns the bytes that arrived, 0 if it was fully
+        resident.
 
-        Makes no room: raises DoesNotFit when it does not fit beside what is there, and moves nothing then.
+        Evicts nothing: raises DoesNotFit if there is not enough room, and then moves nothing.
         """
         missing_bytes = self.size_bytes - self.resident_bytes
         if missing_bytes == 0 and self.patcher.resident().patch_digest == self.patcher.use().patch_digest:
@@ -67,28 +67,28 @@ class ExplicitComponent:
         return self._load(self.size_bytes)
 
     def to_cpu(self) -> int:
-        """Take all of it off the device. Returns the bytes that left, 0 when nothing was there."""
+        """Unload it from the device. Returns the bytes that left, 0 if nothing was resident."""
         return self._engine().vram.unload(self.patcher.key)
 
     def partially_load(self, size_bytes: int | str) -> int:
-        """Bring at most `size_bytes` (or a text, "1GiB") more to the device: whole modules, and no more than there is
-        room for. Returns the bytes that arrived; nothing leaves. Raises UnusableField for what is no number of bytes.
-        """
+        """Load at most `size_bytes` (or a text, "1GiB") more to the device: complete modules, as far as there is room.
+        Returns the bytes that arrived; evicts nothing. Raises UnusableField for an invalid size."""
         asked_bytes = size_in_bytes("partially_load(size_bytes)", size_bytes)
         most_bytes = min(asked_bytes, self.size_bytes - self.resident_bytes, self._room_bytes())
         return self._load(self.resident_bytes + most_bytes) if most_bytes > 0 else 0
 
     def partially_unload(self, size_bytes: int | str) -> int:
-        """Take at least `size_bytes` (or a text, "1GiB") off the device, or all that is there: whole modules. Returns
-        the bytes that left. Raises UnusableField for what is no number of bytes."""
+        """Unload at least `size_bytes` (or a text, "1GiB"), or all that is resident: complete modules. Returns the
+        bytes that left. Raises UnusableField for an invalid size."""
         asked_bytes, vram = size_in_bytes("partially_unload(size_bytes)", size_bytes), self._engine().vram
         return vram.unload(self.patcher.key, asked_bytes) if asked_bytes else 0
 
     def add_lora(self, path: str | os.PathLike[str], strength: float = 1.0) -> int:
-        """Add a LoRA file, after those that are there, from the next run on. Returns the parameters it changes here.
+        """Add a LoRA file after the existing ones, from the next run on. Returns the number of parameters that it
+        changes.
 
-        What is resident is patched by the next `to_gpu` or run. Raises UnusableField for a path without a file,
-        CorruptFile, and AdapterMismatch for a file of another architecture or without anything for this component.
+        Resident weights are patched by the next `to_gpu` or run. Raises UnusableField for a path without a file,
+        CorruptFile, and AdapterMismatch for a file of another architecture or without keys for this component.
         """
         engine = self._engine()
         lora = self._find_lora(path, real_number("strength", strength, "a finite number"))
@@ -99,14 +99,14 @@ class ExplicitComponent:
         return len(self.patcher.add_patches(patches))
 
     def remove_loras(self) -> None:
-        """Take off all LoRAs that `add_lora` added, from the next run on."""
+        """Remove all LoRAs added by `add_lora`, from the next run on."""
         self._engine()
         added = {id(patch) for patch in self._of_loras}
         self.patcher.patches = PatchSet(tuple(p for p in self.patcher.patches.patches if id(p) not in added))
         self._of_loras = ()
 
     def _room_bytes(self) -> int:
-        """Bytes of weights that could arrive beside all that is resident."""
+        """Bytes of weights that could be loaded next to all resident weights."""
         vram = self._engine().vram
         return vram.activation_room([self.patcher.use()], vram.residency().used_bytes)
 
@@ -114,20 +114,18 @@ class ExplicitComponent:
         return self._engine().vram.load(self.patcher, most_bytes)
 
     def _no_room(self, missing_bytes: int) -> DoesNotFit:
-        """Why `to_gpu` cannot bring `missing_bytes`, or new patches where none are missing, and what helps."""
+        """Error for `to_gpu`: `missing_bytes` do not fit, or new patches if nothing is missing; with suggestions."""
         vram, scratch_bytes = self._engine().vram, self.patcher.use().scratch_bytes
-        arrives = "to arrive" if missing_bytes else "to be patched"
+        arrives = "to load" if missing_bytes else "to patch"
         has_others = vram.residency().used_bytes > self.resident_bytes
-        helps = ["take another component off with to_cpu()"] if has_others else ["give it more device memory (vram)"]
+        helps = ["unload another component with to_cpu()"] if has_others else ["give it more device memory (vram)"]
         helps.append(
-            "bring a part with partially_load(bytes)"
-            if missing_bytes
-            else "leave a part off with partially_unload(bytes)"
+            "load a part with partially_load(bytes)" if missing_bytes else "unload a part with partially_unload(bytes)"
         )
         return does_not_fit(
             f"{self.patcher.key} on the device",
             missing_bytes + scratch_bytes,
             vram.room_bytes,
-            f"what is free now; of the need {format_bytes(scratch_bytes)} are for its largest layer {arrives}; "
+            f"currently free; {format_bytes(scratch_bytes)} of the need are for its largest layer {arrives}; "
             + ", or ".join(helps),
         )

@@ -1,14 +1,14 @@
-"""A checkpoint in a person's hands: where its weights are is said by hand, one component at a time. Without Ray.
+"""Explicit control of one checkpoint: the user moves its weights, one component at a time. Without Ray.
 
-    from pool import load_checkpoint
+    from modelpool.pool import load_checkpoint
 
     with load_checkpoint("model.safetensors", device="cuda", vram="8GiB") as model:
         model.diffusion_model.to_gpu()
         pixels_HWC = model.generate("a red circle", seed=7)
         model.diffusion_model.partially_unload(2 << 30)
 
-Nothing moves by itself: what is resident stays, what is not streams while it is used, and the image is the same.
-docs/explicit_control.md is the page about it. For a pool that decides by itself, see `modelpool.ModelPool`.
+Nothing moves automatically: resident weights stay, the others stream during runs, and the image is the same. Guide:
+docs/guides/explicit_control.md. For automatic placement, see `modelpool.ModelPool`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from modelpool.pool.catalog.catalog import WEIGHTS_SUFFIX, Catalog
-from modelpool.pool.core.arguments import given_text, real_number, size_in_bytes, whole_number
+from modelpool.pool.core.arguments import checked_text, real_number, size_in_bytes, whole_number
 from modelpool.pool.core.errors import ModelClosed, UserError, unusable_field
 from modelpool.pool.core.interrupt import Interrupt
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
+    DecodeParams,
     Encoded,
-    EncodeWork,
+    EncodeParams,
     ImagePixels,
     Latent,
     LoraRef,
@@ -39,9 +39,9 @@ from modelpool.pool.core.stage_params import (
     PixelArray,
     Result,
     RunHooks,
-    SampleWork,
+    SampleParams,
+    StageParams,
     Stopped,
-    Work,
     stage_of,
     task_id,
 )
@@ -57,12 +57,12 @@ from modelpool.pool.specs.spec import Role, TaskSpec
 
 __all__ = ["ExplicitComponent", "Interrupt", "LoadedModel", "Stopped", "load_checkpoint"]
 
-#: more would only be in each other's way
+#: more threads would only slow each other down
 MAX_THREADS = 1024
-#: width and height of an image, at most; as in `actors.request.requests`
+#: maximum width and height of an image; as in `actors.request.requests`
 MAX_SIZE = 16384
 
-#: called after each step with (steps done, steps in all)
+#: called after each step with (steps done, total steps)
 OnStep: TypeAlias = Callable[[int, int], None]
 
 
@@ -73,25 +73,26 @@ def load_checkpoint(
     index: int = 0,
     threads: int = 1,
 ) -> LoadedModel:
-    """Open a checkpoint with nothing of it on the device.
+    """Open a checkpoint without loading anything to the device.
 
     path     a .safetensors file with a text encoder, a diffusion model and a VAE
-    device   "cuda", "sim", "cpu" or another kind of torch's; "auto" is cuda where there is one, else sim
-    vram     most that weights and activations may take: bytes, or "8GiB"; None is what the device has
-    index    which device of that kind
-    threads  CPU threads of torch, for the whole process; they can change the last bits of an image
-    Raises UserError (CorruptFile, UnknownArchitecture, UnusableField, UnknownName, DoesNotFit) naming what was wrong.
-    Close it, or use it as a context: weights stay on the device until then.
+    device   "cuda", "sim", "cpu" or another torch device kind; "auto" is cuda if available, else sim
+    vram     maximum of weights and activations: bytes, or "8GiB"; None is the memory of the device
+    index    index of the device within its kind
+    threads  CPU threads of torch, for the process; they can change the last bits of an image
+
+    Raises UserError (CorruptFile, UnknownArchitecture, UnusableField, UnknownName, DoesNotFit) naming the cause. Close
+    it, or use it as a context manager: weights stay on the device until then.
     """
     given = _weights_file("path", path)
     budget_bytes = None if vram is None else size_in_bytes("vram", vram, least=1)
     index = whole_number("index", index, "a whole number, 0 or more")
     threads = whole_number("threads", threads, f"a whole number from 1 to {MAX_THREADS}", 1, MAX_THREADS)
-    given_text("device", device, "the name of a kind of device, such as 'cuda', or 'auto'")
+    checked_text("device", device, "the name of a kind of device, such as 'cuda', or 'auto'")
     kind = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "sim")
     catalog = Catalog((), (), kind)
     model = catalog.find_model(given)
-    roles = catalog.components(model)  # a file that cannot be used takes no device
+    roles = catalog.components(model)  # an unusable file opens no device
     if Role.VAE not in roles or not any(role.is_text_encoder for role in roles):
         found = " and ".join(role.value for role in roles)
         raise unusable_field("path", str(given), f"a model with a text encoder and a VAE of its own; it has a {found}")
@@ -104,9 +105,9 @@ def load_checkpoint(
 
 
 class LoadedModel:
-    """One checkpoint on one device. Made by `load_checkpoint`; not thread safe, but for `cancel` and `interrupt`.
+    """One checkpoint on one device. Created by `load_checkpoint`; not thread-safe, except for `cancel` and `interrupt`.
 
-    When it is closed, everything but `close` and `cancel` raises ModelClosed.
+    After closing, everything except `close` and `cancel` raises ModelClosed.
     """
 
     def __init__(self, engine: Engine, catalog: Catalog, model: ModelRef) -> None:
@@ -114,53 +115,53 @@ class LoadedModel:
         self._is_closed = False
         self._catalog = catalog
         self._model = model
-        #: text encoders in the order in which their texts follow each other, then the diffusion model and the VAE
+        #: text encoders in the order of their outputs, then the diffusion model and the VAE
         self.components: tuple[ExplicitComponent, ...] = tuple(
             ExplicitComponent(lambda: self._engine, model, role, self._find_lora) for role in catalog.components(model)
         )
         by_role = {component.role: component for component in self.components}
-        #: those that read the prompt: two in SDXL
+        #: text encoders: two in SDXL
         self.text_encoders = tuple(component for component in self.components if component.role.is_text_encoder)
         #: the first of them
         self.text_encoder = self.text_encoders[0]
         self.diffusion_model, self.vae = by_role[Role.DIFFUSION_MODEL], by_role[Role.VAE]
-        #: stops the run that is under way; from any thread
+        #: stops the current run; from any thread
         self.interrupt = Interrupt()
         self._should_stop: Callable[[], bool] | None = None
 
     @property
     def device_name(self) -> str:
-        """What the device is called."""
+        """Name of the device."""
         return self._engine.device.name
 
     @property
     def native_size(self) -> tuple[int, int]:
-        """Width and height that the model was trained for, in pixels."""
+        """Training width and height of the model, in pixels."""
         self._check_open()
-        own = self._catalog.made_for(self._model)
+        own = self._catalog.model_defaults(self._model)
         return own.width, own.height
 
     def free_bytes(self) -> int:
-        """What could still be put on the device now, of `vram` and of what other programs leave, beside the weights
-        that are there. What an allocator keeps unused counts as free."""
+        """Return the device memory available for more weights, within `vram` and what other programs leave. Memory
+        cached by the allocator counts as free."""
         return self._engine.vram.room_bytes
 
     def used_bytes(self) -> int:
-        """Weights that are on the device now."""
+        """Return the bytes of weights on the device."""
         return self._engine.residency().used_bytes
 
     def to_gpu(self) -> int:
-        """Bring all components to the device. Returns the bytes that arrived. Raises DoesNotFit at the first for which
-        there is no room; those before it stay."""
+        """Load all components to the device. Returns the bytes that arrived. Raises DoesNotFit at the first that does
+        not fit; those before it stay."""
         return sum(component.to_gpu() for component in self.components)
 
     def to_cpu(self) -> int:
-        """Take all components off the device. Returns the bytes that left."""
+        """Unload all components from the device. Returns the bytes that left."""
         return sum(component.to_cpu() for component in self.components)
 
     def encode(self, text: str) -> Encoded:
-        """`text` as the diffusion model reads it, on the host."""
-        work = EncodeWork(self._model, (), given_text("text", text, "a text"))
+        """Encode `text` for the diffusion model; the result is on the host."""
+        work = EncodeParams(self._model, (), checked_text("text", text, "a text"))
         result = self._run(work, (), self.text_encoders)
         assert isinstance(result, Encoded)
         return result
@@ -178,10 +179,10 @@ class LoadedModel:
         seed: int | None = None,
         on_step: OnStep | None = None,
     ) -> Latent:
-        """Denoise a latent from `seed` (None draws one), on the host. Sizes are pixels, the model's own when None.
+        """Denoise a latent from `seed` (None draws one); the result is on the host. Sizes are pixels, native if None.
 
-        `negative` may be None with `cfg` 1 only. `sampler` may name a schedule too: "dpmpp_2m_karras".
-        Raises UserError naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
+        `negative` may be None only with `cfg` 1. `sampler` may include a schedule: "dpmpp_2m_karras". Raises UserError
+        naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
         """
         work = self._sample_work(width, height, steps, cfg, sampler, seed)
         inputs = [self._text("prompt", prompt)]
@@ -192,14 +193,14 @@ class LoadedModel:
         return result
 
     def decode(self, latent: Latent) -> PixelArray:
-        """`latent` as RGB pixels, uint8 [height, width, 3]: what `PIL.Image.fromarray` takes."""
+        """Decode `latent` to RGB pixels, uint8 [height, width, 3], as `PIL.Image.fromarray` takes."""
         facts = self._engine.latent_facts(self._model)
         shape = latent.samples_CHW.shape if isinstance(latent, Latent) else None
         if shape is None or shape[:-2] != (facts.channels,) or 0 in shape:
             found = _short(latent) if shape is None else shape
             raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
         height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
-        result = self._run(DecodeWork(self._model, width, height), (latent,), (self.vae,))
+        result = self._run(DecodeParams(self._model, width, height), (latent,), (self.vae,))
         assert isinstance(result, ImagePixels)
         return result.pixels_HWC
 
@@ -216,13 +217,13 @@ class LoadedModel:
         seed: int | None = None,
         on_step: OnStep | None = None,
     ) -> PixelArray:
-        """One image: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
+        """Generate one image: `encode`, `sample` and `decode` as one run, which `cancel` stops as a whole.
 
-        What is wrong with an argument is said before anything runs.
+        Arguments are checked before anything runs.
         """
         work = self._sample_work(width, height, steps, cfg, sampler, seed)
-        given_text("prompt", prompt, "a text")
-        given_text("negative", negative, "a text, '' for none")
+        checked_text("prompt", prompt, "a text")
+        checked_text("negative", negative, "a text, '' for none")
         with self._one_run():
             encoded = self.encode(prompt)
             guided_from = None if work.cfg == 1 else self.encode(negative)
@@ -240,14 +241,14 @@ class LoadedModel:
             return self.decode(latent)
 
     def cancel(self) -> bool:
-        """Stop the run that is under way at its next layer or step: it raises Stopped. From any thread.
+        """Stop the current run at its next layer or step: it raises Stopped. Callable from any thread.
 
-        Returns whether there was one; with none nothing happens, and the next run is not stopped.
+        Returns whether there was one; otherwise nothing happens, and the next run is not affected.
         """
         return self.interrupt.request()
 
     def close(self) -> None:
-        """Take every byte off the device. Idempotent. Raises UserError while a run is under way."""
+        """Unload everything from the device. Idempotent. Raises UserError during a run."""
         if self._should_stop is not None:
             raise UserError(f"{self._model.name}: a run is using it; cancel() it, and close when it has ended")
         self._is_closed = True
@@ -264,7 +265,7 @@ class LoadedModel:
 
     @contextmanager
     def _one_run(self) -> Iterator[Callable[[], bool]]:
-        """What runs inside the block is one run to `cancel`, however many stages it has."""
+        """The stages inside the block are one run for `cancel`."""
         if self._should_stop is not None:
             yield self._should_stop
             return
@@ -275,7 +276,7 @@ class LoadedModel:
 
     def _run(
         self,
-        work: Work,
+        work: StageParams,
         inputs: tuple[Result, ...],
         components: tuple[ExplicitComponent, ...],
         on_step: OnStep | None = None,
@@ -296,7 +297,7 @@ class LoadedModel:
             return self._engine.run_as_is(task, work, inputs, patchers, hooks)
 
     def _text(self, field: str, found: Any, why: str = "") -> Encoded:
-        """A text that this model, or one that reads texts as it does, has encoded."""
+        """A text encoded by this model, or by one with the same text encoding."""
         if not isinstance(found, Encoded):
             raise unusable_field(field, _short(found), f"a text that `encode` made{why}")
         widths = found.context_LD.shape[-1], 0 if found.pooled_V is None else len(found.pooled_V)
@@ -308,10 +309,10 @@ class LoadedModel:
 
     def _sample_work(
         self, width: int | None, height: int | None, steps: int, cfg: float, sampler: str, seed: int | None
-    ) -> SampleWork:
-        """What `sample` is to do, each number checked."""
-        key, schedule = resolve_sampler(given_text("sampler", sampler, "the name of a sampler, such as 'euler'"))
-        return SampleWork(
+    ) -> SampleParams:
+        """Sampling parameters, all numbers checked."""
+        key, schedule = resolve_sampler(checked_text("sampler", sampler, "the name of a sampler, such as 'euler'"))
+        return SampleParams(
             self._model,
             (),
             self._checked_size("width", width, self.native_size[0]),
@@ -345,7 +346,7 @@ class LoadedModel:
 
 
 def _weights_file(field: str, path: Any) -> str:
-    """`path` as a text; there must be such a file."""
+    """`path` as text; the file must exist."""
     expected = f"the path of a {WEIGHTS_SUFFIX} file that is there, of the index of several, or of a model in parts"
     if not isinstance(path, (str, os.PathLike)):
         raise unusable_field(field, path, expected)
@@ -357,5 +358,5 @@ def _weights_file(field: str, path: Any) -> str:
 
 
 def _short(found: Any) -> Any:
-    """`found`, or its type where its own words would fill a page."""
+    """`found`, or its type if its text would be long."""
     return found if found is None or isinstance(found, (str, int, float)) else type(found)

@@ -1,7 +1,7 @@
-"""The stages that read or write pixels of a person's own: an image into a latent, a latent into an image that keeps
-what was not to change.
+"""Stages that read or write user images: an image to a latent, and a latent to an image that keeps the area outside of
+a mask.
 
-Knows the inputs of `EncodeImageWork` and `DecodeWork`; what is run on them is `pool.engine.stages`' business.
+Prepares the inputs of `EncodeImageParams` and `DecodeParams`; `pool.engine.stages` runs the VAE.
 """
 
 from __future__ import annotations
@@ -9,74 +9,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from modelpool.pool.conditioning.control_video import encode_followed
+from modelpool.pool.conditioning.control_video import encode_control_video
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
-    EncodeImageWork,
+    DecodeParams,
+    EncodeImageParams,
     ImagePixels,
     Latent,
-    Made,
     Mask,
+    Output,
     Result,
     RunHooks,
 )
-from modelpool.pool.engine.stages import decode_together, vae_encode, vae_encode_beginning
+from modelpool.pool.engine.stages import decode_batch, vae_encode, vae_encode_beginning
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering, pasted
-from modelpool.pool.sampling.noise import seed_beside
-from modelpool.pool.specs.spec import Division
+from modelpool.pool.sampling.noise import image_noise_seed
+from modelpool.pool.specs.spec import ExecutionMode
 
 Kind = TypeVar("Kind")
 
 
 def encode_images(
-    works: Sequence[EncodeImageWork],
+    works: Sequence[EncodeImageParams],
     inputs: Sequence[Sequence[Result]],
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
-    division: Division | None = None,
+    division: ExecutionMode | None = None,
 ) -> tuple[Latent, ...]:
-    """The latent of each image: the mean of what the VAE says of it, so that whoever starts from the same image,
-    with whatever seed, starts from the same latent. One after the other. Raises as `vae_encode`."""
+    """Encode each image to a latent: the mean of the VAE posterior, so that runs with different seeds start from the
+    same latent. One after the other. Raises as `vae_encode`."""
     return tuple(_encoded(work, read, vae, latent, hooks, division) for work, read in zip(works, inputs, strict=True))
 
 
 def _encoded(
-    work: EncodeImageWork,
+    work: EncodeImageParams,
     read: Sequence[Result],
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
-    division: Division | None,
+    division: ExecutionMode | None,
 ) -> Latent:
     size = work.width, work.height
     if work.follows:
-        return encode_followed(work, read, vae, latent, hooks, division)
+        return encode_control_video(work, read, vae, latent, hooks, division)
     images = [ImagePixels(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, ImagePixels)]
     image = images[0]
     hidden = Mask(covering(_only(read, Mask).values_HW, *size)) if work.hides else None
     if work.frames:
         last = images[-1] if work.ends else None
         return vae_encode_beginning(image, work.frames, vae, latent, hooks, division, last)
-    shaken = work.noise, seed_beside(work.seed)
+    shaken = work.noise, image_noise_seed(work.seed)
     return vae_encode(image, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
 
 
 def decode_images(
-    works: Sequence[DecodeWork],
+    works: Sequence[DecodeParams],
     inputs: Sequence[Sequence[Result]],
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
-    division: Division | None = None,
-) -> tuple[Made, ...]:
-    """The image, video or audio of each latent; outside of its mask that of the driver, where it is to be kept.
-    Raises as `decode_together`."""
+    division: ExecutionMode | None = None,
+) -> tuple[Output, ...]:
+    """Decode each latent to an image, video or audio; outside of its mask, the user image is pasted back. Raises as
+    `decode_batch`."""
     latents = [_only(read, Latent) for read in inputs]
     lasts = works[0].frame_rate, works[0].seconds, works[0].leading * latent.frames_per_cell
-    made = decode_together(latents, vae, latent, hooks, division, *lasts)
+    made = decode_batch(latents, vae, latent, hooks, division, *lasts)
     return tuple(
         _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image
         for work, image, read in zip(works, made, inputs, strict=True)
@@ -90,7 +90,7 @@ def _kept(made: ImagePixels, read: Sequence[Result]) -> ImagePixels:
 
 
 def _only(read: Sequence[Result], kind: type[Kind]) -> Kind:
-    """The one input of this kind; another number of them is our mistake."""
+    """The single input of this kind; another number is an internal error."""
     found = [one for one in read if isinstance(one, kind)]
     assert len(found) == 1, f"expected one {kind.__name__}, found {[type(one).__name__ for one in read]}"
     return found[0]

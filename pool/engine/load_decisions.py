@@ -1,7 +1,7 @@
-"""How the components of a checkpoint would run on a device, from its header alone, with the reasons.
+"""Decides how the components of a checkpoint run on a device, from its header alone, with reasons.
 
-Puts the rules together (`pool.patcher.compute_dtype`, `pool.ops.layer_choice`) and finds what a decision is carried out
-with; makes no rules of its own. Reads no weights.
+Combines the rules of `pool.patcher.compute_dtype` and `pool.ops.layer_choice`, and selects the kernels for a decision.
+Reads no weights.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def component_operations(
     capabilities: DeviceCapabilities,
     flags: OperationFlags | None = None,
 ) -> Operations:
-    """The kind of layers that a component runs with on a device with these capabilities.
+    """Return the kind of layers for a component on a device with these capabilities.
 
-    `stored_bytes` has the component's bytes in the file by safetensors' name of their type, or by format where weights
-    are quantized, as `ComponentInfo.dtypes` tells. What most bytes are in decides.
+    `stored_bytes` has the bytes of the component in the file by safetensors type name, or by format for quantized
+    weights, as in `ComponentInfo.dtypes`. The type of most bytes decides.
     """
     quantized = {name: FORMATS[name].native_from for name in stored_bytes if name in FORMATS}
     storage = _main_dtype(stored_bytes)
@@ -46,7 +46,7 @@ def component_operations(
 
 
 def linear_kernel_for(operations: Operations, capabilities: DeviceCapabilities) -> LinearKernel | None:
-    """What linear layers compute with by this decision, for `pool.ops.compute`; None for torch's own arithmetic."""
+    """Return the kernel of linear layers for this decision, for `pool.ops.compute`; None for torch's own."""
     match operations.kind:
         case OperationsKind.FP8_MATMUL:
             return linear_kernel({dtype_name(FP8_WEIGHTS)}, capabilities.generation)
@@ -59,7 +59,7 @@ def linear_kernel_for(operations: Operations, capabilities: DeviceCapabilities) 
 
 
 def _main_dtype(stored_bytes: Mapping[str, int]) -> torch.dtype:
-    """The floating point type of most bytes; bfloat16, which models are trained in, where all weights are quantized."""
+    """The floating point type of most bytes; bfloat16, the usual training type, if all weights are quantized."""
     floats = {
         TORCH_DTYPES[name]: size
         for name, size in stored_bytes.items()

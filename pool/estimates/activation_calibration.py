@@ -1,20 +1,22 @@
-"""`ActivationBook`: what measured peaks teach about estimates of activations. Torch-free.
+"""`ActivationCalibration`: corrects estimates of activation bytes by measured peaks. Torch-free.
 
-Estimates are counted without a device (`pool.tracing.activation_bytes`); a device's libraries take more, or its margin
-is not used. For each component, stage, division and kind of device the book keeps what was measured beside what was
-estimated, by powers of two of the estimate, because a constant that a library takes weighs differently at each size.
-Rules 1. Up at once: a correction is never below what was measured in one of the last `REMEMBERED_RUNS` runs of such a
-size. 2. Down slowly: by a part of the way with each measured run. All runs are one window: exact peaks push old lower
-bounds
-   out of it, and lower bounds push out old peaks; without any peak a correction above the estimate comes down to that,
-   since it may itself be why later runs stream and are not measured exactly.
-3. Running out of memory is a step up: the true figure is above the estimate by an unknown amount. Each run that ends
-   well takes a part of the step back: it may have been a moment's bad luck.
-4. Bounded: what was not measured moves an estimate by no more than `LOWEST` to `HIGHEST` times, and what was measured
-   at other sizes raises it by no more than `OTHER_SIZES` times.
-5. A correction is for planning weights, which changes no image. What may divide a run, which can, is a peak that a
-   run of just this kind had (`most_measured`).
-Same calls, same answers. One thread's.
+Estimates are counted without a device (`pool.tracing.activation_bytes`); the libraries of a device take more, or its
+margin is not used. For each component, stage, execution mode and device kind, measurements are stored with their
+estimates, by powers of two of the estimate, because a constant overhead has a different weight at each size.
+
+Rules
+1. Up at once: a correction is never below the measurements of the last `REMEMBERED_RUNS` runs of that size.
+2. Down slowly: by a fraction with each measured run. All runs share one window: exact peaks displace old lower bounds,
+   and lower bounds displace old peaks; without any peak a correction above the estimate comes down to it, since it may
+   itself be why later runs stream and are not measured exactly.
+3. Running out of memory is a step up: the true value is above the estimate by an unknown amount. Each successful run
+   takes back a part of the step: the cause may have been temporary.
+4. Bounded: unmeasured corrections stay within `LOWEST` to `HIGHEST` times the estimate, and measurements at other sizes
+   raise it by at most `OTHER_SIZES` times.
+5. Corrections are for planning weights, which changes no image. A run is divided, which can, only by the measured peak
+   of an equal run (`most_measured`).
+
+Deterministic. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -24,32 +26,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 
-from modelpool.pool.core.lru_cache import Recent
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.specs.spec import ComponentKey, RunCost, Stage
 
-#: a correction looks back so many runs
+#: number of runs that a correction remembers
 REMEMBERED_RUNS = 8
-#: the way from a correction down to what was measured that one run takes
+#: fraction of the distance down to the measurement that one run takes
 DOWN_SHARE = 0.25
-#: room above the measured peak that is kept when a correction is below the estimate: kernels differ from run to run
+#: margin above the measured peak if a correction is below the estimate: kernels differ between runs
 HEADROOM = 1.05
 #: one step after running out of memory
 STEP_UP = 1.25
-#: what is left of a step when it is that near to what was measured is forgotten
+#: a step this close to the measurement is dropped
 STEP_FORGOTTEN = 1.01
-#: a size that was never run is raised by its neighbours in size no further than this
+#: limit of raising a size without measurements by its neighbours
 OTHER_SIZES = 1.25
-#: bounds of a correction, as multiples of the estimate; a measured peak may be above
+#: bounds of a correction as multiples of the estimate; a measured peak may exceed them
 LOWEST, HIGHEST = 0.5, 4.0
-#: components, stages and sizes that are remembered
+#: maximum number of remembered keys and sizes
 KEYS_REMEMBERED = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationKey:
-    """What a correction is about: runs of one component, whole or divided in one way (`batch`, `tile`: as
-    `pool.specs.spec.Division`), since whole runs and tiles hold other things; so do runs of several tasks `together`.
-    `device_kind` is "cuda", "sim", ..."""
+    """Key of a correction: runs of one component in one execution mode (`batch`, `tile`: as in
+    `pool.specs.spec.ExecutionMode`), since full and tiled runs hold different tensors; so do batches of several tasks
+    (`together`). `device_kind` is "cuda", "sim", ..."""
 
     component: ComponentKey
     stage: Stage
@@ -61,12 +63,12 @@ class ActivationKey:
 
 @dataclass(frozen=True, slots=True)
 class ActivationError:
-    """How good the estimates of one key were, as (estimated - measured) / measured over the remembered exact runs.
+    """Accuracy of the estimates of one key, as (estimated - measured) / measured over the remembered exact runs.
 
-    runs          how many those are
-    median_error  of the sizes of the errors; 0 is perfect
-    worst_under   how far below the measured peak an estimate was, at most; 0 when none was
-    worst_over    how far above, at most
+    runs          number of these runs
+    median_error  median of the absolute errors; 0 is perfect
+    worst_under   largest underestimate; 0 if there was none
+    worst_over    largest overestimate
     ran_out       runs that ran out of memory
     """
 
@@ -79,8 +81,8 @@ class ActivationError:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A run that ended well, estimated at `estimated_bytes`: it held `measured_bytes`; unless `exact`, that or more."""
+class MeasuredPeak:
+    """A successful run, estimated at `estimated_bytes`, that held `measured_bytes`; unless `exact`, a lower bound."""
 
     estimated_bytes: int
     measured_bytes: int
@@ -88,33 +90,33 @@ class Seen:
 
     @property
     def ratio(self) -> float:
-        """What it held as a multiple of the estimate."""
+        """Measured bytes as a multiple of the estimate."""
         return self.measured_bytes / self.estimated_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What was learnt of one key at one size, as multiples of estimates; the latest last.
+    """Correction of one key at one size, as multiples of estimates; latest last.
 
-    measured  what the exact peaks come to; 1 before the first
-    seen      what the remembered runs held
-    step      what running out of memory raised it to; 0 when that is over
-    ran_out   how often that was
+    measured  from exact peaks; 1 before the first
+    seen      the remembered runs
+    step      raised by running out of memory; 0 when that is over
+    ran_out   number of times
     """
 
     measured: float = 1.0
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[MeasuredPeak, ...] = ()
     step: float = 0.0
     ran_out: int = 0
 
     @property
     def factor(self) -> float:
-        """What to multiply an estimate by."""
+        """Factor for an estimate."""
         return max([self.measured, self.step, *(run.ratio for run in self.seen)])
 
     @property
-    def peaks(self) -> tuple[Seen, ...]:
-        """Those of the remembered runs that were measured exactly."""
+    def peaks(self) -> tuple[MeasuredPeak, ...]:
+        """The exactly measured runs among the remembered ones."""
         return tuple(run for run in self.seen if run.exact)
 
     @property
@@ -123,39 +125,41 @@ class Correction:
         return tuple(run.ratio for run in self.peaks)
 
     def after_peak(self, estimated_bytes: int, measured_bytes: int, exact: bool) -> Correction:
-        """After a run that ended well with such a peak, or (not `exact`) that or more."""
-        found = replace(self, seen=(*self.seen, Seen(estimated_bytes, measured_bytes, exact))[-REMEMBERED_RUNS:])
+        """Return the correction after a successful run with this peak, or (not `exact`) this lower bound."""
+        found = replace(
+            self, seen=(*self.seen, MeasuredPeak(estimated_bytes, measured_bytes, exact))[-REMEMBERED_RUNS:]
+        )
         if exact:
             floor = max(found.ratios)
             resting = max(floor, min(1.0, floor * HEADROOM), LOWEST)
-        else:  # a lower bound does not lower what a remembered peak says
+        else:  # a lower bound does not lower a remembered peak
             resting = self.measured if found.peaks else min(1.0, self.measured)
         down = self.measured - (self.measured - resting) * DOWN_SHARE
         return replace(found, measured=max(resting, down))._calmer()
 
     def after_running_out(self) -> Correction:
-        """After a run that ran out of memory."""
+        """Return the correction after a run that ran out of memory."""
         step = min(HIGHEST, max(1.0, self.factor) * STEP_UP)
         return replace(self, step=max(self.step, step), ran_out=self.ran_out + 1)
 
     def _calmer(self) -> Correction:
-        """With less of a step up."""
+        """With a smaller step."""
         settled = replace(self, step=0.0).factor
         step = self.step - (self.step - settled) * DOWN_SHARE
         return replace(self, step=step if step > settled * STEP_FORGOTTEN else 0.0)
 
 
-class ActivationBook:
-    """Corrections of estimates, of bounded memory."""
+class ActivationCalibration:
+    """Corrections of estimates, in bounded memory."""
 
     def __init__(self) -> None:
-        self._corrections: Recent[tuple[ActivationKey, int], Correction] = Recent(KEYS_REMEMBERED)
+        self._corrections: LruCache[tuple[ActivationKey, int], Correction] = LruCache(KEYS_REMEMBERED)
 
     def corrected(self, key: ActivationKey, estimated_bytes: int) -> int:
-        """What to plan with for a run that is estimated at `estimated_bytes`.
+        """Return the bytes to plan with for a run that is estimated at `estimated_bytes`.
 
-        A size that was never run is not planned below its estimate, and above it as exact peaks of its neighbours in
-        size were, within `OTHER_SIZES`.
+        A size without measurements is not planned below its estimate, and above it like the exact peaks of neighbouring
+        sizes, within `OTHER_SIZES`.
         """
         known = self._corrections.kept((key, _size(estimated_bytes)))
         if known is None:
@@ -167,24 +171,24 @@ class ActivationBook:
         return math.ceil(estimated_bytes * factor)
 
     def most_measured(self, key: ActivationKey, estimated_bytes: int) -> int:
-        """The largest peak that was measured exactly in one of the remembered runs with just this estimate; 0 when
-        there was none."""
+        """Return the largest exactly measured peak of the remembered runs with this very estimate; 0 if there is
+        none."""
         known = self._corrections.kept((key, _size(estimated_bytes)))
         peaks = () if known is None else known.peaks
         return max((run.measured_bytes for run in peaks if run.estimated_bytes == estimated_bytes), default=0)
 
     def learn(self, key: ActivationKey, estimated_bytes: int, measured_bytes: int, exact: bool = True) -> None:
-        """A run estimated at `estimated_bytes` held `measured_bytes`; without `exact`, that or more."""
+        """A run estimated at `estimated_bytes` held `measured_bytes`; without `exact`, at least that."""
         if estimated_bytes > 0:
             self._change(key, estimated_bytes, lambda c: c.after_peak(estimated_bytes, measured_bytes, exact))
 
     def ran_out(self, key: ActivationKey, estimated_bytes: int) -> None:
-        """A run planned with the estimate `estimated_bytes` ran out of memory, although it had all that was planned."""
+        """A run planned with the estimate `estimated_bytes` ran out of memory, although it had all planned memory."""
         if estimated_bytes > 0:
             self._change(key, estimated_bytes, Correction.after_running_out)
 
     def report(self) -> tuple[ActivationError, ...]:
-        """The error of the estimates of each key that anything was learnt of, by name."""
+        """Return the errors of the estimates of each measured key, by name."""
         by_key: dict[ActivationKey, list[Correction]] = {}
         for (key, _), correction in self._corrections.items():
             by_key.setdefault(key, []).append(correction)
@@ -197,10 +201,10 @@ class ActivationBook:
 
 
 def measured_activations(cost: RunCost, scratch_bytes: int) -> tuple[int, bool] | None:
-    """Bytes of activations that a finished run shows, and whether that is exact; None where nobody counted.
+    """Return the activation bytes of a finished run, and whether they are exact; None if they were not measured.
 
-    `scratch_bytes` is the plan's figure for weights on their way. A run with resident weights used none of it. One that
-    streams used an unknown part of it, so what is left is the least that its activations were.
+    `scratch_bytes` is the planned scratch for weights. A run with resident weights used none of it. A streamed run used
+    an unknown part of it, so the rest is a lower bound of its activations.
     """
     if cost.working_bytes <= 0:
         return None

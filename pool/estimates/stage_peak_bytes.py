@@ -1,7 +1,7 @@
-"""How many bytes each stage holds on the device beside weights, whole and divided, by dry runs of the stage's own code.
+"""Peak device bytes of each stage without weights, in full and divided execution, by dry runs of the stage's own code.
 
-Knows what `pool.engine.stages` calls on the device: the text encoder over all chunks of a text, the sampler's loop
-around the diffusion model, the VAE over a latent or over one tile of it. Knows no device and adds no margin.
+Mirrors the device calls of `pool.engine.stages`: the text encoder over all chunks of a text, the sampler loop around
+the diffusion model, the VAE over a latent or one tile. Device-independent, without margin.
 
 Shape legend: B batch, C latent channels, H W height and width of a latent, L tokens, D text width.
 """
@@ -19,27 +19,33 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.conditioning.first_frame import beginning_shape, told_of_beginning
-from modelpool.pool.conditioning.image_concat import PRIOR, empty_told, repeats_image
+from modelpool.pool.conditioning.first_frame import first_frame_inputs, first_frame_shape
+from modelpool.pool.conditioning.image_concat import PRIOR, empty_image_inputs, repeats_image
 from modelpool.pool.conditioning.inpainting import Inpainting
-from modelpool.pool.conditioning.micro_conditioning import CONTEXT, FRAME_RATE, IMAGE, Residuals, empty_extras
+from modelpool.pool.conditioning.micro_conditioning import (
+    CONTEXT,
+    FRAME_RATE,
+    IMAGE,
+    Residuals,
+    empty_micro_conditioning,
+)
 from modelpool.pool.conditioning.regions import Regions
-from modelpool.pool.controlnets.calls import Heard
-from modelpool.pool.controlnets.controlnet_bytes import ControlBytes, ControlStage, control_bytes, hears_prompt
+from modelpool.pool.controlnets.calls import ControlInputs
+from modelpool.pool.controlnets.controlnet_bytes import ControlBytes, ControlStage, control_bytes, reads_prompt_only
 from modelpool.pool.core.family_facts import LatentFacts, TextFacts
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
-    EncodeImageWork,
-    EncodeWork,
+    DecodeParams,
+    EncodeImageParams,
+    EncodeParams,
     RunHooks,
-    SampleWork,
-    SeeImageWork,
+    SampleParams,
+    StageParams,
     Stopped,
-    Work,
+    VisionEncodeParams,
 )
-from modelpool.pool.guidance.call_model import ask, numbers_told
-from modelpool.pool.guidance.model_guiders import own_ways
+from modelpool.pool.guidance.call_model import call_model, number_inputs
+from modelpool.pool.guidance.model_guiders import guider_config
 from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.models.diffusion.cascade_model import prior_channels
 from modelpool.pool.models.text.lengths import ReadLength
@@ -50,28 +56,28 @@ from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, encode_moment
 from modelpool.pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
-from modelpool.pool.text.image_tokens import SeenImage
+from modelpool.pool.text.image_tokens import ImageStates
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.tracing.activation_bytes import PeakCounter, StageModule
 from modelpool.pool.tracing.dry_run import META
 
-#: edges of tiles that a VAE may be run by, in latent cells, largest first
+#: tile edges of a VAE in latent cells, largest first
 TILES = (64, 48, 32, 24, 16, 12, 8)
-#: what of a longer run is looked at: a sampler's history and its noise are there by the fifth step
+#: steps of the dry run: the history and noise of a sampler are allocated by the fifth step
 _STEPS, _STEPS_LOOKED_AT = 8, 5
-#: tokens of a text that nobody knows
-USUAL_TOKENS = 3 * CHUNK_TOKENS
-#: (tokens) -> what a model is told of a text of so many, by name, without values, with a batch of one
-EmptyTold: TypeAlias = Callable[[int], Mapping[str, Tensor]]
+#: tokens of an unknown text
+TYPICAL_TOKENS = 3 * CHUNK_TOKENS
+#: (tokens) -> text inputs of a model for a text of that length, by name, without values, batch 1
+EmptyConditioning: TypeAlias = Callable[[int], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """What the activations of encoding a text depend on.
+    """Everything that the activations of encoding a text depend on.
 
-    weighted  some token weighs other than 1: the empty text is encoded with it
-    tokens    that the diffusion model reads
-    read      how each text encoder reads it, where they read otherwise than all in the same chunks
+    weighted  some token has a weight other than 1: the empty text is encoded too
+    tokens    number of tokens that the diffusion model reads
+    read      lengths for each text encoder, if they do not all read the same chunks
     """
 
     weighted: bool
@@ -80,56 +86,56 @@ class TextShape:
 
 
 def text_shape(tokenizer: ClipTokenizer, text: str) -> TextShape:
-    """The shape of `text`. Raises UnusableField as `parse_weights` does."""
+    """Return the shape of `text`. Raises UnusableField as `parse_weights` does."""
     chunks: tuple[Chunk, ...] = split_prompt(tokenizer, text)
     return TextShape(any(chunk.is_weighted for chunk in chunks), len(chunks) * CHUNK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class TextStage:
-    """A text encoder, how it is read, and which images it is shown, without values."""
+    """A text encoder, its reading, and its reference images, without values."""
 
     module: StageModule
     facts: TextFacts | Reading
     tokenizer: AnyTokenizer
-    images: tuple[SeenImage, ...] = ()
+    images: tuple[ImageStates, ...] = ()
 
 
 def encode_bytes(text_encoders: Sequence[TextStage], text: str) -> int:
-    """Device memory beside weights for `text`, which the text encoders read one after the other; texts of one
-    `TextShape` need the same."""
+    """Return the device memory of encoding `text` with the text encoders one after the other, without weights; equal
+    for texts of one `TextShape`."""
     read_bytes, most_bytes = 0, 0
     for encoder in text_encoders:
         peak_bytes, own_bytes = _read_bytes(encoder, text)
         most_bytes = max(most_bytes, read_bytes + peak_bytes)
-        read_bytes += own_bytes  # what is read stays until all have read
+        read_bytes += own_bytes  # results stay until all encoders have run
     return most_bytes
 
 
 def sample_bytes(
     diffusion_model: StageModule,
-    work: SampleWork,
+    work: SampleParams,
     latent: LatentFacts,
     context_tokens: Sequence[int],
-    most_at_once: int = 0,
+    max_batch: int = 0,
     facts: SamplingFacts = PLAIN_SAMPLING,
-    told: EmptyTold | None = None,
+    text_inputs: EmptyConditioning | None = None,
     controls: Sequence[ControlStage] = (),
 ) -> int:
-    """Device memory beside weights for `work`. `controls` are the ControlNets that speak in it.
+    """Return the device memory of `work` without weights. `controls` are its ControlNets.
 
-    `context_tokens` are the lengths of the texts that it reads; with `most_at_once` 1 they run apart. Depends on the
-    size, the sampler, the lengths and whether `work.cfg` is 1. `told` is what a model is told of a text that is more
-    than a text.
+    `context_tokens` are the lengths of its texts; with `max_batch` 1 they are evaluated separately. Depends on the
+    size, the sampler, the lengths and whether `work.cfg` is 1. `text_inputs` returns the text inputs of models that
+    read more than a plain text.
     """
     lengths, regional = list(context_tokens), len(work.regions)
     lengths, of_regions = lengths[: len(lengths) - regional], lengths[len(lengths) - regional :]
-    common = _common_length(lengths, told) if len(lengths) == 2 and most_at_once != 1 else None
+    common = _common_length(lengths, text_inputs) if len(lengths) == 2 and max_batch != 1 else None
     if common is not None:
         lengths = [common] * 2
     shape_CHW = sampled_shape(work, latent)
-    inputs_of = partial(_inputs, diffusion_model.module, work, shape_CHW, facts=facts, told=told)
-    alone = inputs_of(1, lengths[0]) if hears_prompt(controls) else None
+    inputs_of = partial(_inputs, diffusion_model.module, work, shape_CHW, facts=facts, text_inputs=text_inputs)
+    alone = inputs_of(1, lengths[0]) if reads_prompt_only(controls) else None
     model_bytes: dict[tuple[int, int], int] = {}
 
     def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **_: Tensor) -> Tensor:
@@ -139,17 +145,17 @@ def sample_bytes(
 
     run = lengths if work.cfg != 1 else lengths[:1]
     together = Counter(run if common is not None else set(run))
-    if work.asks_without_image and most_at_once != 1:
+    if work.guides_without_image and max_batch != 1:
         together[lengths[1]] += 1
-    together.update(of_regions if most_at_once != 1 else set(of_regions) - together.keys())
+    together.update(of_regions if max_batch != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():
         inputs = inputs_of(batch, length)
         said = control_bytes(controls, diffusion_model, (alone or inputs).heard())
         called_bytes = said.held_bytes + _model_call_bytes(diffusion_model, facts, inputs, said)
-        # texts of some models have one length, whatever is asked for
+        # texts of some models have a fixed length
         model_bytes[batch, inputs.context_BLD.shape[1]] = max(said.peak_bytes, called_bytes)
     texts, regions = ([_held(inputs_of(1, length)) for length in those] for those in (lengths, of_regions))
-    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, most_at_once, facts)
+    return _loop_bytes(predict_noise, work, shape_CHW, texts, regions, max_batch, facts)
 
 
 def _decode(module: nn.Module, latent_BC: Tensor, latent: LatentFacts, dtype: torch.dtype) -> Tensor:
@@ -167,9 +173,10 @@ def _encode(module: nn.Module, pixels_BC: Tensor, latent: LatentFacts) -> Tensor
 
 
 def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, tile: int = 0) -> int:
-    """Device memory beside weights to decode a latent of `shape` (without a batch), by tiles of `tile` cells unless 0.
+    """Return the device memory of decoding a latent of `shape` (without a batch), without weights; by tiles of `tile`
+    cells unless 0.
 
-    The result of tiles is put together on the host.
+    The tiles are merged on the host.
     """
     cells = shape[-2], shape[-1]
     if tile:
@@ -186,8 +193,8 @@ def decode_bytes(vae: StageModule, shape: tuple[int, ...], latent: LatentFacts, 
 def encode_image_bytes(
     vae: StageModule, cells: tuple[int, int], latent: LatentFacts, tile: int = 0, frames: int = 0
 ) -> int:
-    """Device memory beside weights to encode an image whose latent has `cells` (height, width), by tiles of `tile`
-    cells unless 0; with `frames` a video of so many. The latent is put together on the host."""
+    """Return the device memory of encoding an image whose latent has `cells` (height, width), without weights; by tiles
+    of `tile` cells unless 0; with `frames` a video. The latent is merged on the host."""
     if tile:
         edges, _ = Tiling(tile).edges(cells)
         cells = (min(edges[0], cells[0]), min(edges[1], cells[1]))
@@ -200,20 +207,21 @@ def encode_image_bytes(
     return vae.peak_bytes(encode)
 
 
-def see_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:
-    """Device memory beside weights to see an image of `size` with a vision encoder; it comes from the host."""
+def vision_encode_bytes(encoder: StageModule, facts: SamplingFacts, size: tuple[int, int] = (0, 0)) -> int:
+    """Return the device memory of encoding an image of `size` with a vision encoder, without weights; the image comes
+    from the host."""
     return encoder.peak_bytes(lambda module: _see(module, facts, 1, encoder.compute_dtype, size))
 
 
 def _see(module: nn.Module, facts: SamplingFacts, images: int, dtype: torch.dtype, size: tuple[int, int]) -> Tensor:
-    if facts.sight is None:
+    if facts.vision_use is None:
         return read_patches(module, empty_patches(size).to(dtype), grid_of(size))
     shown_BCHW = torch.empty((images, 3, *[side_of(module)] * 2), dtype=torch.float32, device=META)
-    return states(module, shown_BCHW.to(dtype), facts.sight)
+    return states(module, shown_BCHW.to(dtype), facts.vision_use)
 
 
 def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
-    """Cells that are computed by tiles of `tile`, overlaps counted each time, as a multiple of all `cells`."""
+    """Return the number of cells computed by tiles of `tile`, including overlaps, relative to all `cells`."""
     edges, overlaps = Tiling(tile).edges(cells)
     covered = 1
     for size, edge, overlap in zip(cells, edges, overlaps, strict=True):
@@ -223,43 +231,43 @@ def tile_slowdown(cells: tuple[int, int], tile: int) -> float:
 
 
 def stage_call(
-    work: Work,
+    work: StageParams,
     compute_dtype: torch.dtype,
     latent: LatentFacts,
     facts: SamplingFacts = PLAIN_SAMPLING,
-    context_tokens: int = USUAL_TOKENS,
+    context_tokens: int = TYPICAL_TOKENS,
     images: int = 1,
-    told: EmptyTold | None = None,
+    text_inputs: EmptyConditioning | None = None,
 ) -> Callable[[nn.Module], object]:
-    """One call of the module that `work` runs, with inputs on the meta device, for dry runs: for texts of
-    `context_tokens` and, in sampling and decoding, so many `pictures` at once."""
+    """Return one call of the module that `work` runs, with inputs on the meta device, for dry runs: for texts of
+    `context_tokens` and, in sampling and decoding, `images` images at once."""
 
     def empty(*shape: int, dtype: torch.dtype = compute_dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=META)
 
     match work:
-        case EncodeWork():
+        case EncodeParams():
             chunks = max(1, context_tokens // CHUNK_TOKENS)
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
-        case SampleWork():
+        case SampleParams():
             batch = images * (1 if work.cfg == 1 else 2)
             shape_CHW = sampled_shape(work, latent)
-            return lambda module: _inputs(module, work, shape_CHW, batch, context_tokens, facts, told).ask(
-                facts, module, compute_dtype
-            )
-        case SeeImageWork():
+            return lambda module: _inputs(
+                module, work, shape_CHW, batch, context_tokens, facts, text_inputs
+            ).call_model(facts, module, compute_dtype)
+        case VisionEncodeParams():
             return lambda module: _see(module, facts, images, compute_dtype, (work.width, work.height))
-        case EncodeImageWork():
+        case EncodeImageParams():
             return lambda module: _encode(
                 module, empty(images, 3, *([work.frames] if work.frames else []), work.height, work.width), latent
             )
-        case DecodeWork():
+        case DecodeParams():
             shape = sampled_shape(work, latent)
             return lambda module: _decode(module, empty(images, *shape), latent, compute_dtype)
 
 
 def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
-    """The peak of reading `text`, and what is read."""
+    """Peak bytes of encoding `text`, and bytes of the result."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
@@ -267,48 +275,54 @@ def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
 
     peak_bytes = encoder.module.peak_bytes(call)
     kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]
-    # a part of a tensor holds all of it; a mask is counted for texts too that need none
+    # a view keeps its whole storage alive; a mask is counted even for texts without one
     mask_bytes = sum(one.context_LD.shape[-2] for one in read)
     return peak_bytes, mask_bytes + sum(tensor.untyped_storage().nbytes() for tensor in kept)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Inputs:
-    """What one call of a diffusion model is given, without values, in float32."""
+    """Inputs of one call of a diffusion model, without values, in float32."""
 
     x_BC: Tensor
     level_B: Tensor
     context_BLD: Tensor
-    extras: Mapping[str, Tensor]
+    model_kwargs: Mapping[str, Tensor]
 
-    def heard(self) -> Heard:
+    def heard(self) -> ControlInputs:
         """The same for ControlNets, but for their images."""
-        return Heard(self.x_BC, self.level_B, self.context_BLD, self.x_BC, self.extras)
+        return ControlInputs(self.x_BC, self.level_B, self.context_BLD, self.x_BC, self.model_kwargs)
 
-    def ask(self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype, more: Residuals | None = None) -> Tensor:
+    def call_model(
+        self, facts: SamplingFacts, module: nn.Module, dtype: torch.dtype, more: Residuals | None = None
+    ) -> Tensor:
         """The call, with what ControlNets add."""
-        return ask(facts, module, self.x_BC.to(dtype), self.level_B, self.context_BLD.to(dtype), self.extras, more)
+        return call_model(
+            facts, module, self.x_BC.to(dtype), self.level_B, self.context_BLD.to(dtype), self.model_kwargs, more
+        )
 
 
 def _inputs(
     module: nn.Module,
-    work: SampleWork,
+    work: SampleParams,
     shape_CHW: tuple[int, ...],
     batch: int,
     length: int,
     facts: SamplingFacts,
-    told: EmptyTold | None,
+    text_inputs: EmptyConditioning | None,
 ) -> _Inputs:
     x_BC = torch.empty((batch, *shape_CHW), dtype=torch.float32, device=META)
     level_B = torch.empty((batch,), dtype=torch.float32, device=META)
-    if told is None:
+    if text_inputs is None:
         context_BLD = torch.empty((batch, length, text_width(module)), dtype=torch.float32, device=META)
-        extras = empty_extras(facts.size_conditions, module, batch, META)
-        return _Inputs(x_BC, level_B, context_BLD, extras | empty_told(facts, work, shape_CHW, batch, META))
-    texts = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in told(length).items()}
+        model_kwargs = empty_micro_conditioning(facts.size_conditions, module, batch, META)
+        return _Inputs(
+            x_BC, level_B, context_BLD, model_kwargs | empty_image_inputs(facts, work, shape_CHW, batch, META)
+        )
+    texts = {name: value.expand(batch, *value.shape[1:]).contiguous() for name, value in text_inputs(length).items()}
     context_BLD = texts.pop(CONTEXT)
-    told_numbers = numbers_told(facts, work, batch)
-    told_numbers |= empty_told(facts, work, shape_CHW, batch, META)
+    told_numbers = number_inputs(facts, work, batch)
+    told_numbers |= empty_image_inputs(facts, work, shape_CHW, batch, META)
     if work.prior is not None:
         told_numbers[PRIOR] = torch.empty(
             (batch, prior_channels(module), *work.prior), dtype=torch.float32, device=META
@@ -316,41 +330,43 @@ def _inputs(
     if work.imaged and repeats_image(facts):
         told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
     elif work.imaged and facts.video is not None:
-        first = torch.empty((batch, *beginning_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
-        told_numbers |= told_of_beginning(facts.video, first, shape_CHW[1])
+        first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
+        told_numbers |= first_frame_inputs(facts.video, first, shape_CHW[1])
     # models read the frame rate as a number
     beside = {name: value if name == FRAME_RATE else value.to(META) for name, value in told_numbers.items()}
     return _Inputs(x_BC, level_B, context_BLD, {**{k: v for k, v in texts.items() if k in facts.reads}, **beside})
 
 
 def _held(inputs: _Inputs) -> Condition:
-    """What a run holds of one text and of what goes beside it, on the host until it begins."""
-    beside = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in inputs.extras.items()}
-    return Condition(torch.empty(inputs.context_BLD.shape), extras=beside)
+    """Inputs of one text that a run holds on the host until it starts."""
+    beside = {name: torch.empty(value.shape, dtype=value.dtype) for name, value in inputs.model_kwargs.items()}
+    return Condition(torch.empty(inputs.context_BLD.shape), model_kwargs=beside)
 
 
-def _common_length(lengths: Sequence[int], told: EmptyTold | None) -> int | None:
-    """The length at which both texts of a run are in one batch; None where they run apart."""
-    if told is None:
+def _common_length(lengths: Sequence[int], text_inputs: EmptyConditioning | None) -> int | None:
+    """The length of both texts of a run in one batch; None if they are evaluated separately."""
+    if text_inputs is None:
         return matched_length(*lengths)
     return lengths[0] if lengths[0] == lengths[1] else None
 
 
 def _model_call_bytes(model: StageModule, facts: SamplingFacts, inputs: _Inputs, said: ControlBytes) -> int:
-    """What one call of the diffusion model adds to the inputs that the sampler made for it, and to what is `said`."""
-    return model.peak_bytes(lambda own: inputs.ask(facts, own, model.compute_dtype, said.added(len(inputs.x_BC))))
+    """Bytes that one call of the diffusion model adds to its inputs and the ControlNet residuals."""
+    return model.peak_bytes(
+        lambda own: inputs.call_model(facts, own, model.compute_dtype, said.added(len(inputs.x_BC)))
+    )
 
 
 def _loop_bytes(
     predict_noise: Callable[[Tensor, Tensor, Tensor], Tensor],
-    work: SampleWork,
+    work: SampleParams,
     shape_CHW: tuple[int, ...],
     texts: Sequence[Condition],
     regions: Sequence[Condition],
-    most_at_once: int,
+    max_batch: int,
     facts: SamplingFacts,
 ) -> int:
-    """The peak of the first steps of the sampler's loop around `predict_noise`."""
+    """Peak of the first steps of the sampler loop around `predict_noise`."""
     done = 0
 
     def on_step(steps_done: int, steps: int) -> None:
@@ -359,7 +375,7 @@ def _loop_bytes(
 
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
     cond, uncond = texts[0], texts[1] if len(texts) > 1 else None
-    without = {name: value for name, value in cond.extras.items() if name == IMAGE}
+    without = {name: value for name, value in cond.model_kwargs.items() if name == IMAGE}
     start = torch.empty((1, *shape_CHW)) if work.starts else None
     kept = None if start is None or not work.masked else Inpainting(start, start[:, :1])
     counter = PeakCounter()
@@ -375,14 +391,14 @@ def _loop_bytes(
                 META,
                 hooks,
                 inpainting=kept,
-                most_at_once=most_at_once,
+                max_batch=max_batch,
                 start_BCHW=start,
                 regions=Regions(
                     tuple(regions),
                     tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions),
                 ),
-                without_image=without if work.asks_without_image else None,
-                ways=own_ways(facts, work, cond, 1, shape_CHW[1], META),
+                without_image=without if work.guides_without_image else None,
+                guider=guider_config(facts, work, cond, 1, shape_CHW[1], META),
             )
         except Stopped:
             return counter.peak_bytes
@@ -390,5 +406,5 @@ def _loop_bytes(
 
 
 def text_width(model: nn.Module) -> int:
-    """The width of the texts that a diffusion model reads."""
+    """Return the width of the texts that a diffusion model reads."""
     return int(model.config.cross_attention_dim)  # type: ignore[union-attr, arg-type] # diffusers is not typed

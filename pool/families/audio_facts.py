@@ -1,4 +1,4 @@
-"""How the families that make audio are sampled. Torch-free; see `facts`."""
+"""Sampling facts of the audio families. Torch-free; see `facts`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUDIO_FACTS: Mapping[str, ModelFacts] = {
         seconds=47.55,
         samples_per_second=44100,
         cells=1024,
-        sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's least sigma is 0.03. "
-        "Without a negative prompt the other side is told zeros in place of text and seconds, in the context alone",
+        sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is 0.03. "
+        "Without a negative prompt the unconditional side reads zeros for text and seconds, in the context alone",
     ),
 }

@@ -1,4 +1,4 @@
-"""How the stages of Stable Cascade are sampled. Torch-free; see `facts`."""
+"""Sampling facts of the stages of Stable Cascade. Torch-free; see `facts`."""
 
 from __future__ import annotations
 

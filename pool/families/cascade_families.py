@@ -1,10 +1,9 @@
-"""Stable Cascade's stages, as families. Torch-free.
+"""The stages of Stable Cascade, as families: stage C is the prior, stage B the decoder. Torch-free.
 
-An image is made by two models, each published as a checkpoint or a folder of diffusers: stage C makes a small latent
-of a text, stage B an image's latent of that, which the VAE beside it ("stage A") decodes. So stage C has a text
-encoder and no VAE, stage B a VAE and no text encoder: it is told the text as stage C read it. Their files carry more,
-which nothing here runs: an encoder of images and a previewer in the place of stage C's VAE, and text encoders equal
-to stage C's beside stage B.
+Two models generate an image, each published as a checkpoint or a diffusers folder: stage C generates a small latent
+from a text, stage B an image latent from that, which the VAE ("stage A") decodes. Stage C has a text encoder and no
+VAE, stage B a VAE and no text encoder: it reads the pooled text of stage C. Further parts of their files are not run:
+an image encoder and a previewer in place of stage C's VAE, and copies of stage C's text encoders with stage B.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from types import MappingProxyType
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts, TextFacts
-from modelpool.pool.core.sampling_facts import SamplingFacts, UsualRun
+from modelpool.pool.core.sampling_facts import SamplingDefaults, SamplingFacts
 from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.families.cascade_facts import CASCADE_FACTS
@@ -24,19 +23,19 @@ from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
 _MODEL_PREFIX = "model.diffusion_model."
-#: what the keys of its text encoder begin with. Source: the names under which ComfyUI writes and reads CLIP-G there
+#: key prefix of its text encoder. Source: the names under which ComfyUI writes and reads CLIP-G there
 _TEXT_PREFIX, _VAE_PREFIX = "text_encoder.clip_g.", "vae."
 _TEXT_ENCODER = "clip_g"
-#: so many cells of stage C's latent are so many pixels wide.
-#: Source: `resolution_multiple` of diffusers' StableCascadePriorPipeline
+#: Pixels per this number of cells of stage C's latent. Source: `resolution_multiple` of diffusers'
+#: StableCascadePriorPipeline
 _PIXELS, _CELLS = 128, 3
 _STAGES_B = ("cascade_b", "cascade_b_lite")
-#: both draw new noise in each step, as DDPM does; steps are even along the way of the cosine.
-#: Source: DDPMWuerstchenScheduler of diffusers
+#: Both draw new noise in each step, as DDPM does; steps are spaced evenly on the cosine schedule. Source:
+#: DDPMWuerstchenScheduler of diffusers
 _SAMPLER, _SCHEDULE = "euler_ancestral", "simple"
-#: what each stage takes a pooled text in by, as diffusers calls it and as stage B is published
+#: weight that reads the pooled text, in the naming of diffusers and of the published stage B
 _POOLED = ("clip_txt_pooled_mapper.weight", "clip_mapper.weight")
-#: a tensor of stage B, as wide as what it reads of stage C
+#: a tensor of stage B whose width is the channel count of stage C's latent
 _READS_PRIOR = ("effnet_mapper.0.weight", 1)
 
 
@@ -61,7 +60,7 @@ def _family(name: str) -> Family:
             model=name,
             reads=frozenset((*facts.reads, *facts.may_read)),
             side_multiple=facts.side_multiple,
-            usual=UsualRun(facts.steps, facts.cfg, _SAMPLER, _SCHEDULE, facts.guidance),
+            defaults=SamplingDefaults(facts.steps, facts.cfg, _SAMPLER, _SCHEDULE, facts.guidance),
             decoders=() if is_b else _STAGES_B,
         ),
         text_set="" if is_b else name,
@@ -73,14 +72,14 @@ def _family(name: str) -> Family:
     )
 
 
-#: by the name that recognition gives
+#: by the name that recognition returns
 CASCADES: Mapping[str, Family] = MappingProxyType({name: _family(name) for name in CASCADE_FACTS})
 
 
 def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
-    """`family`, and with it the text encoder that files and folders of stage B carry for pipelines that read texts
-    anew, where there is one among `keys`; other families as they are."""
-    if not family.sampling.reads_prior:
+    """Return `family` with the text encoder that some files and folders of stage B carry, if it is among `keys`; other
+    families unchanged."""
+    if not family.sampling.is_decoder_stage:
         return family
     stage_c = CASCADES["cascade_c"]
     prefix = f"{Role.TEXT_ENCODER.value}." if family.configs else _TEXT_PREFIX
@@ -96,21 +95,21 @@ def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
 
 
 def prior_cells(width: int, height: int) -> tuple[int, int]:
-    """Height and width of stage C's latent of an image of this many pixels."""
+    """Return height and width of stage C's latent for an image of this many pixels."""
     return height * _CELLS // _PIXELS, width * _CELLS // _PIXELS
 
 
 def pooled_width(bare: Mapping[str, Shape]) -> int | None:
-    """How wide a pooled text the stage reads whose diffusion model has tensors of the shapes `bare` (keys without
-    prefix); None where no tensor tells."""
+    """Return the width of the pooled text that a stage reads, by the shapes `bare` of its diffusion model (keys without
+    prefix); None if no tensor tells."""
     return next((bare[key][1] for key in _POOLED if len(bare.get(key, ())) == 2), None)
 
 
 def check_stage(family: Family, bare: Mapping[str, Shape]) -> None:
-    """Check that stage B, whose diffusion model has tensors of the shapes `bare` (keys without prefix), reads latents
-    of stage C; nothing of other families. Raises UnknownArchitecture."""
+    """Check that stage B, with tensors of the shapes `bare` (keys without prefix), reads latents of stage C; other
+    families pass. Raises UnknownArchitecture."""
     key, dimension = _READS_PRIOR
-    if not family.sampling.reads_prior or len(bare.get(key, ())) <= dimension:
+    if not family.sampling.is_decoder_stage or len(bare.get(key, ())) <= dimension:
         return
     expected = LATENT_FORMATS["cascade_c"].channels
     if bare[key][dimension] != expected:

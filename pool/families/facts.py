@@ -1,7 +1,7 @@
-"""What no shape tells of a diffusion model: how it is sampled, what for, and what it is told. Torch-free.
+"""The facts of a diffusion model that no shape tells: sampling, training size, and inputs. Torch-free.
 
-One row for each family, as plain data: the modules `*_facts` of this package have them, by the name that
-`pool.detection` gives. Nothing here computes.
+One row per family, as plain data, in the modules `*_facts` of this package, keyed by the name that `pool.detection`
+returns. Nothing here computes.
 """
 
 from __future__ import annotations
@@ -9,49 +9,49 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from modelpool.pool.core.sampling_facts import Beginning, Ending, NoiseFacts, Prediction, Sight
+from modelpool.pool.core.sampling_facts import FirstFrameMode, LastFrameMode, NoiseFacts, Prediction, VisionEncoderUse
 from modelpool.pool.core.sampling_facts import Guidance as Guidance
 
 
 class Level(Enum):
-    """The number by which a model is told how much noise there is; an `Architecture`'s call gets it as it is named."""
+    """The form of the noise level that a model reads; passed unchanged to the call of a `DiffusionArchitecture`."""
 
-    #: the share of noise, 0 to 1, of a flow
+    #: share of noise of a flow, 0 to 1
     SHARE = "share"
     #: 0 to 999
     TIMESTEP = "timestep"
     #: a quarter of the natural logarithm of sigma
     LOGARITHM = "logarithm"
-    #: the angle whose tangent is sigma, in right angles: 0 to 1
+    #: the angle whose tangent is sigma, in units of a right angle: 0 to 1
     ANGLE = "angle"
-    #: how far along a cosine schedule, 0 (clean) to 1 (noise)
+    #: position on a cosine schedule, 0 (clean) to 1 (noise)
     COSINE = "cosine"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """How one family is sampled by default, and what it is made for.
+    """How one family is sampled by default, and what it was trained for.
 
-    prediction      what its answers mean
-    noise           the noise that it was trained with; a flow's shift is in it
-    level           the number that it is told
-    guidance, cfg   the kind and its usual strength
-    steps           usual number
-    width, height   pixels that it was made for; 0 for audio
-    frames          frames that it was made for, 1 for images, 0 for audio
-    side_multiple   both sides are multiples of it, in pixels: cells of the VAE times cells of a patch
-    frame_multiple  it makes a multiple of so many frames and one more; 0 for those that make images or audio alone
-    frame_rate      frames a second that it was made for; 0 for none
-    seconds         of audio that it was made for
-    samples_per_second  of each channel of that audio
-    cells           of every latent of audio
-    reads           names of `Told` that it must have
-    may_read        names of `Told` that it can have
-    begins          how it is told of an image that its video begins with, where that is all that it reads of one
-    ends            whether it is told of an image that its video ends with
-    sight           how it sees images through a vision encoder, which it must have then
-    boundary        of a model that is two: the share of noise below which the second takes over; 0 for one
-    low_cfg         the usual strength of that second model
+    prediction      meaning of its output
+    noise           noise schedule of its training; includes the shift of a flow
+    level           form of the noise level that it reads
+    guidance, cfg   kind of guidance and its default scale
+    steps           default number
+    width, height   training size in pixels; 0 for audio
+    frames          training length in frames; 1 for images, 0 for audio
+    side_multiple   both sides are multiples of it, in pixels: VAE ratio times patch size
+    frame_multiple  frame counts are a multiple of it plus one; 0 for image and audio models
+    frame_rate      frames per second of its training; 0 for none
+    seconds         length of audio of its training
+    samples_per_second  of each audio channel
+    cells           length of every audio latent
+    reads           names in `ModelKwargs` that it requires
+    may_read        names in `ModelKwargs` that it accepts
+    begins          first-frame conditioning, if it is the only use of an input image
+    ends            whether the model takes a last frame
+    vision_use      use of the vision encoder; requires one
+    boundary        two experts: share of noise below which the low-noise expert runs; 0 for one model
+    low_cfg         default guidance scale of the low-noise expert
     sources         where the figures are from
     """
 
@@ -72,9 +72,9 @@ class ModelFacts:
     seconds: float = 0.0
     samples_per_second: int = 0
     cells: int = 0
-    begins: Beginning | None = None
-    ends: Ending | None = None
-    sight: Sight | None = None
+    begins: FirstFrameMode | None = None
+    ends: LastFrameMode | None = None
+    vision_use: VisionEncoderUse | None = None
     boundary: float = 0.0
     low_cfg: float = 0.0
     sources: str = ""

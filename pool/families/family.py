@@ -1,6 +1,6 @@
-"""The families of models that this version runs, as values. Torch-free.
+"""The families of UNet models that run, as values. Torch-free.
 
-A family says where its components are in a file, which architecture each of them has, and what no tensor tells.
+A family states where its components are in a file, which architecture each has, and the facts that no tensor tells.
 `pool.loading.detect_family` finds the family of a file.
 """
 
@@ -15,33 +15,33 @@ from modelpool.pool.core.family_facts import OPEN_CLIP_PAD_ID, PLAIN_TEXT, Laten
 from modelpool.pool.core.sampling_facts import (
     PLAIN_SAMPLING,
     Guidance,
+    ImageConcat,
+    MicroConditioning,
     NoiseFacts,
     NoiseKind,
     Prediction,
+    SamplingDefaults,
     SamplingFacts,
-    Shown,
-    SizeConditions,
-    UsualRun,
 )
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
 
 class Architecture(Enum):
-    """What a component is built as (`pool.models.common.module_classes`), and how its file spells it."""
+    """How a component is built (`pool.models.common.module_classes`), and the key naming of its file."""
 
-    CLIP_TEXT = "CLIP text model, spelled as transformers does"
-    OPEN_CLIP_TEXT = "CLIP text model with a projection, spelled as open_clip does"
-    OPEN_CLIP_TEXT_ALONE = "CLIP text model without a projection, spelled as open_clip does"
-    LDM_UNET = "UNet of the latent diffusion kind"
-    CLIP_TEXT_PROJECTED = "CLIP text model with a projection, spelled as transformers does"
-    DIFFUSERS_UNET = "UNet of the latent diffusion kind, spelled as diffusers does"
-    VAE = "autoencoder of a kind that pool.models.vae builds"
-    DIFFUSION_TRANSFORMER = "diffusion model of a kind that pool.models.diffusion builds"
-    AUDIO_TRANSFORMER = "the same, with a small model beside it that embeds seconds"
-    TEXT_MODEL = "text model of a kind that pool.models.text builds"
-    VISION_MODEL = "vision model of CLIP, that pool.models.vision builds"
-    TEXT_VISION = "the part of a text encoder that sees images, that pool.models.vision builds"
+    CLIP_TEXT = "CLIP text model, in the naming of transformers"
+    OPEN_CLIP_TEXT = "CLIP text model with a projection, in the naming of open_clip"
+    OPEN_CLIP_TEXT_ALONE = "CLIP text model without a projection, in the naming of open_clip"
+    LDM_UNET = "UNet of latent diffusion"
+    CLIP_TEXT_PROJECTED = "CLIP text model with a projection, in the naming of transformers"
+    DIFFUSERS_UNET = "UNet of latent diffusion, in the naming of diffusers"
+    VAE = "autoencoder, built by pool.models.vae"
+    DIFFUSION_TRANSFORMER = "diffusion model, built by pool.models.diffusion"
+    AUDIO_TRANSFORMER = "diffusion model, with a small model that embeds seconds"
+    TEXT_MODEL = "text model, built by pool.models.text"
+    VISION_MODEL = "CLIP vision model, built by pool.models.vision"
+    TEXT_VISION = "vision part of a text encoder, built by pool.models.vision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,20 @@ class Family:
 
     name           short and stable, "sd1"
     title          for human readers
-    prefixes       what the keys of each component begin with; text encoders in the order in which their texts follow
-                   each other
-    architectures  what each component is
+    prefixes       key prefix of each component; text encoders in the order in which their states are concatenated
+    architectures  how each component is built
     texts          how each text encoder is read
-    native_pixels  width and height that the model was trained for, where the file does not say
-    native_sides   width and height, where they differ
-    latent_shift, latent_means, latent_deviations  as `LatentFacts` has them
-    latent_format  name of its latents (`pool.detection.latent_formats`), where their VAE is to be checked
-    text_set       how prompts are put to the text encoders, a key of `MEMBERS` of
-                   `pool.detection.text_encoders`; empty where `texts` say it
-    dtypes         names of those that its diffusion model computes well in, best first
-    relative       name of the family that it was cut or trained out of; LoRAs name its weights alike. Empty for none
-    configs        of a folder of diffusers: the arguments that it gives to the classes of its components
-    besides        what the keys of tensors begin with that belong to a component too, but do not have its prefix
-    latent         what its latents are, of a model without a VAE; None for others, whose VAE says it
+    native_pixels  width and height of the training images, if the file does not state them
+    native_sides   width and height, if they differ
+    latent_shift, latent_means, latent_deviations  as in `LatentFacts` latent_format  name of its latents
+    (`pool.detection.latent_formats`), if the VAE is to be checked
+    text_set       how the text encoders read prompts: a key of `MEMBERS` of `pool.detection.text_encoders`; empty if
+                   `texts` states it
+    dtypes         names of the compute dtypes of the diffusion model, best first
+    relative       family that it was pruned or fine-tuned from; LoRAs use the same names for its weights. Empty for
+    none configs        for diffusers folders: the arguments of each component's class
+    extra_prefixes  key prefixes of further tensors of a component
+    latent         the latents of a model without a VAE; None if the VAE defines them
     """
 
     name: str
@@ -84,7 +83,7 @@ class Family:
     relative: str = ""
     native_sides: tuple[int, int] | None = None
     configs: Mapping[Role, Mapping[str, Any]] = field(default_factory=dict)
-    besides: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
+    extra_prefixes: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     latent: LatentFacts | None = None
 
     @property
@@ -93,15 +92,15 @@ class Family:
         return tuple(role for role in self.prefixes if role.is_text_encoder)
 
     def shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """The component's part of `shapes`, keys as they are in the file."""
-        prefix, beside = self.prefixes[role], self.besides.get(role, ())
+        """Return the component's part of `shapes`, with the keys of the file."""
+        prefix, extra = self.prefixes[role], self.extra_prefixes.get(role, ())
         kept = prefix + _PROJECTION if self.architectures[role] is Architecture.CLIP_TEXT_PROJECTED else None
-        # a diffusion model without prefix has all that is no other's
+        # # a diffusion model without prefix gets all keys that no other component has
         others = () if prefix else tuple(other for other in self.prefixes.values() if other)
         found: dict[str, Shape] = {}
         for key, shape in shapes.items():
             is_own = key.startswith(prefix) and not (others and key.startswith(others))
-            if (is_own and (key == kept or self._is_weight(role, key, prefix))) or (beside and key.startswith(beside)):
+            if (is_own and (key == kept or self._is_weight(role, key, prefix))) or (extra and key.startswith(extra)):
                 found[key] = shape
         return found
 
@@ -112,33 +111,33 @@ class Family:
         return is_weight(role, key, prefix)
 
     def bare_shapes_of(self, role: Role, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """As `shapes_of`, keys without the component's prefix."""
+        """Return `shapes_of` with keys without the component's prefix."""
         return {self.bare_key(role, key): shape for key, shape in self.shapes_of(role, shapes).items()}
 
     def bare_key(self, role: Role, key: str) -> str:
-        """A component's `key` without its prefix."""
+        """Return a component's `key` without its prefix."""
         bare = key.removeprefix(self.prefixes[role])
-        # some files carry CLIP with this level, some without
+        # # some files have this level before CLIP's keys, some do not
         return bare.removeprefix("text_model.") if self.architectures[role] in _TRANSFORMERS_TEXTS else bare
 
 
-#: the parts of an autoencoder's files that only its training needs
+#: parts of autoencoder files that only training needs
 _VAE_LEFTOVERS = ("loss.", "model_ema.")
-#: tables of positions, a mask and a temperature of training: no weights
+#: position tables, a mask and a training temperature: not weights
 _PROJECTION = "text_projection.weight"
 _TEXT_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", _PROJECTION)
-#: the same, and tokenizers as bytes
+#: the same, and serialized tokenizers
 _TEXT_MODEL_LEFTOVERS = (".position_ids", "attn_mask", "logit_scale", "spiece_model", "tekken_model", "tokenizer_json")
-#: the part of a text model that sees images, as files of different ages have it: a component by itself, or left out
+#: vision part of a text model, as files of different versions name it: a component of its own, or ignored
 SEEING_PARTS = ("visual.", "model.visual.")
-#: the same of a LLaVA
+#: the same for LLaVA
 _LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
-#: text models in the spelling of transformers, with a level of names or without
+#: text models in the naming of transformers, with or without the `text_model` level
 _TRANSFORMERS_TEXTS = (Architecture.CLIP_TEXT, Architecture.CLIP_TEXT_PROJECTED)
 
 
 def is_weight(role: Role, key: str, prefix: str) -> bool:
-    """Whether `key` of a component is a weight of it, and not a table or a leftover of its training."""
+    """Return whether `key` is a weight of the component, not a table or a leftover of its training."""
     if role is Role.VAE:
         return not key.removeprefix(prefix).startswith(_VAE_LEFTOVERS)
     return not key.endswith(_TEXT_LEFTOVERS if role.is_text_encoder else ".position_ids")
@@ -161,7 +160,7 @@ SD1 = Family(
     # std of the VAE's latents on its training images, inverted; the constant of the published SD1 configuration
     scaling_factor=0.18215,
 )
-#: of 512 pixels; those of 768 predict velocity. No shape tells which a file is (`pool.loading.small_tensors`)
+#: 512-pixel models; the 768-pixel ones predict velocity. No shape tells them apart (`pool.loading.small_tensors`)
 SD2 = Family(
     name="sd2",
     title="Stable Diffusion 2",
@@ -198,7 +197,7 @@ SDXL = Family(
     native_pixels=1024,
     # `scale_factor` of the same file
     scaling_factor=0.13025,
-    sampling=SamplingFacts(size_conditions=SizeConditions.SIZES),
+    sampling=SamplingFacts(size_conditions=MicroConditioning.SIZES),
 )
 SDXL_REFINER = Family(
     name="sdxl_refiner",
@@ -212,24 +211,24 @@ SDXL_REFINER = Family(
     texts={Role.TEXT_ENCODER: TextFacts(1, final_norm=False, pad_id=OPEN_CLIP_PAD_ID, gives_pooled=True)},
     native_pixels=1024,
     scaling_factor=0.13025,
-    sampling=SamplingFacts(size_conditions=SizeConditions.AESTHETICS),
+    sampling=SamplingFacts(size_conditions=MicroConditioning.AESTHETICS),
 )
-#: what SD2 files that predict velocity were trained for. Source: v2-inference-v.yaml, Stability-AI/stablediffusion
+#: training size of SD2 files that predict velocity. Source: v2-inference-v.yaml, Stability-AI/stablediffusion
 SD2_VELOCITY_PIXELS = 768
 
-# SDXL with blocks left out, and trained to do as SDXL does. Their text encoders, VAE and noise are SDXL's.
-#: fewer transformer blocks, and other numbers of them on the way up than down; no attention in the middle.
-#: Source: segmind/SSD-1B; Gupta et al. 2024, "Progressive Knowledge Distillation of Stable Diffusion XL"
+# SDXL with blocks removed, distilled from SDXL. Text encoders, VAE and noise are SDXL's.
+#: Fewer transformer blocks, with different counts in the down and up path; no attention in the middle block. Source:
+#: segmind/SSD-1B; Gupta et al. 2024, "Progressive Knowledge Distillation of Stable Diffusion XL"
 SSD_1B = replace(SDXL, name="ssd_1b", title="SSD-1B", relative="sdxl")
-#: fewer still. Source: segmind/Segmind-Vega, and the same paper
+#: Fewer still. Source: segmind/Segmind-Vega, and the same paper
 VEGA = replace(SDXL, name="vega", title="Segmind Vega", relative="sdxl")
-#: one residual block at each level, 5 or 6 transformer blocks at the last; the small one has no middle.
-#: Source: etri-vilab/koala-700m and koala-1b; Lee et al. 2023, "KOALA"
+#: One residual block per level, 5 or 6 transformer blocks at the last; the small one has no middle block. Source:
+#: etri-vilab/koala-700m and koala-1b; Lee et al. 2023, "KOALA"
 KOALA_700M = replace(SDXL, name="koala_700m", title="KOALA 700M", relative="sdxl")
 KOALA_1B = replace(SDXL, name="koala_1b", title="KOALA 1B", relative="sdxl")
-#: SDXL trained anew with the noise, the prediction and the conditioning of Karras et al. 2022 ("EDM"), on latents with
-#: mean and deviation of each channel taken out; a file has both as tensors, and these are the published ones.
-#: Source: scheduler and vae of playgroundai/playground-v2.5-1024px-aesthetic; Li et al. 2024, "Playground v2.5"
+#: SDXL retrained with the noise, the prediction and the preconditioning of Karras et al. 2022 ("EDM"), on latents
+#: normalised per channel. Files have mean and deviation as tensors; these are the published ones. Source: scheduler
+#: and vae of playgroundai/playground-v2.5-1024px-aesthetic; Li et al. 2024, "Playground v2.5"
 PLAYGROUND_25 = replace(
     SDXL,
     name="playground_25",
@@ -238,15 +237,17 @@ PLAYGROUND_25 = replace(
     scaling_factor=0.5,
     latent_means=(-1.6574, 1.886, -1.383, 2.5155),
     latent_deviations=(8.4927, 5.9022, 6.5498, 5.2299),
-    sampling=SamplingFacts(Prediction.EDM, SizeConditions.SIZES, NoiseFacts(NoiseKind.EDM, 0.002, 80.0, 0.5)),
+    sampling=SamplingFacts(Prediction.EDM, MicroConditioning.SIZES, NoiseFacts(NoiseKind.EDM, 0.002, 80.0, 0.5)),
 )
-#: the noise of models that predict velocity and name their ends of noise (CosXL); these where a file does not say them.
-#: Source: scheduler of stabilityai/cosxl
+#: Default noise of velocity models whose files may state their sigma range (CosXL). Source: scheduler of
+#: stabilityai/cosxl
 VELOCITY_EDM_NOISE = NoiseFacts(NoiseKind.EDM, 0.002, 120.0)
 
-# Models that were trained further to fill holes. Source: runwayml/stable-diffusion-inpainting,
-# stabilityai/stable-diffusion-2-inpainting, diffusers/stable-diffusion-xl-1.0-inpainting-0.1
-_FILLS = {name: replace(family.sampling, shown=Shown.HOLE) for name, family in (("sd1", SD1), ("sdxl", SDXL))}
+# Inpainting models. Source: runwayml/stable-diffusion-inpainting, stabilityai/stable-diffusion-2-inpainting,
+# diffusers/stable-diffusion-xl-1.0-inpainting-0.1
+_FILLS = {
+    name: replace(family.sampling, image_concat=ImageConcat.INPAINT) for name, family in (("sd1", SD1), ("sdxl", SDXL))
+}
 SD1_INPAINT = replace(
     SD1, name="sd1_inpaint", title="Stable Diffusion 1 inpainting", relative="sd1", sampling=_FILLS["sd1"]
 )
@@ -257,15 +258,15 @@ SDXL_INPAINT = replace(
     SDXL, name="sdxl_inpaint", title="Stable Diffusion XL inpainting", relative="sdxl", sampling=_FILLS["sdxl"]
 )
 
-# Models that were trained further to do to an image what a text says. Source: timbrooks/instruct-pix2pix,
-# diffusers/sdxl-instructpix2pix-768, and the pipelines of diffusers
-_INSTRUCTED = UsualRun(100, 7.5, "euler", "normal", Guidance.TEXT_AND_IMAGE, image_cfg=1.5)
+# Models that edit an image by instruction. Source: timbrooks/instruct-pix2pix, diffusers/sdxl-instructpix2pix-768,
+# and the pipelines of diffusers
+_INSTRUCTED = SamplingDefaults(100, 7.5, "euler", "normal", Guidance.TEXT_AND_IMAGE, image_cfg=1.5)
 SD1_INSTRUCT = replace(
     SD1,
     name="sd1_ip2p",
     title="Stable Diffusion 1 InstructPix2Pix",
     relative="sd1",
-    sampling=replace(SD1.sampling, shown=Shown.UNSCALED, usual=_INSTRUCTED),
+    sampling=replace(SD1.sampling, image_concat=ImageConcat.UNSCALED, defaults=_INSTRUCTED),
 )
 SDXL_INSTRUCT = replace(
     SDXL,
@@ -273,10 +274,10 @@ SDXL_INSTRUCT = replace(
     title="Stable Diffusion XL InstructPix2Pix",
     relative="sdxl",
     native_pixels=768,
-    sampling=replace(SDXL.sampling, shown=Shown.UNSCALED, usual=replace(_INSTRUCTED, cfg=5.0)),
+    sampling=replace(SDXL.sampling, image_concat=ImageConcat.UNSCALED, defaults=replace(_INSTRUCTED, cfg=5.0)),
 )
-#: CosXL, trained further to do so: the image's latent is scaled as that of what is made. Source: stabilityai/cosxl,
-#: and `is_cosxl_edit` of diffusers' StableDiffusionXLInstructPix2PixPipeline; its steps are those of diffusers' example
+#: CosXL fine-tuned to edit images: the image latent is scaled like the sampled latent. Source: stabilityai/cosxl,
+#: and `is_cosxl_edit` of diffusers' StableDiffusionXLInstructPix2PixPipeline; steps from the example of diffusers
 COSXL_EDIT = replace(
     SDXL,
     name="cosxl_edit",
@@ -284,14 +285,14 @@ COSXL_EDIT = replace(
     relative="sdxl",
     sampling=SamplingFacts(
         Prediction.VELOCITY,
-        SizeConditions.SIZES,
+        MicroConditioning.SIZES,
         VELOCITY_EDM_NOISE,
-        shown=Shown.LATENT,
-        usual=UsualRun(20, 5.0, "euler", "exponential", Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
+        image_concat=ImageConcat.LATENT,
+        defaults=SamplingDefaults(20, 5.0, "euler", "exponential", Guidance.TEXT_AND_IMAGE, image_cfg=1.5),
     ),
 )
-#: reads an image, and makes it four times as large. Source: stabilityai/stable-diffusion-x4-upscaler and
-#: x4-upscaling.yaml of Stability-AI/stablediffusion; steps, strength and level are those of diffusers' pipeline
+#: Upscales an image by 4. Source: stabilityai/stable-diffusion-x4-upscaler and x4-upscaling.yaml of
+#: Stability-AI/stablediffusion; steps, guidance scale and noise level from the pipeline of diffusers
 SD_X4 = replace(
     SD2,
     name="sd_x4",
@@ -305,13 +306,13 @@ SD_X4 = replace(
         noise=NoiseFacts(beta_start=0.0001, beta_end=0.02),
         model="sd_x4",
         reads=frozenset({"context", "image", "noise_level"}),
-        usual=UsualRun(75, 9.0, "euler", "normal", Guidance.CLASSIFIER_FREE, noise_level=20),
-        shown=Shown.PIXELS,
+        defaults=SamplingDefaults(75, 9.0, "euler", "normal", Guidance.CLASSIFIER_FREE, noise_level=20),
+        image_concat=ImageConcat.PIXELS,
         enlarges=4,
     ),
 )
 
-#: every family of UNets that read texts
+#: every UNet family that reads text
 FAMILIES = (
     SD1, SD2, SDXL, SDXL_REFINER, SSD_1B, VEGA, KOALA_700M, KOALA_1B, PLAYGROUND_25, SD1_INPAINT, SD2_INPAINT,
     SDXL_INPAINT, SD1_INSTRUCT, SDXL_INSTRUCT, COSXL_EDIT, SD_X4,

@@ -1,8 +1,8 @@
-"""How the families that make images with transformers are sampled, and what for. Torch-free; see `facts`.
+"""Sampling facts of the image transformer families. Torch-free; see `facts`.
 
-Sizes, steps and strengths are the defaults of diffusers' pipelines, shifts those of the schedulers that the models were
-published with, where `sources` does not say otherwise. What no file tells of models with one layout (distilled or not)
-is here as the best known of them has it.
+Unless `sources` states otherwise: sizes, steps and guidance scales are the defaults of diffusers' pipelines, shifts
+those of the published schedulers. Properties that no file tells for models with one layout (distilled or not) are those
+of the best-known model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _FLUX = replace(
     may_read=("reference",),
     sources="diffusers' FluxPipeline; black-forest-labs/FLUX.1-dev. ComfyUI has the exponent 1.15 at every size",
 )
-#: lines through latents without patches and of 4096, in 10 and in 200 steps
+#: lines over the size of unpatched latents up to 4096, for 10 and for 200 steps
 _FLUX_2_SHIFT = ShiftBySizeAndSteps(
     ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
     ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
@@ -85,7 +85,7 @@ _HUNYUAN_DIT = replace(
     sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
 )
 
-#: by the name that recognition gives
+#: by the name that recognition returns
 IMAGE_FACTS: Mapping[str, ModelFacts] = {
     "sd3": _SD3,
     "sd35_large": replace(_SD3, cfg=3.5, sources="stabilityai/stable-diffusion-3.5-large, card and scheduler"),
@@ -109,14 +109,14 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         steps=50,
         reads=("context", "pooled", "guidance", "image"),
         may_read=(),
-        sources="diffusers' FluxFillPipeline: the image's latent without what is filled in, and 64 channels of the "
-        "mask, one for each of the 8 times 8 pixels of a cell, row by row",
+        sources="diffusers' FluxFillPipeline: the image latent with the masked part removed, and 64 channels of "
+        "the mask, one for each of the 8 times 8 pixels of a cell, row by row",
     ),
     "flux_control": replace(
         _FLUX,
         reads=("context", "pooled", "guidance", "image"),
         may_read=(),
-        sources="diffusers' FluxControlPipeline; its authors have the strengths 10 for depth and 30 for edges",
+        sources="diffusers' FluxControlPipeline; its authors use the scales 10 for depth and 30 for edges",
     ),
     "flux2": _FLUX_2,
     "flux2_dev": _FLUX_2,
@@ -126,8 +126,8 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         cfg=1.0,
         steps=4,
         reads=("context",),
-        sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base wants "
-        "50 steps and a classifier-free strength of 4",
+        sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base model "
+        "needs 50 steps and a classifier-free scale of 4",
     ),
     "chroma": replace(
         _SD3,
@@ -136,7 +136,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         steps=35,
         reads=("context",),
         may_read=("context_mask",),
-        sources="diffusers' ChromaPipeline; shift as in ComfyUI. Words and one more token are read, no others",
+        sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
     ),
     "qwen_image": replace(
         _SD3,
@@ -147,12 +147,12 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         height=1328,
         reads=("context",),
         may_read=("context_mask", "reference"),
-        sources="diffusers' QwenImagePipeline, which gives each patch the length again that it had before guidance; "
+        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
         "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
     ),
     "qwen_image_layered": replace(
         _SD3,
-        # the root of one image's patches, in units of 256, at the two sizes that it was made for
+        # # the square root of one image's patches, in units of 256, at the two training sizes
         noise=_flow(by_size=ShiftBySize((1600, 4096), (2.5, 4.0))),
         cfg=4.0,
         steps=50,
@@ -161,8 +161,8 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         frames=5,
         reads=("context", "reference"),
         may_read=("context_mask",),
-        sources="diffusers' QwenImageLayeredPipeline, which gives each patch the length again that it had before "
-        "guidance where it is asked to: the whole image and four layers, of 640 or 1024 pixels a side",
+        sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
+        "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
     ),
     "z_image": replace(
         _SD3,
@@ -171,7 +171,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         steps=8,
         reads=("context",),
         may_read=("context_mask",),
-        sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base wants 50 steps and a classifier-free strength",
+        sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
     ),
     "lumina2": replace(
         _SD3,
@@ -180,8 +180,8 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         steps=30,
         reads=("context",),
         may_read=("context_mask",),
-        sources="diffusers' Lumina2Pipeline, which gives each row of cells the length again that it had before "
-        "guidance; Alpha-VLLM/Lumina-Image-2.0",
+        sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
+        "Alpha-VLLM/Lumina-Image-2.0",
     ),
     "auraflow": replace(
         _SD3,
@@ -213,7 +213,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         cfg=5.0,
         steps=50,
         reads=("context", "context_2", "pooled"),
-        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; of no more than 4096 patches",
+        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
     ),
     "hunyuan_image_21": replace(
         _SD3,
@@ -256,12 +256,12 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         steps=50,
         reads=("context",),
         may_read=("context_mask",),
-        sources="diffusers' ErnieImagePipeline; shift of ComfyUI's class. Turbo wants 8 steps and no guidance",
+        sources="diffusers' ErnieImagePipeline; shift of ComfyUI's class. Turbo needs 8 steps and no guidance",
     ),
     "krea2": replace(
         _SD3,
         noise=_flow(by_size=ShiftBySize((256, 6400), (0.5, 1.15))),
-        # the pipeline adds 4.5 times the difference to the answer; here the answer is counted in
+        # # the pipeline adds 4.5 times the difference to the prediction; our scale includes the prediction itself
         cfg=5.5,
         reads=("context",),
         may_read=("context_mask",),
@@ -277,7 +277,7 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         side_multiple=32,
         reads=("context",),
         may_read=("context_mask",),
-        sources="diffusers' QwenImage21Pipeline, whose default is not to guide; the shift is what it takes where the "
-        "scheduler's configuration says nothing",
+        sources="diffusers' QwenImage21Pipeline, whose default is no guidance; the shift is its default for "
+        "scheduler configurations without one",
     ),
 }

@@ -1,4 +1,4 @@
-"""Which of the families that are recognised run in this version, and why the others do not. Torch-free."""
+"""List the families that run, and state why other recognised families do not. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.video_unet_families import VIDEO_UNETS
 
 #: where people find the list, in the project
-LIST = "docs/families.md"
+LIST = "docs/reference/families.md"
 
 
 def running_families() -> dict[str, Family]:
-    """The families that this version runs, by the name that recognition gives."""
+    """Return the families that run, by the name that recognition returns."""
     return {family.name: family for family in (*FAMILIES, *VIDEO_UNETS)} | dict(TRANSFORMERS)
 
 
 def why_not(runs: str) -> str:
-    """Why a family is recognised and does not run; `runs` is the class of diffusers that has its architecture."""
+    """Return why a recognised family does not run; `runs` is the diffusers class of its architecture, empty for
+    none."""
     if runs:
-        return f"diffusers has its architecture ({runs}), but it is not joined to the rest yet"
-    return "nothing that this version depends on has its architecture"
+        return f"diffusers has its architecture ({runs}), but it is not integrated yet"
+    return "no dependency has its architecture"

@@ -1,9 +1,8 @@
-"""How each family of models has its text encoders read: templates, lengths, layers, masks. Torch-free.
+"""How each family's text encoders read a prompt: templates, lengths, layers, masks. Torch-free.
 
-One row for a set of text encoders, as `pool.detection.text_encoders.MEMBERS` names them, the readings in
-its members' order; sets whose members are read otherwise by some family have a row of that family's own. Numbers and
-templates are the defaults of the pipelines of diffusers 0.42 and of the tokenizers published beside them; where ComfyUI
-does otherwise, the comment says how.
+One row per set of text encoders, as in `pool.detection.text_encoders.MEMBERS`, with the readings in the order of its
+members; families that read a set differently have a row of their own. Numbers and templates are the defaults of the
+pipelines of diffusers 0.42 and of the tokenizers published with them; comments state where ComfyUI differs.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.pool.text.reading import Cleaning, MaskTold, Padding, Pooled, Reading
+from modelpool.pool.text.reading import Cleaning, MaskMode, Padding, Pooled, Reading
 
-#: what open_clip fills texts up with
+#: padding token of open_clip
 _OPEN_CLIP_PAD = 0
-#: layers of the published CLIP-H, of which files for transformers leave the last one out
+#: layers of the published CLIP-H; files for transformers leave out the last one
 _CLIP_H_DEPTH = 24
 
 _CLIP_L = Reading("clip_l", width=768)
@@ -28,7 +27,7 @@ _SDXL_G = Reading(
 
 
 def _t5(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
-    """A T5 whose texts are all of one length."""
+    """Return the reading of a T5 with a fixed text length."""
     return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)
 
 
@@ -41,7 +40,7 @@ _HUNYUAN_VIDEO_TEMPLATE = (
     "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
 )
-#: as that, beside an image
+#: the same, with an image
 _HUNYUAN_VIDEO_I2V_TEMPLATE = (
     "<|start_header_id|>system<|end_header_id|>\n\n<image>\nDescribe the video by detailing the following aspects "
     "according to the reference image: "
@@ -54,7 +53,7 @@ _HUNYUAN_VIDEO_I2V_TEMPLATE = (
     "<|start_header_id|>assistant<|end_header_id|>\n\n"
 )
 _HUNYUAN_VIDEO_I2V_BEFORE = 103
-#: tokens of that template before the prompt, the one that begins a text included
+#: tokens of that template before the prompt, including the begin token
 _HUNYUAN_VIDEO_BEFORE = 95
 _LUMINA2_TEMPLATE = (
     "You are an assistant designed to generate superior images with the superior degree of image-text alignment based "
@@ -66,7 +65,7 @@ _QWEN_IMAGE_TEMPLATE = (
 )
 _QWEN_IMAGE_BEFORE = 34
 _HUNYUAN_IMAGE_TEMPLATE = _QWEN_IMAGE_TEMPLATE.removesuffix("\n<|im_start|>assistant\n")
-#: the spaces are the authors'
+#: the spaces are part of the published template
 _HUNYUAN_VIDEO_15_TEMPLATE = (
     "<|im_start|>system\nYou are a helpful assistant. Describe the video by detailing the following aspects:"
     "         1. The main content and theme of the video."
@@ -86,44 +85,44 @@ _QWEN3_WITHOUT_THINKING = _QWEN3_TEMPLATE + "<think>\n\n</think>\n\n"
 
 
 def _hunyuan_qwen(template: str, before: int, cleaning: Cleaning = Cleaning.NONE) -> Reading:
-    """Qwen 2.5 VL as the newer models of Hunyuan read it."""
+    """Qwen 2.5 VL as the newer Hunyuan models read it."""
     return Reading(
         "qwen25_7b", 3584, template, cleaning=cleaning, dropped_tokens=before, least_tokens=1000 + before,
-        most_tokens=1000 + before, is_masked=True, mask=MaskTold.REAL, layers_left_out=2, final_norm=False,
+        most_tokens=1000 + before, is_masked=True, mask=MaskMode.REAL, layers_left_out=2, final_norm=False,
     )  # fmt: skip
 
 
 def _glyphs(tokens: int, cleaning: Cleaning) -> Reading:
     """Glyph-ByT5."""
     return _t5(
-        "byt5_small_glyph", tokens, 1472, cleaning=cleaning, is_optional=True, is_masked=True, mask=MaskTold.REAL
+        "byt5_small_glyph", tokens, 1472, cleaning=cleaning, is_optional=True, is_masked=True, mask=MaskMode.REAL
     )
 
 
-_PIXART_ALPHA = _t5("t5xxl", 120, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskTold.REAL)
+_PIXART_ALPHA = _t5("t5xxl", 120, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
 
-#: by set, or by family where a family reads the encoders of a set otherwise
+#: by set, or by family if a family reads the encoders of a set differently
 READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
     {
         "sd1": (_CLIP_L,),
         "sd2": (Reading("clip_h", 1024, clip_pad_id=_OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
         "sdxl": (_SDXL_L, _SDXL_G),
         "sdxl_refiner": (_SDXL_G,),
-        # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder told the mask
+        # # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
         "stable_cascade": (
             Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),
         ),
-        # ComfyUI reads T5 without filling it up to 256
+        # # ComfyUI does not pad T5 to 256
         "sd3": (
             Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
             _SDXL_G,
             _t5("t5xxl", 256),
         ),
-        # ComfyUI fills T5 up to 256 at least; 512 is what Flux dev was trained with, 256 schnell
-        "flux": (Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False), _t5("t5xxl", 512)),
+        # # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
+        "flux": (Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), _t5("t5xxl", 512)),
         "flux2": (
             Reading(
-                "mistral3_24b", 5120, _FLUX2_TEMPLATE, least_tokens=512, most_tokens=512, fills_left=True,
+                "mistral3_24b", 5120, _FLUX2_TEMPLATE, least_tokens=512, most_tokens=512, pads_left=True,
                 is_masked=True, layers=(10, 20, 30),
             ),
         ),
@@ -134,39 +133,39 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 layers=(9, 18, 27),
             ),
         ),
-        # ComfyUI tells the text without what fills it up but one token; here the mask says so
-        "chroma": (_t5("t5xxl", 512, is_masked=True, mask=MaskTold.ONE_MORE),),
+        # # ComfyUI drops all padding but one token; here the mask hides it
+        "chroma": (_t5("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),),
         "aura_flow": (_t5("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),),
         "pixart": (_PIXART_ALPHA,),
-        "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskTold.REAL),),
+        "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
         "hunyuan_dit": (
-            Reading("hydit_bert", 1024, least_tokens=77, most_tokens=77, is_masked=True, mask=MaskTold.REAL),
-            _t5("t5xl", 256, 2048, is_masked=True, mask=MaskTold.REAL),
+            Reading("hydit_bert", 1024, least_tokens=77, most_tokens=77, is_masked=True, mask=MaskMode.REAL),
+            _t5("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
         ),
-        # ComfyUI fills nothing up
+        # # ComfyUI does not pad
         "hunyuan_video": (
-            Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False),
+            Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False),
             Reading(
                 "llama3_8b", 4096, _HUNYUAN_VIDEO_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_BEFORE,
                 least_tokens=256 + _HUNYUAN_VIDEO_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_BEFORE, is_masked=True,
-                mask=MaskTold.REAL, layers_left_out=2, final_norm=False,
+                mask=MaskMode.REAL, layers_left_out=2, final_norm=False,
             ),
         ),
-        # every second state of the image is told
+        # # every second image state is passed to the model
         "hunyuan_video_i2v": (
-            Reading("clip_l", 768, pooled=Pooled.PLAIN, tells_states=False),
+            Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False),
             Reading(
                 "llama3_8b", 4096, _HUNYUAN_VIDEO_I2V_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_I2V_BEFORE,
                 least_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE,
-                is_masked=True, mask=MaskTold.REAL, layers_left_out=2, final_norm=False, image_token="<image>",
+                is_masked=True, mask=MaskMode.REAL, layers_left_out=2, final_norm=False, image_token="<image>",
                 images_every=2, last_head="<|end_header_id|>",
             ),
         ),
-        # the system prompt is the positive's alone. ComfyUI leaves it to the person
+        # # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
         "lumina2": (
             Reading(
                 "gemma2_2b", 2304, _LUMINA2_TEMPLATE, "{}", least_tokens=256, most_tokens=256, is_masked=True,
-                mask=MaskTold.REAL, layers_left_out=1, final_norm=False,
+                mask=MaskMode.REAL, layers_left_out=1, final_norm=False,
             ),
         ),
         "z_image": (
@@ -181,7 +180,7 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 most_tokens=512 + _QWEN_IMAGE_BEFORE, is_masked=True, padding=Padding.DROPPED,
             ),
         ),
-        # ByT5 reads what is to be written in the image, and only that
+        # # ByT5 reads only the text to render in the image
         "hunyuan_image": (
             _hunyuan_qwen(_HUNYUAN_IMAGE_TEMPLATE, _QWEN_IMAGE_BEFORE),
             _glyphs(128, Cleaning.QUOTED),
@@ -190,12 +189,12 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
             _hunyuan_qwen(_HUNYUAN_VIDEO_15_TEMPLATE, _HUNYUAN_VIDEO_15_BEFORE, Cleaning.NEVER_EMPTY),
             _glyphs(256, Cleaning.QUOTED_ONCE),
         ),
-        # the model takes the states of some of Llama's layers, one for each of its blocks
+        # # the model reads the states of several of Llama's layers, one per block
         "hidream": (
-            Reading("clip_l", 768, chunk_tokens=128, pooled=Pooled.PROJECTED, tells_states=False),
+            Reading("clip_l", 768, chunk_tokens=128, pooled=Pooled.PROJECTED, reads_states=False),
             Reading(
                 "clip_g", 1280, clip_pad_id=_OPEN_CLIP_PAD, chunk_tokens=128, pooled=Pooled.PROJECTED,
-                tells_states=False,
+                reads_states=False,
             ),
             _t5("t5xxl", 128, is_masked=True),
             Reading(
@@ -204,17 +203,17 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
             ),
         ),
         "cosmos": (_t5("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
-        "mochi": (_t5("t5xxl", 256, is_masked=True, mask=MaskTold.REAL),),
-        # T5 sees what fills a text up, the model does not
-        "ltxv": (_t5("t5xxl", 128, mask=MaskTold.REAL),),
+        "mochi": (_t5("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
+        # # padding is visible to T5, not to the model
+        "ltxv": (_t5("t5xxl", 128, mask=MaskMode.REAL),),
         "wan": (
             _t5("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),
         ),
-        "stable_audio": (_t5("t5_base", 128, 768, is_masked=True, mask=MaskTold.REAL),),
+        "stable_audio": (_t5("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
     }
 )  # fmt: skip
 
-#: the row of `READINGS` of each family of diffusion models whose row has another name
+#: the row of `READINGS` of each family whose row has another name
 _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "sd1": ("sd1_ip2p", "sd1_inpaint"),
@@ -248,8 +247,8 @@ ROW_OF: Mapping[str, str] = MappingProxyType(
 )
 
 
-#: encoders that the models of a row do without, all but one of them at once
-RUN_WITHOUT: Mapping[str, frozenset[str]] = MappingProxyType(
+#: encoders that the models of a row can run without, but not all of them at once
+OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "sd3": frozenset({"clip_l", "clip_g", "t5xxl"}),
         "hunyuan_image": frozenset({"byt5_small_glyph"}),
@@ -259,9 +258,9 @@ RUN_WITHOUT: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def readings_of(family: str) -> tuple[Reading, ...] | None:
-    """How a model of the family (or of the set of text encoders) `family` has its text encoders read, in their order.
+    """Return how the text encoders of `family` (or of a set of text encoders) are read, in their order.
 
-    None for one that no reading is known for.
+    None if no reading is known.
     """
     row = ROW_OF.get(family)
     return None if row is None else READINGS[row]

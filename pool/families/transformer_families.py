@@ -1,8 +1,7 @@
-"""The families of models that run on transformers, as values: which text encoders and latents each has. Torch-free.
+"""The transformer families, as values: text encoders and latents of each. Torch-free.
 
-A family's components are found in a file by what their own keys say, so that one row serves every way in which files
-put them together. `pool.models.diffusion` knows how the diffusion models are built and called, `pool.models.text` how
-a prompt is put to the text encoders.
+The components in a file are found by their own keys, so one row covers every way in which files combine them.
+`pool.models.diffusion` builds and calls the diffusion models, `pool.models.text` assembles the text conditioning.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import (
     AudioFacts,
+    CfgRescale,
     Guidance,
-    KeptLength,
+    ImageConcat,
     Prediction,
+    ReferenceMode,
+    SamplingDefaults,
     SamplingFacts,
-    Shown,
-    TextSight,
-    UsualRun,
     VideoFacts,
 )
 from modelpool.pool.detection.diffusion import DiffusionFacts
@@ -36,18 +35,18 @@ from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.facts import ModelFacts
 from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.image_facts import IMAGE_FACTS
-from modelpool.pool.families.text_readings import ROW_OF, RUN_WITHOUT, readings_of
+from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF, readings_of
 from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
-#: the places of a model's text encoders, in the order of the members of its set
+#: roles of a model's text encoders, in the order of the members of its set
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
-#: what the keys of a diffusion model, of a VAE and of a vision encoder begin with in whole files
+#: key prefixes of diffusion model, VAE and vision encoder in single files
 _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
-#: what diffusers' flow schedulers do where nothing else is said
+#: default of diffusers' flow schedulers
 _FLOW_SCHEDULE = "simple"
-#: those whose pipelines leave the levels to the scheduler, which ends a little above the last step
+#: families whose pipelines leave the levels to the scheduler, which ends slightly above the last step
 _ENDING_ABOVE = frozenset(
     {
         *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
@@ -56,7 +55,7 @@ _ENDING_ABOVE = frozenset(
 )
 
 
-#: those that were published with levels of their own kind
+#: families published with their own noise levels
 _OWN_SCHEDULES: Mapping[str, str] = {
     "mochi": "linear_quadratic",
     "cosmos_t2v": "karras",
@@ -65,29 +64,29 @@ _OWN_SCHEDULES: Mapping[str, str] = {
     "cosmos2_i2v": "karras",
     "stable_audio_1": "exponential",
 }
-#: of noise that ends far above none: the authors' own draws new noise in each step, this is its like without
+#: for noise that ends far above zero: the authors' sampler is stochastic, this is its deterministic counterpart
 _OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
-#: what of a file belongs to the diffusion model beside its own part
+#: further keys of the diffusion model, next to its own prefix
 _BESIDES: Mapping[str, tuple[str, ...]] = {
     "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
 }
-#: what a model must be told that no request says yet, but for those that are shown an image
+#: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
-#: those that are shown an image of a person's own
-_SHOWN: Mapping[str, Shown] = {"flux_fill": Shown.HOLE_BY_PIXEL, "flux_control": Shown.LATENT}
-#: those whose text encoder has to see the image that they work from: they take one where that part of it is there
+#: families that read an input image
+_SHOWN: Mapping[str, ImageConcat] = {"flux_fill": ImageConcat.INPAINT_BY_PIXEL, "flux_control": ImageConcat.LATENT}
+#: families whose text encoder must see the input image: they accept one if the vision part is present
 _TEXT_SEES = frozenset({"qwen_image"})
-#: the end of the key of the table of words of their text encoders
+#: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
-#: a tensor that some files of Qwen-Image-Edit 2511 have, which was trained with numbers
+#: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
 _NUMBERED_KEY = "__index_timestep_zero__"
-#: what takes in the texts of Cosmos Predict 2.5, which has another text encoder than 2
+#: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
 _PROJECTION = "crossattn_proj.0.weight"
-#: Source: the pipelines of diffusers. ComfyUI does so for none
-_KEPT_LENGTHS: Mapping[str, KeptLength] = {"qwen_image": KeptLength.PATCHES, "lumina2": KeptLength.ROWS}
+#: Source: the pipelines of diffusers. ComfyUI rescales none
+_KEPT_LENGTHS: Mapping[str, CfgRescale] = {"qwen_image": CfgRescale.PATCHES, "lumina2": CfgRescale.ROWS}
 
 
-#: beginnings of the names of families whose weights LoRAs call alike (`pool.lora_names.naming`)
+#: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
 _NAMINGS = (
     "sd3",
     "flux2",
@@ -104,7 +103,7 @@ _NAMINGS = (
 
 _HALF_FIRST = ("float16", "bfloat16", "float32")
 _BFLOAT16_FIRST, _NO_FLOAT16 = ("bfloat16", "float16", "float32"), ("bfloat16", "float32")
-#: by the beginning of a family's name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
+#: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), _BFLOAT16_FIRST),
     **dict.fromkeys(("mochi", "ltxv", "cosmos2", "lumina2", "hidream", "qwen_image"), _NO_FLOAT16),
@@ -112,15 +111,15 @@ _DTYPES: Mapping[str, tuple[str, ...]] = {
 
 
 def text_prefix(member: str) -> str:
-    """What the keys of the text encoder `member` begin with in whole files."""
+    """Return the key prefix of the text encoder `member` in single files."""
     return f"text_encoders.{member}.transformer."
 
 
 def family_of(name: str, facts: ModelFacts) -> Family:
-    """The family that recognition calls `name`, sampled as `facts` say."""
+    """Return the family with the recognition name `name`, sampled according to `facts`."""
     row = next(row for row in SIGNATURES if row.name == name)
     latent, readings = LATENT_FORMATS[row.latent], readings_of(name)
-    assert readings is not None, f"{name}: nothing says how its texts are read"
+    assert readings is not None, f"{name}: no text readings are defined"
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
     is_even = facts.prediction is Prediction.FLOW and name not in _ENDING_ABOVE
     schedule = _OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal")
@@ -129,13 +128,13 @@ def family_of(name: str, facts: ModelFacts) -> Family:
         title=row.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
-            **({} if facts.sight is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
+            **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
             Role.DIFFUSION_MODEL: _MODEL_PREFIX,
             Role.VAE: _VAE_PREFIX,
         },
         architectures={
             **dict.fromkeys(members, Architecture.TEXT_MODEL),
-            **({} if facts.sight is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
+            **({} if facts.vision_use is None else {Role.VISION_ENCODER: Architecture.VISION_MODEL}),
             Role.DIFFUSION_MODEL: Architecture.AUDIO_TRANSFORMER
             if facts.seconds
             else Architecture.DIFFUSION_TRANSFORMER,
@@ -154,16 +153,18 @@ def family_of(name: str, facts: ModelFacts) -> Family:
             model=name,
             words_negative=any(reading.negative_template for reading in readings),
             reads=_reads(name, facts),
-            shown=_SHOWN.get(name),
-            sight=facts.sight,
+            image_concat=_SHOWN.get(name),
+            vision_use=facts.vision_use,
             side_multiple=facts.side_multiple,
             video=_video(facts),
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
-            kept_length=_KEPT_LENGTHS.get(name, KeptLength.NOTHING),
-            usual=UsualRun(facts.steps, facts.cfg, _OWN_SAMPLERS.get(name, "euler"), schedule, facts.guidance),
+            cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
+            defaults=SamplingDefaults(
+                facts.steps, facts.cfg, _OWN_SAMPLERS.get(name, "euler"), schedule, facts.guidance
+            ),
         ),
         text_set=name,
-        besides={Role.DIFFUSION_MODEL: _BESIDES[name]} if name in _BESIDES else {},
+        extra_prefixes={Role.DIFFUSION_MODEL: _BESIDES[name]} if name in _BESIDES else {},
         latent_format=row.latent,
         dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), _HALF_FIRST),
         relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
@@ -181,13 +182,13 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
 
 
 def _is_said(name: str, facts: ModelFacts) -> bool:
-    """Whether requests say all that such a model must be told."""
+    """Return whether requests can provide all required inputs."""
     has_image = facts.begins is not None or name in _SHOWN
     not_said = _NOT_SAID - {"image"} if has_image else _NOT_SAID
     return not not_said & set(facts.reads)
 
 
-#: by the name that recognition gives
+#: by the name that recognition returns
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
     {
         name: family_of(name, facts)
@@ -199,10 +200,9 @@ TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
 
 
 def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) -> Family:
-    """`family` with the prefixes that its components have among `shapes`, where its diffusion model was `found`.
+    """Return `family` with the prefixes of its components among `shapes`; its diffusion model was `found`.
 
-    Components that are not there keep the prefixes that they usually have, but for text encoders that the model runs
-    without: those are left out.
+    Missing components keep their default prefix, except optional text encoders, which are removed.
     """
     others = {key: shape for key, shape in shapes.items() if not found.prefix or not key.startswith(found.prefix)}
     prefixes = {**family.prefixes, Role.DIFFUSION_MODEL: found.prefix}
@@ -213,27 +213,32 @@ def located(family: Family, found: DiffusionFacts, shapes: Mapping[str, Shape]) 
         if kind is Kind.VISION_ENCODER and Role.VISION_ENCODER in prefixes:
             prefixes[Role.VISION_ENCODER] = prefix
     encoders = dict(_encoders(parts, shapes, tuple(facts.encoder for facts in family.texts.values())))
-    optional = RUN_WITHOUT.get(ROW_OF.get(family.text_set, ""), frozenset())
+    optional = OPTIONAL_ENCODERS.get(ROW_OF.get(family.text_set, ""), frozenset())
     for role, facts in family.texts.items():
         if facts.encoder in encoders:
             prefixes[role] = encoders[facts.encoder]
         elif facts.encoder in optional and encoders:
             del prefixes[role]
     texts = {role: facts for role, facts in family.texts.items() if role in prefixes}
-    return with_text_sight(replace(family, prefixes=prefixes, texts=texts), shapes)
+    return with_text_vision(replace(family, prefixes=prefixes, texts=texts), shapes)
 
 
 def other_texts(prefix: str, shapes: Mapping[str, Shape]) -> str:
-    """What sets a diffusion model among `shapes`, whose keys begin with `prefix`, apart by the texts that it reads;
-    empty for nothing."""
+    """Return a note if the diffusion model among `shapes` under `prefix` needs a different text encoder; empty
+    otherwise."""
     has_projection = f"{prefix}{_PROJECTION}" in shapes
     return " with a projection of another text encoder's states (Cosmos Predict 2.5)" if has_projection else ""
 
 
-def with_text_sight(family: Family, shapes: Mapping[str, Shape], sight: TextSight = TextSight.BY_NAME) -> Family:
-    """`family` with the part of its text encoder that sees images as a component of its own, where its models are
-    shown images so and that part is among `shapes`: `sight` is how, where nobody says it and no tensor tells. A part
-    that is not exactly one of Qwen 2.5 VL's, which they were trained with, is left out, and `unseeing` says why."""
+def with_text_vision(
+    family: Family, shapes: Mapping[str, Shape], vision_use: ReferenceMode = ReferenceMode.BY_NAME
+) -> Family:
+    """Return `family` with the vision part of its text encoder as a component, if the family uses one and `shapes` has
+    it.
+
+    `mode` is how reference images are presented if neither the user nor a tensor decides. A part that is not exactly
+    that of Qwen 2.5 VL, which the models were trained with, is left out; `why_no_vision` states why.
+    """
     if family.name not in _TEXT_SEES or Role.TEXT_ENCODER not in family.prefixes:
         return family
     start = family.prefixes[Role.TEXT_ENCODER]
@@ -241,20 +246,19 @@ def with_text_sight(family: Family, shapes: Mapping[str, Shape], sight: TextSigh
     if found is None:
         return family
     if why := _why_unseeing({key: shape for key, shape in shapes.items() if key.startswith(start)}, start, found):
-        return replace(family, sampling=replace(family.sampling, unseeing=why))
+        return replace(family, sampling=replace(family.sampling, why_no_vision=why))
     if family.prefixes[Role.DIFFUSION_MODEL] + _NUMBERED_KEY in shapes:
-        sight = TextSight.NUMBERED
+        vision_use = ReferenceMode.NUMBERED
     return replace(
         family,
         prefixes={**family.prefixes, Role.VISION_ENCODER: found},
         architectures={**family.architectures, Role.VISION_ENCODER: Architecture.TEXT_VISION},
-        sampling=replace(family.sampling, reads=family.sampling.reads | {"reference"}, text_sight=sight),
+        sampling=replace(family.sampling, reads=family.sampling.reads | {"reference"}, reference_mode=vision_use),
     )
 
 
 def _why_unseeing(text: Mapping[str, Shape], start: str, prefix: str) -> str:
-    """Why the part of a `text` encoder whose keys begin with `prefix`, as those of the whole do with `start`, shows it
-    no images; empty where it does."""
+    """Return why the vision part under `prefix` of a `text` encoder under `start` cannot be used; empty if it can."""
     own = {
         key.removeprefix(prefix): tuple(shape)
         for key, shape in text.items()
@@ -266,16 +270,16 @@ def _why_unseeing(text: Mapping[str, Shape], start: str, prefix: str) -> str:
         return str(error)
     table = next((shape for key, shape in text.items() if key.endswith(_WORDS)), None)
     if table is not None and table[1:] != (width,):
-        return f"found states of width {width}, expected {' x '.join(map(str, table[1:]))}, which its words have"
+        return f"found states of width {width}, expected {' x '.join(map(str, table[1:]))} like its token embedding"
     return ""
 
 
 def _encoders(
     parts: Mapping[tuple[Kind, str], list[str]], shapes: Mapping[str, Shape], members: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
-    """Which of `members` are among the parts of a file, and what the keys of each begin with.
+    """Yield each of `members` among the parts of a file, with its key prefix.
 
-    Files name them before their keys; where not, the tensors tell, which they do at the published sizes only.
+    Files name encoders in the prefix; otherwise the tensors tell, at the published sizes only.
     """
     for (kind, prefix), keys in parts.items():
         if kind is not Kind.TEXT_ENCODER:
@@ -289,5 +293,5 @@ def _encoders(
 
 
 def needs_negative(guidance: Guidance) -> bool:
-    """Whether a model with this kind of guidance reads a negative prompt."""
+    """Return whether a model with this kind of guidance reads a negative prompt."""
     return guidance not in (Guidance.DISTILLED, Guidance.NONE)

@@ -1,11 +1,11 @@
-"""How the UNets that read something beside a text are sampled. Torch-free; see `facts`."""
+"""Sampling facts of the UNets with inputs other than text. Torch-free; see `facts`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelpool.pool.core.sampling_facts import Beginning, NoiseFacts, NoiseKind, Prediction, Sight
+from modelpool.pool.core.sampling_facts import FirstFrameMode, NoiseFacts, NoiseKind, Prediction, VisionEncoderUse
 from modelpool.pool.families.facts import Guidance, Level, ModelFacts
 
 _INPAINT = ModelFacts(
@@ -22,19 +22,19 @@ _INPAINT = ModelFacts(
     frame_multiple=0,
     frame_rate=0.0,
     reads=("context", "image"),
-    sources="diffusers' StableDiffusionInpaintPipeline; what is joined: the mask, 1 to paint, and latents of the rest",
+    sources="diffusers' StableDiffusionInpaintPipeline; concatenated: the mask, 1 to paint, and latents of the rest",
 )
 _INSTRUCT = replace(
     _INPAINT,
     guidance=Guidance.TEXT_AND_IMAGE,
     steps=100,
-    sources="diffusers' StableDiffusionInstructPix2PixPipeline; what is joined: latents of the image as the VAE has "
-    "them, unscaled; the strength of the image is 1.5",
+    sources="diffusers' StableDiffusionInstructPix2PixPipeline; concatenated: latents of the image as the VAE has "
+    "them, unscaled; the image guidance scale is 1.5",
 )
 
 
 def _of_xl(facts: ModelFacts) -> ModelFacts:
-    """The same of SDXL."""
+    """Return the same for SDXL."""
     return replace(facts, width=1024, height=1024, reads=("context", "pooled", "numbers", "image"))
 
 
@@ -52,10 +52,10 @@ _SVD = ModelFacts(
     frame_multiple=1,
     frame_rate=7.0,
     reads=("image", "image_context", "numbers"),
-    begins=Beginning.REPEATED,
-    sight=Sight.PROJECTED,
-    sources="diffusers' StableVideoDiffusionPipeline: numbers are 6 (frames a second less one), 127 and 0.02; latents "
-    "of the image are joined as the VAE has them, unscaled; the first model makes 14 frames",
+    begins=FirstFrameMode.REPEATED,
+    vision_use=VisionEncoderUse.PROJECTED,
+    sources="diffusers' StableVideoDiffusionPipeline: numbers are 6 (frames per second less one), 127 and 0.02; "
+    "latents of the image are concatenated as the VAE has them, unscaled; the first model generates 14 frames",
 )
 
 #: by the name that `pool.detection` gives
@@ -63,7 +63,7 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
     "sd1_inpaint": _INPAINT,
     "sd2_inpaint": _INPAINT,
     "sd2_depth": replace(
-        _INPAINT, sources="diffusers' StableDiffusionDepth2ImgPipeline; what is joined: depth from -1 to 1, in cells"
+        _INPAINT, sources="diffusers' StableDiffusionDepth2ImgPipeline; concatenated: depth from -1 to 1, in cells"
     ),
     "sdxl_inpaint": _of_xl(_INPAINT),
     "sd1_ip2p": _INSTRUCT,
@@ -78,8 +78,8 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
         height=2048,
         side_multiple=4,
         reads=("context", "image", "noise_level"),
-        sources="diffusers' StableDiffusionUpscalePipeline: what is joined is the image itself, -1 to 1, with noise; "
-        "the usual level of it is 20",
+        sources="diffusers' StableDiffusionUpscalePipeline: concatenated is the image itself, -1 to 1, with noise; "
+        "the default noise level is 20",
     ),
     "svd": _SVD,
     "sv3d_p": replace(
@@ -91,7 +91,7 @@ UNET_FACTS: Mapping[str, ModelFacts] = {
         steps=50,
         guidance=Guidance.RISING_AND_FALLING,
         sources="Stability-AI/generative-models, sv3d_p.yaml: the numbers of each frame are 1e-5, the angle from "
-        "straight up and the direction, in radians; the strength rises to the middle frame and falls again",
+        "straight up and the direction, in radians; the scale rises to the middle frame and falls again",
     ),
     "sv3d_u": replace(
         _SVD,

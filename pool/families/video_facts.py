@@ -1,7 +1,7 @@
-"""How the families that make video with transformers are sampled, and what for. Torch-free; see `facts`.
+"""Sampling facts of the video transformer families. Torch-free; see `facts`.
 
-Shifts and noise are those of ComfyUI's classes, which the tests' golden data know, where `sources` does not say
-otherwise; sizes, steps and strengths are the defaults of diffusers' pipelines and of the authors' own code.
+Unless `sources` states otherwise: shifts and noise are those of ComfyUI's classes (compared with golden data by the
+tests); sizes, steps and guidance scales are the defaults of diffusers' pipelines and of the authors' code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelpool.pool.core.sampling_facts import Beginning, Ending, NoiseFacts, NoiseKind, Prediction, ShiftBySize, Sight
+from modelpool.pool.core.sampling_facts import (
+    FirstFrameMode,
+    LastFrameMode,
+    NoiseFacts,
+    NoiseKind,
+    Prediction,
+    ShiftBySize,
+    VisionEncoderUse,
+)
 from modelpool.pool.families.facts import Guidance, Level, ModelFacts
 
 
@@ -38,11 +46,11 @@ _WAN_FUN = replace(_WAN, reads=("context", "image"), may_read=("context_mask", "
 _WAN_I2V = replace(
     _WAN,
     reads=("context", "image", "image_context"),
-    begins=Beginning.JOINED,
-    sight=Sight.PENULTIMATE,
+    begins=FirstFrameMode.CONCATENATED,
+    vision_use=VisionEncoderUse.PENULTIMATE,
     sources="diffusers' WanImageToVideoPipeline; Wan-Video/Wan2.1 has a shift of 3 at 480 lines and of 5 at 720",
 )
-#: of the pair of 14B that is Wan 2.2 for texts; no shape tells it from Wan 2.1
+#: the two experts of Wan 2.2 14B text-to-video; no shape tells it from Wan 2.1
 WAN_22_T2V = replace(
     _WAN,
     noise=_flow(12.0),
@@ -50,7 +58,7 @@ WAN_22_T2V = replace(
     steps=40,
     boundary=0.875,
     low_cfg=3.0,
-    sources="Wan-Video/Wan2.2, wan_t2v_A14B: strength 4 above the boundary and 3 below; ComfyUI has a shift of 8",
+    sources="Wan-Video/Wan2.2, wan_t2v_A14B: scale 4 above the boundary and 3 below; ComfyUI has a shift of 8",
 )
 _WAN_22_I2V = replace(
     _WAN,
@@ -60,8 +68,8 @@ _WAN_22_I2V = replace(
     boundary=0.9,
     low_cfg=3.5,
     reads=("context", "image"),
-    begins=Beginning.JOINED,
-    ends=Ending.MAY,
+    begins=FirstFrameMode.CONCATENATED,
+    ends=LastFrameMode.MAY,
     sources="Wan-Video/Wan2.2, wan_i2v_A14B; ComfyUI has a shift of 8",
 )
 _WAN_22_5B = replace(
@@ -73,7 +81,7 @@ _WAN_22_5B = replace(
     side_multiple=32,
     frame_rate=24.0,
     may_read=("context_mask", "image", "image_mask"),
-    begins=Beginning.KEPT,
+    begins=FirstFrameMode.KEPT,
     sources="Wan-Video/Wan2.2, wan_ti2v_5B; ComfyUI has a shift of 8",
 )
 
@@ -100,10 +108,10 @@ _HUNYUAN_I2V = replace(
     cfg=1.0,
     frames=125,
     reads=("context", "pooled", "image"),
-    begins=Beginning.LED,
-    sight=Sight.WORDS,
-    sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames are four more; what is joined: latents of "
-    "the image, and their mask",
+    begins=FirstFrameMode.LEADING_CELL,
+    vision_use=VisionEncoderUse.WORDS,
+    sources="diffusers' HunyuanVideoImageToVideoPipeline, whose 129 frames include four discarded ones; concatenated: "
+    "latents of the image, and their mask",
 )
 _SKYREELS = replace(
     _HUNYUAN_I2V,
@@ -112,10 +120,10 @@ _SKYREELS = replace(
     frames=97,
     cfg=6.0,
     begins=None,
-    sight=None,
+    vision_use=None,
     reads=("context", "pooled", "guidance", "image"),
     may_read=("context_mask",),
-    sources="diffusers' HunyuanSkyreelsImageToVideoPipeline, which tells a guidance of 1; what is joined: latents of "
+    sources="diffusers' HunyuanSkyreelsImageToVideoPipeline, which passes a guidance of 1; concatenated: latents of "
     "the image, zeros after it",
 )
 _HUNYUAN_15 = replace(
@@ -144,7 +152,7 @@ _LTX = ModelFacts(
     frame_rate=25.0,
     reads=("context", "frame_rate"),
     may_read=("context_mask", "image", "image_mask"),
-    begins=Beginning.KEPT,
+    begins=FirstFrameMode.KEPT,
     sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 as shift",
 )
 
@@ -163,7 +171,7 @@ _MOCHI = ModelFacts(
     frame_rate=30.0,
     reads=("context",),
     may_read=("context_mask",),
-    sources="diffusers' MochiPipeline, which has levels of its own in place of a shift: linear, then quadratic",
+    sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
 )
 
 _COSMOS = ModelFacts(
@@ -197,7 +205,7 @@ _COSMOS_2 = ModelFacts(
     frame_rate=0.0,
     reads=("context",),
     sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between both "
-    "sigmas, and the strength counts from 1 more",
+    "sigmas, and its guidance scale is smaller by 1",
 )
 _COSMOS_2_VIDEO = replace(
     _COSMOS_2,
@@ -208,15 +216,15 @@ _COSMOS_2_VIDEO = replace(
     frame_rate=16.0,
     reads=("context", "frame_rate"),
     may_read=("image", "image_mask"),
-    begins=Beginning.KEPT,
-    sources="diffusers' Cosmos2VideoToWorldPipeline; shares and strength as for images",
+    begins=FirstFrameMode.KEPT,
+    sources="diffusers' Cosmos2VideoToWorldPipeline; shares and scale as for images",
 )
 
 #: by the name that `pool.detection` gives
 VIDEO_FACTS: Mapping[str, ModelFacts] = {
     "wan_t2v": _WAN,
     "wan21_i2v": _WAN_I2V,
-    "wan21_flf2v": replace(_WAN_I2V, ends=Ending.MUST),
+    "wan21_flf2v": replace(_WAN_I2V, ends=LastFrameMode.MUST),
     "wan21_fun_control": _WAN_FUN,
     "wan22_i2v": _WAN_22_I2V,
     "wan22_ti2v": _WAN_22_5B,
@@ -236,7 +244,7 @@ VIDEO_FACTS: Mapping[str, ModelFacts] = {
     "cosmos_i2v": replace(
         _COSMOS,
         may_read=("image", "image_mask"),
-        begins=Beginning.SHAKEN,
+        begins=FirstFrameMode.KEPT_WITH_NOISE,
         sources="diffusers' CosmosVideoToWorldPipeline; the padding of texts is read like the rest, as zeros",
     ),
     "cosmos2_t2i": _COSMOS_2,

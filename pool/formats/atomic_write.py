@@ -1,7 +1,7 @@
-"""Files and folders that are there whole or not at all.
+"""Writes files and folders atomically: they appear complete or not at all.
 
-What is written goes under a hidden name beside its place, reaches the disk, and is renamed at the end. Whatever goes
-wrong meanwhile (a full disk, Ctrl-C) leaves the place as it was and nothing beside it. Does not know what is written.
+Data is written under a hidden temporary name in the target's folder, synced to the disk, and renamed at the end. After
+a failure (a full disk, Ctrl-C) the target is unchanged and the temporary is removed.
 """
 
 from __future__ import annotations
@@ -17,64 +17,66 @@ from typing import BinaryIO
 
 from modelpool.pool.core.errors import FilesWouldBeLost, OutputFailed
 
-#: what the scan of model folders takes for an unfinished download, and leaves out
-UNFINISHED = ".part"
-#: files that a message names
-_MOST_NAMED = 5
+#: suffix of temporaries; the scan of model folders skips it as an unfinished download
+PARTIAL_SUFFIX = ".part"
+#: files listed in an error message
+_MAX_LISTED = 5
 
 
 def expect_free(path: Path, overwrite: bool) -> None:
-    """Raise OutputFailed when `path` is taken and may not be written over, or is in no folder."""
+    """Raise OutputFailed if `path` exists and must not be overwritten, or if its folder is missing."""
     if not path.parent.is_dir():
         raise OutputFailed(f"{path}: cannot be written: there is no folder {path.parent}")
     if os.path.lexists(path) and not overwrite:
-        raise OutputFailed(f"{path}: is there already, expected a new name (or to be allowed to write over it)")
+        raise OutputFailed(f"{path}: already exists, expected a new name (or permission to overwrite it)")
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which becomes `path` when the block ends, or is gone when the block raises.
+def atomic_file(path: Path, *, overwrite: bool = False) -> Iterator[BinaryIO]:
+    """Yield a file to write, which becomes `path` when the block ends and is removed if the block raises.
 
-    Raises OutputFailed for a place that is taken, unless `overwrite`, and for everything that the system refuses. A
-    link at `path` is replaced, not followed.
+    Raises OutputFailed if `path` exists, unless `overwrite`, and for every system error. A link at `path` is replaced,
+    not followed.
     """
     expect_free(path, overwrite)
     if path.is_dir():
         raise OutputFailed(f"{path}: is a folder, expected the name of a file")
-    temporary = _beside(path)
-    with _telling(path), _removed_at_the_end(temporary):
+    temporary = _temporary_path(path)
+    with _translated_errors(path), _removed_at_exit(temporary):
         with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        expect_free(path, overwrite)  # somebody may have been faster
+        expect_free(path, overwrite)  # another process may have created it meanwhile
         temporary.replace(path)
         _sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path, lost_files: Callable[[Path], Iterable[str]], *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` when the block ends, or is gone when the block raises.
+def atomic_folder(
+    path: Path, lost_files: Callable[[Path], Iterable[str]], *, overwrite: bool = False
+) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes `path` when the block ends and is removed if the block raises.
 
-    With `overwrite` a folder at `path` is replaced, unless `lost_files` names files in it that must not be lost with
-    it. Raises FilesWouldBeLost for those, at the beginning and where they came meanwhile, and OutputFailed as
-    `whole_file` does.
+    With `overwrite` an existing folder is replaced, unless `lost_files` returns files in it that must not be lost: then
+    raises FilesWouldBeLost, both at the beginning and if they appear before the end. Raises OutputFailed as
+    `atomic_file` does.
     """
     expect_free(path, overwrite)
-    temporary, old = _beside(path), _beside(path)
-    with _telling(path), _removed_at_the_end(temporary):
+    temporary, old = _temporary_path(path), _temporary_path(path)
+    with _translated_errors(path), _removed_at_exit(temporary):
         _expect_replaceable(path, lost_files)
         temporary.mkdir()
         yield temporary
         _expect_replaceable(path, lost_files)
         expect_free(path, overwrite)
-        had_one = path.is_dir()
-        if had_one:
+        existed = path.is_dir()
+        if existed:
             path.rename(old)
         try:
             temporary.rename(path)
         except OSError:
-            if had_one:
+            if existed:
                 old.rename(path)
             raise
         _sync_folder(path.parent)
@@ -86,22 +88,22 @@ def _expect_replaceable(path: Path, lost_files: Callable[[Path], Iterable[str]])
         return
     if path.is_symlink() or not path.is_dir():
         raise OutputFailed(f"{path}: is no folder, expected the name of one")
-    lost = list(islice(lost_files(path), _MOST_NAMED + 1))
+    lost = list(islice(lost_files(path), _MAX_LISTED + 1))
     if lost:
-        named = f"{', '.join(lost[:_MOST_NAMED])}{' and more' if len(lost) > _MOST_NAMED else ''}"
+        listed = f"{', '.join(lost[:_MAX_LISTED])}{' and more' if len(lost) > _MAX_LISTED else ''}"
         raise FilesWouldBeLost(
-            f"{path}: holds other things, which would be lost: {named}; expected a new name, or a folder without them"
+            f"{path}: contains other files, which would be lost: {listed}; expected a new name or a folder without them"
         )
 
 
-def _beside(path: Path) -> Path:
-    place = Path(os.path.abspath(path))  # "." has no name by itself
-    return place.with_name(f".{place.name[:100]}.{uuid.uuid4().hex[:12]}{UNFINISHED}")
+def _temporary_path(path: Path) -> Path:
+    target = Path(os.path.abspath(path))  # "." has no name by itself
+    return target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex[:12]}{PARTIAL_SUFFIX}")
 
 
 @contextlib.contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """What the system refuses, as OutputFailed that names `path`."""
+def _translated_errors(path: Path) -> Iterator[None]:
+    """Raise system errors as OutputFailed naming `path`."""
     try:
         yield
     except OSError as error:
@@ -109,8 +111,8 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _removed_at_the_end(temporary: Path) -> Iterator[None]:
-    """`temporary`, if it is still there, goes: a file or a folder."""
+def _removed_at_exit(temporary: Path) -> Iterator[None]:
+    """Remove `temporary`, a file or a folder, if it still exists at the end."""
     try:
         yield
     finally:
@@ -121,7 +123,7 @@ def _removed_at_the_end(temporary: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """The new name reaches the disk too; where folders cannot be synchronised, it does so in its own time."""
+    """Sync the rename to the disk; does nothing where folders cannot be synced."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""The components of a folder of diffusers as one `Header`. Torch-free; reads headers and small JSON files.
+"""Reads the components of a diffusers folder as one `Header`. Torch-free; reads headers and small JSON files.
 
-The keys of a component's tensors begin with the name of its folder, "unet.conv_in.weight"; what the folder says of its
-components is in `Header.configs`. Components that make no image (safety checkers, tokenizers) are left out.
+The keys of a component's tensors begin with the name of its folder, "unet.conv_in.weight"; the configurations of the
+components are in `Header.configs`. Components that generate no image (safety checkers, tokenizers) are left out.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.model_folder import INDEX_FILE, FolderComponent, read_model_folder
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 
-#: the folder of the model beside Stable Audio's that embeds seconds
+#: folder of the model with which Stable Audio embeds durations
 PROJECTION = "projection_model"
-#: the folders whose weights are read
-READ = (
+#: component folders whose weights are read
+COMPONENT_FOLDERS = (
     *("unet", "transformer", "transformer_2", "prior", "decoder", "vae", "vqgan"),
     *("text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", "image_encoder"),
     PROJECTION,
 )
-#: in `Header.configs`: the class of each component, as the model's index has it
-CLASS = "_class_name"
+#: key in `Header.configs`: the class of each component, from the model's index
+CLASS_KEY = "_class_name"
 
 
 def read_folder_header(path: str | os.PathLike[str], read: Callable[[str], Header], variant: str = "") -> Header:
-    """The weights of the folder at `path`; `read` reads a file of weights, or the index of several.
+    """Read the headers of the folder at `path`; `read` reads a weights file, or the index of several.
 
     Raises CorruptFile and UnsafeFile as `read_model_folder` does, CorruptFile for a folder without weights that are
     read, and whatever `read` raises.
@@ -37,7 +37,7 @@ def read_folder_header(path: str | os.PathLike[str], read: Callable[[str], Heade
     tensors: dict[str, TensorEntry] = {}
     files: dict[str, int] = {}
     metadata: Mapping[str, str] = {}
-    for name in READ:
+    for name in COMPONENT_FOLDERS:
         part = folder.components.get(name)
         if part is None or not part.weights:
             continue
@@ -47,11 +47,13 @@ def read_folder_header(path: str | os.PathLike[str], read: Callable[[str], Heade
         files |= header.files
         metadata = metadata or header.metadata
     if not tensors:
-        raise CorruptFile(f"{folder.path}: holds no weights of {', '.join(READ)}, expected some of these folders")
-    configs = {name: _said(part) for name, part in folder.components.items()}
-    index = {INDEX_FILE: {**folder.settings, CLASS: folder.pipeline}}
+        raise CorruptFile(
+            f"{folder.path}: holds no weights of {', '.join(COMPONENT_FOLDERS)}, expected some of these folders"
+        )
+    configs = {name: _config(part) for name, part in folder.components.items()}
+    index = {INDEX_FILE: {**folder.settings, CLASS_KEY: folder.pipeline}}
     return Header(folder.path, sum(files.values()), tensors, metadata, files, {**configs, **index})
 
 
-def _said(part: FolderComponent) -> dict[str, Any]:
-    return {**part.config, CLASS: part.class_name}
+def _config(part: FolderComponent) -> dict[str, Any]:
+    return {**part.config, CLASS_KEY: part.class_name}

@@ -1,6 +1,6 @@
-"""ggml's types of tensors: their names, and how many values and bytes a block of each has. Torch-free.
+"""ggml's tensor types: names, and values and bytes per block. Torch-free.
 
-The numbers are the `gguf` package's, which is imported when they are first asked for.
+The numbers come from the `gguf` package, which is imported at the first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from modelpool.pool.formats.safetensors_file import DTYPE_BITS
 
-#: types that are not made of blocks, and what safetensors calls them
+#: types without blocks, and safetensors' names of them
 PLAIN_NAMES: Mapping[str, str] = MappingProxyType(
     {name: name for name in ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")}
 )
@@ -28,13 +28,13 @@ def package() -> Any:
 
 @cache
 def type_names() -> Mapping[int, str]:
-    """ggml's name of each of its types, by the number that files have for it."""
+    """ggml's names of its types, by the type number used in files."""
     return MappingProxyType({int(kind.value): str(kind.name) for kind in package().GGMLQuantizationType})
 
 
 @cache
-def block_of(kind: str) -> tuple[int, int]:
-    """How many values a block of the type `kind` has, and how many bytes. Raises KeyError for no type of ggml's."""
+def block_size(kind: str) -> tuple[int, int]:
+    """Return (values, bytes) per block of the type `kind`. Raises KeyError for an unknown type."""
     found = package()
     values, block_bytes = found.GGML_QUANT_SIZES[found.GGMLQuantizationType[kind]]
     return int(values), int(block_bytes)
@@ -42,12 +42,12 @@ def block_of(kind: str) -> tuple[int, int]:
 
 @cache
 def is_readable(kind: str) -> bool:
-    """Whether there is a way to turn tensors of the type `kind` into numbers: some of ggml's are of activations."""
+    """Whether tensors of the type `kind` can be dequantized: some of ggml's types are for activations only."""
     if kind in PLAIN_NAMES:
         return True
-    import numpy as np  # who only describes files does without
+    import numpy as np  # imported late: reading headers does not need it
 
-    values, block_bytes = block_of(kind)
+    values, block_bytes = block_size(kind)
     gguf = package()
     try:
         gguf.dequantize(np.zeros((1, block_bytes), dtype=np.uint8), gguf.GGMLQuantizationType[kind])
@@ -57,5 +57,5 @@ def is_readable(kind: str) -> bool:
 
 
 def is_block_type(dtype: str) -> bool:
-    """Whether a tensor's type, as a header names it, is one of ggml's that are made of blocks."""
+    """Whether `dtype`, as a header names it, is one of ggml's block types."""
     return dtype not in DTYPE_BITS and dtype in type_names().values()

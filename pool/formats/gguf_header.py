@@ -1,11 +1,11 @@
-"""The header of a GGUF file, or of a model split over several, as a `Header`: named tensors and where their bytes are.
+"""Reads the header of a GGUF file, or of a model split over several, as a `Header`: tensor names and byte ranges.
 Torch-free.
 
-Knows how tensors are described: name, sizes, type and place. Quantized tensors have ggml's name of their type, "Q4_K",
-as their dtype, and the shape that a model has; the others have the names of safetensors. Every size and place is held
-against the file's length before anything of that size is made.
+Knows how tensors are described: name, sizes, type and offset. Quantized tensors have ggml's name of their type, "Q4_K",
+as their dtype, and the shape that they have in the model; the others have safetensors' names. Every size and offset is
+checked against the file's length before anything of that size is allocated.
 Source: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3; city96's converters (ComfyUI-GGUF, Apache-2.0)
-for `comfy.gguf.orig_shape.*` entries, of weights whose rows fill no blocks, and for weights of five dimensions;
+for `comfy.gguf.orig_shape.*` entries, of weights whose rows do not fill blocks, and for weights of five dimensions;
 llama.cpp's tools/gguf-split for `split.*`.
 """
 
@@ -19,126 +19,138 @@ from pathlib import Path
 
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture
 from modelpool.pool.formats.containment import contained
-from modelpool.pool.formats.ggml_types import PLAIN_NAMES, block_of, is_readable, type_names
-from modelpool.pool.formats.gguf_entries import Allowance, Damaged, Entries, Reader, Values, read_entries
-from modelpool.pool.formats.gguf_names import renamed
-from modelpool.pool.formats.gguf_parts import MOST_PARTS, part_name, parts_of
+from modelpool.pool.formats.ggml_types import PLAIN_NAMES, block_size, is_readable, type_names
+from modelpool.pool.formats.gguf_entries import (
+    GgufEntries,
+    GgufReader,
+    HeaderBudget,
+    MalformedGguf,
+    Values,
+    read_entries,
+)
+from modelpool.pool.formats.gguf_names import transformers_entry
+from modelpool.pool.formats.gguf_parts import MAX_PARTS, part_name, parts_of
 from modelpool.pool.formats.regular_file import open_regular
 from modelpool.pool.formats.safetensors_file import MAX_ELEMENTS, Header, Shape, TensorEntry, is_countable
 from modelpool.pool.formats.strict_json import brief
 
 _ORIGINAL_SHAPE = "comfy.gguf.orig_shape."
-#: ggml has four; converters put weights of videos back with the five that they have
-_MOST_DIMENSIONS = 8
-#: what the parts of a file that was split say: which it is, from 0 on, of how many, with how many tensors together
+#: ggml has four; converters restore the five of video models' weights
+_MAX_DIMENSIONS = 8
+#: entries of a split file: its index from 0 on, the number of files, the number of tensors in all of them
 _SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
-#: of the largest number that an entry can be
-_MOST_DIGITS = 20
+#: digits of the largest number in an entry
+_MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One file: what it says, and its tensors as it calls them, in the order of their bytes."""
+    """One file: its entries, and its tensors under their names in the file, in byte order."""
 
     path: str
     file_bytes: int
-    said: Entries
+    entries: GgufEntries
     tensors: tuple[TensorEntry, ...]
 
 
 def read_gguf_header(path: str) -> Header:
-    """What the GGUF file at `path` holds, or the model that is split over several files, of which it is the first;
-    reads no weights.
+    """Read the GGUF file at `path`, or the split model of which it is the first part; reads no weights.
 
-    Single numbers and texts of its entries are the header's metadata. Text encoders that have llama.cpp's names get
-    those of transformers. Raises CorruptFile, naming the file and what is wrong with it, when it is no whole GGUF file,
-    or a part is missing or another model's; UnsafeFile for a part that lies elsewhere; UnknownArchitecture for text
-    encoders whose values are not those that transformers has.
+    Scalars and texts of its entries are the header's metadata. Text encoders with llama.cpp's names get those of
+    transformers. Raises CorruptFile, naming the file and the fault, when it is no complete GGUF file, or a part is
+    missing or of another model; UnsafeFile for a part outside the folder; UnknownArchitecture for text encoders whose
+    values cannot be converted to those of transformers.
     """
-    allowed = Allowance()
+    allowed = HeaderBudget()
     first = _read(path, {}, allowed)
     parts = [first]
-    if _said(first, _SPLIT_COUNT, "1") not in ("0", "1"):
-        parts += _others(first, allowed)
+    if _entry_text(first, _SPLIT_COUNT, "1") not in ("0", "1"):
+        parts += _other_parts(first, allowed)
     elif (name := part_name(path)) is not None:
         raise CorruptFile(
-            f"{path}: is called as part {name.number} of {name.count}, and says that it is whole, expected a name "
-            f"without that"
+            f"{path}: is named as part {name.number} of {name.count}, but its header says that it is complete, "
+            f"expected a name without a part number"
         )
     return _joined(path, parts)
 
 
 def read_gguf_part(path: str) -> Header:
-    """What the GGUF file at `path` itself holds, whichever part of a model it is, under the names that it has for it.
+    """Read the GGUF file at `path` alone, whichever part of a model it is, under the tensor names of the file.
 
-    Raises CorruptFile when it is no whole GGUF file.
+    Raises CorruptFile when it is no complete GGUF file.
     """
-    part = _read(path, {}, Allowance())
-    return Header(path, part.file_bytes, {entry.name: entry for entry in part.tensors}, part.said.metadata)
+    part = _read(path, {}, HeaderBudget())
+    return Header(path, part.file_bytes, {entry.name: entry for entry in part.tensors}, part.entries.metadata)
 
 
-def _others(first: _Part, allowed: Allowance) -> list[_Part]:
-    """The parts of a model behind its first, which together have no more than `allowed`. Raises CorruptFile, naming the
-    part that is missing or another model's."""
-    path, count = first.path, _said(first, _SPLIT_COUNT, "")
-    if count.isdecimal() and int(count) > MOST_PARTS:
-        raise CorruptFile(f"{path}: is one of {count} parts, expected at most {MOST_PARTS}")
+def _other_parts(first: _Part, allowed: HeaderBudget) -> list[_Part]:
+    """Return the parts of a model after its first, within the budget `allowed`. Raises CorruptFile, naming the part
+    that is missing or of another model."""
+    path, count = first.path, _entry_text(first, _SPLIT_COUNT, "")
+    if count.isdecimal() and int(count) > MAX_PARTS:
+        raise CorruptFile(f"{path}: is one of {count} parts, expected at most {MAX_PARTS}")
     name = part_name(path)
     if name is None or str(name.count) != count:
         raise CorruptFile(
-            f"{path}: is one of {count} parts and not called so, expected NAME-00001-of-{count:0>5}.gguf and the "
-            f"others beside it"
+            f"{path}: is one of {count} parts and is not named as one, expected NAME-00001-of-{count:0>5}.gguf and "
+            f"the other parts in the same folder"
         )
-    begin = os.path.join(os.path.dirname(path), name.named(1))
+    begin = os.path.join(os.path.dirname(path), name.sibling(1))
     if name.number != 1:
-        raise CorruptFile(f"{path}: is part {name.number} of {count}, expected the first, {begin}, for all of them")
+        raise CorruptFile(f"{path}: is part {name.number} of {count}, expected the first part, {begin}")
     _expect_part(first, 0, first)
     folder, found = Path(path).parent, [first]
     for number, place in enumerate(parts_of(path)):
         if number == 0:
             continue
         if not os.path.lexists(place):
-            raise CorruptFile(f"{path}: part {number + 1} of {count} is missing, expected {place} beside it")
+            raise CorruptFile(f"{path}: part {number + 1} of {count} is missing, expected {place} in the same folder")
         contained(Path(place), folder)
-        part = _read(place, first.said.arrays, allowed)
+        part = _read(place, first.entries.arrays, allowed)
         _expect_part(part, number, first)
         found.append(part)
-    tensors, said = sum(part.said.tensor_count for part in found), _said(first, _SPLIT_TENSORS, "")
-    if str(tensors) != said:
-        raise CorruptFile(f"{path}: found {tensors} tensors in its {count} parts, expected the {said or 'number'} said")
+    tensors, expected = sum(part.entries.tensor_count for part in found), _entry_text(first, _SPLIT_TENSORS, "")
+    if str(tensors) != expected:
+        raise CorruptFile(f"{path}: found {tensors} tensors in its {count} parts, expected {expected or 'a number'}")
     return found[1:]
 
 
 def _expect_part(part: _Part, number: int, first: _Part) -> None:
-    """Raise CorruptFile unless `part` says that it is this part of the model that `first` begins."""
-    wanted = {_SPLIT_NUMBER: str(number)}
-    wanted |= {key: _said(first, key, "") for key in (_SPLIT_COUNT, _SPLIT_TENSORS)}
-    for key, expected in wanted.items():
-        found = _said(part, key, "nothing")
+    """Raise CorruptFile unless `part` is part `number` of the model that `first` begins."""
+    expected_texts = {_SPLIT_NUMBER: str(number)}
+    expected_texts |= {key: _entry_text(first, key, "") for key in (_SPLIT_COUNT, _SPLIT_TENSORS)}
+    for key, expected in expected_texts.items():
+        found = _entry_text(part, key, "nothing")
         if found != expected:
             raise CorruptFile(f"{part.path}: {key} is {found}, expected {expected}: it is no part of {first.path}")
 
 
-def _said(part: _Part, key: str, otherwise: str) -> str:
-    """A number that a part says, as it is put into messages; `otherwise` where it says none."""
-    said = part.said.metadata.get(key, otherwise)
-    return said if said == otherwise or (said.isdecimal() and len(said) <= _MOST_DIGITS) else brief(said)
+def _entry_text(part: _Part, key: str, default: str) -> str:
+    """Return a numeric entry as text for messages; `default` if it is missing."""
+    text = part.entries.metadata.get(key, default)
+    return text if text == default or (text.isdecimal() and len(text) <= _MAX_DIGITS) else brief(text)
 
 
 def _joined(path: str, parts: list[_Part]) -> Header:
-    """All tensors of `parts`, as their models call them, as one header. What the first says holds for all."""
-    metadata, tensors = parts[0].said.metadata, dict[str, TensorEntry]()
+    """Return all tensors of `parts`, under the names of their models, as one header. Metadata are the first part's."""
+    metadata, tensors = parts[0].entries.metadata, dict[str, TensorEntry]()
     for part in parts:
         try:
-            own = _named(part, metadata)
-        except Damaged as error:
-            raise error.of(part.path) from None
+            tensors_of_part = _named(part, metadata)
+        except MalformedGguf as error:
+            raise error.for_file(part.path) from None
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{part.path}: {error}") from None
-        twice = next((name for name in own if name in tensors), None)
-        if twice is not None:
-            raise CorruptFile(f"{part.path}: tensor {brief(twice)} is in {tensors[twice].path} too, expected it once")
-        tensors |= own if len(parts) == 1 else {name: replace(entry, path=part.path) for name, entry in own.items()}
+        duplicate = next((name for name in tensors_of_part if name in tensors), None)
+        if duplicate is not None:
+            raise CorruptFile(
+                f"{part.path}: tensor {brief(duplicate)} is in {tensors[duplicate].path} too, expected it once"
+            )
+        tensors |= (
+            tensors_of_part
+            if len(parts) == 1
+            else {name: replace(entry, path=part.path) for name, entry in tensors_of_part.items()}
+        )
     shards = {} if len(parts) == 1 else {part.path: part.file_bytes for part in parts}
     return Header(path, sum(part.file_bytes for part in parts), tensors, metadata, shards)
 
@@ -146,71 +158,75 @@ def _joined(path: str, parts: list[_Part]) -> Header:
 def _named(part: _Part, metadata: Mapping[str, str]) -> dict[str, TensorEntry]:
     tensors: dict[str, TensorEntry] = {}
     for entry in part.tensors:
-        known = renamed(entry, metadata)
+        known = transformers_entry(entry, metadata)
         if known is None:
             continue
         if known.name in tensors:
-            raise Damaged(f"tensor {brief(entry.name)}: found twice")
+            raise MalformedGguf(f"tensor {brief(entry.name)}: found twice")
         tensors[known.name] = known
     return tensors
 
 
-def _read(path: str, more: Mapping[str, Values], allowed: Allowance) -> _Part:
-    """The part at `path`, whose header is taken off `allowed`; `more` are arrays that another part says for all.
+def _read(path: str, more: Mapping[str, Values], allowed: HeaderBudget) -> _Part:
+    """Read the part at `path` within the budget `allowed`; `more` are arrays of another part that apply to all.
 
     Raises CorruptFile.
     """
     with open_regular(path, "a GGUF file") as (file, file_bytes):
         try:
-            reader = Reader(file, file_bytes, allowed)
-            said = read_entries(reader, lambda name: _MOST_DIMENSIONS if name.startswith(_ORIGINAL_SHAPE) else 0)
+            reader = GgufReader(file, file_bytes, allowed)
+            entries = read_entries(reader, lambda name: _MAX_DIMENSIONS if name.startswith(_ORIGINAL_SHAPE) else 0)
             shapes = {
-                name.removeprefix(_ORIGINAL_SHAPE): _shape(name, s) for name, s in {**more, **said.arrays}.items()
+                name.removeprefix(_ORIGINAL_SHAPE): _shape(name, s) for name, s in {**more, **entries.arrays}.items()
             }
-            described = [_described(reader, said, shapes) for _ in range(said.tensor_count)]
+            described = [_read_tensor(reader, entries, shapes) for _ in range(entries.tensor_count)]
             allowed.header_bytes -= reader.at
-            begin = -(-reader.at // said.alignment_bytes) * said.alignment_bytes
-            entries = [
+            begin = -(-reader.at // entries.alignment_bytes) * entries.alignment_bytes
+            tensors = [
                 _placed(name, kind, shape, begin + offset, file_bytes) for name, kind, shape, offset in described
             ]
-            ordered = sorted(entries, key=lambda e: (e.begin, e.end, e.name))
+            ordered = sorted(tensors, key=lambda e: (e.begin, e.end, e.name))
             _refuse_overlaps(ordered)
-        except Damaged as error:
-            raise error.of(path) from None
-        return _Part(path, file_bytes, said, tuple(ordered))
+        except MalformedGguf as error:
+            raise error.for_file(path) from None
+        return _Part(path, file_bytes, entries, tuple(ordered))
 
 
 def _shape(name: str, values: Values) -> Shape:
     shape = tuple(value for value in values if type(value) is int)
     if len(shape) != len(values) or not _is_shape(shape):
-        raise Damaged(f"entry {brief(name)}: found {values}, expected the sizes of a tensor")
+        raise MalformedGguf(f"entry {brief(name)}: found {values}, expected the sizes of a tensor")
     return shape
 
 
-def _described(reader: Reader, said: Entries, shapes: Mapping[str, Shape]) -> tuple[str, str, Shape, int]:
-    """Name, type, shape and place of one tensor."""
+def _read_tensor(reader: GgufReader, entries: GgufEntries, shapes: Mapping[str, Shape]) -> tuple[str, str, Shape, int]:
+    """Read the name, type, shape and offset of one tensor."""
     name = reader.name()
     dimensions = int(reader.number("I"))
-    if dimensions > _MOST_DIMENSIONS:
-        raise Damaged(f"tensor {brief(name)}: found {dimensions} dimensions, expected at most {_MOST_DIMENSIONS}")
+    if dimensions > _MAX_DIMENSIONS:
+        raise MalformedGguf(f"tensor {brief(name)}: found {dimensions} dimensions, expected at most {_MAX_DIMENSIONS}")
     shape = tuple(int(reader.number("Q")) for _ in range(dimensions))[::-1]
     number, offset = int(reader.number("I")), int(reader.number("Q"))
     if not _is_shape(shape):
-        raise Damaged(f"tensor {brief(name)}: found shape {shape}")
+        raise MalformedGguf(f"tensor {brief(name)}: found shape {shape}")
     kind = type_names().get(number)
     if kind is None or not is_readable(kind):
         found = number if kind is None else kind
-        raise Damaged(f"tensor {brief(name)}: found type {found}, expected one of ggml's for weights")
-    if offset % said.alignment_bytes:
-        raise Damaged(f"tensor {brief(name)}: found place {offset}, expected a multiple of {said.alignment_bytes}")
-    values, _ = block_of(kind)
+        raise MalformedGguf(f"tensor {brief(name)}: found type {found}, expected one of ggml's for weights")
+    if offset % entries.alignment_bytes:
+        raise MalformedGguf(
+            f"tensor {brief(name)}: found offset {offset}, expected a multiple of {entries.alignment_bytes}"
+        )
+    values, _ = block_size(kind)
     if values > 1 and (not shape or not math.prod(shape)):
-        raise Damaged(f"tensor {brief(name)}: found shape {shape}, expected some values as {kind}")
+        raise MalformedGguf(f"tensor {brief(name)}: found shape {shape}, expected at least one value as {kind}")
     if shape and shape[-1] % values:
-        raise Damaged(f"tensor {brief(name)}: found rows of {shape[-1]}, expected a multiple of {values} as {kind}")
+        raise MalformedGguf(
+            f"tensor {brief(name)}: found rows of {shape[-1]}, expected a multiple of {values} as {kind}"
+        )
     original = shapes.get(name)
     if original is not None and math.prod(original) != math.prod(shape):
-        raise Damaged(f"tensor {brief(name)}: found shape {shape}, its header says {original}")
+        raise MalformedGguf(f"tensor {brief(name)}: found shape {shape}, its header says {original}")
     return name, kind, shape if original is None else original, offset
 
 
@@ -219,10 +235,10 @@ def _is_shape(sizes: Shape) -> bool:
 
 
 def _placed(name: str, kind: str, shape: Shape, begin: int, file_bytes: int) -> TensorEntry:
-    values, block_bytes = block_of(kind)
+    values, block_bytes = block_size(kind)
     end = begin + math.prod(shape) // values * block_bytes
     if end > file_bytes:
-        raise Damaged(f"truncated: tensor {brief(name)} ends at byte {end}, the file has {file_bytes}")
+        raise MalformedGguf(f"truncated: tensor {brief(name)} ends at byte {end}, the file has {file_bytes}")
     return TensorEntry(name, PLAIN_NAMES.get(kind, kind), shape, begin, end)
 
 
@@ -230,5 +246,5 @@ def _refuse_overlaps(ordered: list[TensorEntry]) -> None:
     end, before = 0, ""
     for entry in ordered:
         if entry.begin < end:
-            raise Damaged(f"tensors {brief(before)} and {brief(entry.name)} overlap")
+            raise MalformedGguf(f"tensors {brief(before)} and {brief(entry.name)} overlap")
         end, before = entry.end, entry.name

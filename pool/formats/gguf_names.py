@@ -1,9 +1,9 @@
-"""Names of a GGUF file's tensors: diffusion models have their own, text encoders llama.cpp's for those of transformers.
+"""Maps tensor names of GGUF text encoders (llama.cpp's) to those of transformers; diffusion models keep their names.
 
-Also what llama.cpp changes in the values when it converts, which is undone where they are read: the rows of Llama's and
-Mistral's queries and keys stand in another order, and the norms of Gemma are one more.
-Source: the tables of the `gguf` package 0.19 (MIT), and what transformers 5.23 does on reading such files; the tests
-compare with both.
+Also marks the changes that llama.cpp makes to values when it converts, which are undone when they are read: the rows of
+Llama's and Mistral's queries and keys are permuted, and the norms of Gemma are larger by one.
+Source: the tables of the `gguf` package 0.19 (MIT), and the GGUF reader of transformers 5.23; the tests compare with
+both.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.formats.ggml_types import block_of, is_block_type
+from modelpool.pool.formats.ggml_types import block_size, is_block_type
 from modelpool.pool.formats.safetensors_file import TensorEntry
 from modelpool.pool.formats.strict_json import brief
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Of one kind of text encoder.
+class EncoderNames:
+    """Name tables of one kind of text encoder: llama.cpp's names to those of transformers.
 
-    blocks  the beginning of a block's names, with the block's number behind it, here and in transformers
-    parts   of a block
-    whole   of tensors outside blocks
-    turned  parts whose rows are heads with the rows of their halves in turns, and what the file says how many those are
-    norm    what is added to the norms
+    blocks       prefixes of block names, before the block's number, in llama.cpp and in transformers
+    parts        names inside a block
+    top_level    names of tensors outside blocks
+    interleaved  parts whose rows are heads with the rows of their two halves alternating, and the entry with their head
+                 count
+    norm         what llama.cpp adds to the norms
     """
 
     blocks: tuple[str, str]
     parts: Mapping[str, str]
-    whole: Mapping[str, str]
-    turned: Mapping[str, str] = field(default_factory=dict)
+    top_level: Mapping[str, str]
+    interleaved: Mapping[str, str] = field(default_factory=dict)
     norm: float = 0.0
 
 
-_T5 = Names(
+_T5 = EncoderNames(
     ("enc.blk.", "encoder.block."),
     {
         "attn_norm": "layer.0.layer_norm",
@@ -54,7 +55,7 @@ _T5 = Names(
     },
     {"token_embd": "shared", "enc.output_norm": "encoder.final_layer_norm"},
 )
-_QWEN = Names(
+_QWEN = EncoderNames(
     ("blk.", "model.layers."),
     {
         "attn_norm": "input_layernorm",
@@ -71,9 +72,9 @@ _QWEN = Names(
     },
     {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
 )
-#: Llama's, and Mistral's: most files of Mistral say that they are Llama
-_LLAMA = replace(_QWEN, turned={"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"})
-#: which has norms behind its two halves too, and calls Qwen's second norm otherwise
+#: Llama's, and Mistral's: most Mistral files declare themselves as Llama
+_LLAMA = replace(_QWEN, interleaved={"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"})
+#: has norms after both sublayers too, and names Qwen's second norm differently
 _GEMMA = replace(
     _QWEN,
     parts={
@@ -84,37 +85,37 @@ _GEMMA = replace(
     },
     norm=1.0,
 )
-#: by what a file says it is
-NAMES: Mapping[str, Names] = MappingProxyType(
+#: by the file's `general.architecture`
+NAMES: Mapping[str, EncoderNames] = MappingProxyType(
     {
         "t5": _T5, "t5encoder": _T5, "qwen2": _QWEN, "qwen2vl": _QWEN, "qwen3": _QWEN,
         "llama": _LLAMA, "mistral3": _LLAMA, "gemma2": _GEMMA, "gemma3": _GEMMA,
     }
 )  # fmt: skip
-#: relatives of these that no model here reads, and whose values llama.cpp changes too
-RELATIVES = ("gemma", "gemma-embedding")
-#: which names a file has follows from what it says it is
+#: related architectures that no model here reads, and whose values llama.cpp changes too
+UNSUPPORTED = ("gemma", "gemma-embedding")
+#: the entry that decides which names a file has
 _ARCHITECTURE_KEY = "general.architecture"
 _NORM = "norm.weight"
-#: parts of T5's files that only its other half reads, and what models have that write texts
+#: tensors of T5's decoder, and rope factors of language models: not used
 _UNREAD = re.compile(r"(dec\..*|rope_freqs\.weight)")
-#: Z-Image's, one row each: some converters leave the 1 out
+#: Z-Image's, one row each: some converters drop the first dimension of size 1
 _ROWS = ("cap_pad_token", "x_pad_token")
-#: of a number of heads
-_MOST_DIGITS = 7
+#: digits of a head count
+_MAX_DIGITS = 7
 _BLOCK = re.compile(r"([0-9]{1,4})\.(.+)")
 
 
-def renamed(entry: TensorEntry, metadata: Mapping[str, str]) -> TensorEntry | None:
-    """The tensor under the name that transformers has for it, with what is to be undone in its values; as its model has
-    it where the file, which says `metadata`, is no text encoder; None for one that no text encoder reads.
+def transformers_entry(entry: TensorEntry, metadata: Mapping[str, str]) -> TensorEntry | None:
+    """Return the tensor under its transformers name, marked with the value changes to undo; unchanged if the file with
+    `metadata` is no text encoder; None for a tensor that no text encoder reads.
 
-    Raises UnknownArchitecture for encoders of which that is not enough, or that do not say what is needed for it.
+    Raises UnknownArchitecture for encoders that cannot be converted this way, or that lack the entries needed for it.
     """
     architecture = metadata.get(_ARCHITECTURE_KEY, "")
-    if architecture in RELATIVES:
+    if architecture in UNSUPPORTED:
         raise UnknownArchitecture(
-            f"a text encoder of the kind {architecture!r}, which no model here reads, expected one of "
+            f"a text encoder of the architecture {architecture!r}, which is not supported, expected one of "
             f"{', '.join(NAMES)}"
         )
     names = NAMES.get(architecture)
@@ -127,11 +128,11 @@ def renamed(entry: TensorEntry, metadata: Mapping[str, str]) -> TensorEntry | No
     here, there = names.blocks
     found = _BLOCK.fullmatch(stem.removeprefix(here)) if stem.startswith(here) else None
     part = None if found is None else names.parts.get(found[2])
-    known = names.whole.get(stem) if found is None or part is None else f"{there}{found[1]}.{part}"
-    if known is None:  # none of llama.cpp's, which has then changed nothing
+    known = names.top_level.get(stem) if found is None or part is None else f"{there}{found[1]}.{part}"
+    if known is None:  # not a name of llama.cpp's, which then has changed nothing
         return entry
-    if found is not None and found[2] in names.turned:
-        entry = _with_heads(entry, f"{architecture}.{names.turned[found[2]]}", metadata)
+    if found is not None and found[2] in names.interleaved:
+        entry = _with_heads(entry, f"{architecture}.{names.interleaved[found[2]]}", metadata)
     if names.norm and entry.name.endswith(_NORM):
         entry = _with_norm(entry, names.norm)
     return replace(entry, name=known + dot + end)
@@ -144,16 +145,16 @@ def _with_norm(entry: TensorEntry, added: float) -> TensorEntry:
 
 
 def _with_heads(entry: TensorEntry, key: str, metadata: Mapping[str, str]) -> TensorEntry:
-    said = metadata.get(key, "")
-    heads = int(said) if said.isdecimal() and len(said) < _MOST_DIGITS else 0
+    text = metadata.get(key, "")
+    heads = int(text) if text.isdecimal() and len(text) < _MAX_DIGITS else 0
     rows = entry.shape[0] if entry.shape and entry.elements else 0
     if not heads or not rows or rows % (2 * heads):
         raise UnknownArchitecture(
-            f"tensor {brief(entry.name)}: found {rows} rows and {key} {brief(said or 'nothing')}, expected a number of "
+            f"tensor {brief(entry.name)}: found {rows} rows and {key} {brief(text or 'nothing')}, expected a number of "
             f"heads with two halves each"
         )
-    if is_block_type(entry.dtype) and (len(entry.shape) < 2 or math.prod(entry.shape[1:]) % block_of(entry.dtype)[0]):
+    if is_block_type(entry.dtype) and (len(entry.shape) < 2 or math.prod(entry.shape[1:]) % block_size(entry.dtype)[0]):
         raise UnknownArchitecture(
-            f"tensor {brief(entry.name)}: found {entry.dtype} of shape {entry.shape}, expected rows of whole blocks"
+            f"tensor {brief(entry.name)}: found {entry.dtype} of shape {entry.shape}, expected rows of complete blocks"
         )
     return replace(entry, heads=heads)

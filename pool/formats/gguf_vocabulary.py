@@ -1,7 +1,7 @@
-"""The vocabulary that a GGUF file of a text encoder carries among its entries. Torch-free.
+"""Reads the vocabulary in the GGUF file of a text encoder. Torch-free.
 
-Knows llama.cpp's names for its parts, and that the first part of a split file has them; not how a text is cut into
-tokens (`pool.text.gguf_tokenizer`).
+Knows llama.cpp's names of its parts, and that the first part of a split file contains them; not how a text is tokenized
+(`pool.text.gguf_tokenizer`).
 Source: the GGUF specification (ggml, docs/gguf.md), and the keys of the `gguf` package 0.19.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from modelpool.pool.formats.gguf_entries import Damaged, Entries, Reader, read_entries
+from modelpool.pool.formats.gguf_entries import GgufEntries, GgufReader, MalformedGguf, read_entries
 from modelpool.pool.formats.gguf_parts import parts_of
 from modelpool.pool.formats.regular_file import open_regular
 
 _KEY = "tokenizer.ggml."
-#: more tokens, and ways to join two, than any published vocabulary has; and bytes of a table of characters
+#: upper limits of array lengths, beyond any published vocabulary; of the character map in bytes
 _MOST: Mapping[str, int] = {
     "tokens": 1 << 20, "scores": 1 << 20, "token_type": 1 << 20, "merges": 1 << 20, "precompiled_charsmap": 1 << 20,
 }  # fmt: skip
@@ -23,15 +23,15 @@ _MOST: Mapping[str, int] = {
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """What a file says of its tokenizer.
+    """The tokenizer data of a file.
 
-    model         "gpt2" for pairs of bytes, "llama" for SentencePiece's pairs, "t5" for its unigrams; "" for none
-    tokens        by their number
-    scores        of each; empty where the file has none
-    types         what each is, as SentencePiece counts; empty where the file does not say
-    merges        pairs that are joined, the first first, each with a space between
-    characters    SentencePiece's table of characters to replace
-    space_prefix  whether a space is put before a text
+    model         "gpt2" for byte-pair encoding, "llama" for SentencePiece's pairs, "t5" for its unigrams; "" for none
+    tokens        by token id
+    scores        of each token; empty where the file has none
+    types         SentencePiece's type number of each token; empty where the file has none
+    merges        pairs to merge, in order of priority, each separated by a space
+    characters    SentencePiece's table of character replacements
+    space_prefix  whether a space is prepended to a text
     """
 
     model: str
@@ -44,28 +44,28 @@ class GgufVocabulary:
 
 
 def read_gguf_vocabulary(path: str) -> GgufVocabulary:
-    """The vocabulary in the GGUF file at `path`, or in the first part of the model that it is a part of.
+    """Read the vocabulary of the GGUF file at `path`, or of the first part if it is a part of a split model.
 
-    Raises CorruptFile for a damaged file, and for a vocabulary that does not fit together.
+    Raises CorruptFile for a damaged file or an inconsistent vocabulary.
     """
     first = parts_of(path)[0]
     with open_regular(first, "a GGUF file") as (file, file_bytes):
         try:
-            return _vocabulary(read_entries(Reader(file, file_bytes), _most_values))
-        except Damaged as error:
-            raise error.of(first) from None
+            return _vocabulary(read_entries(GgufReader(file, file_bytes), _most_values))
+        except MalformedGguf as error:
+            raise error.for_file(first) from None
 
 
 def _most_values(name: str) -> int:
     return _MOST.get(name.removeprefix(_KEY), 0) if name.startswith(_KEY) else 0
 
 
-def _vocabulary(found: Entries) -> GgufVocabulary:
+def _vocabulary(found: GgufEntries) -> GgufVocabulary:
     tokens, scores, types = _texts(found, "tokens"), _numbers(found, "scores"), _whole_numbers(found, "token_type")
     for name, values in (("scores", scores), ("token_type", types)):
         if values and len(values) != len(tokens):
-            raise Damaged(f"entry '{_KEY}{name}': found {len(values)} values for {len(tokens)} tokens")
-    # bytes, which some writers give a sign
+            raise MalformedGguf(f"entry '{_KEY}{name}': found {len(values)} values for {len(tokens)} tokens")
+    # bytes, which some writers store as signed numbers
     characters = bytes(number & 0xFF for number in _whole_numbers(found, "precompiled_charsmap"))
     return GgufVocabulary(
         model=found.metadata.get(f"{_KEY}model", ""),
@@ -78,25 +78,25 @@ def _vocabulary(found: Entries) -> GgufVocabulary:
     )
 
 
-def _texts(found: Entries, name: str) -> tuple[str, ...]:
+def _texts(found: GgufEntries, name: str) -> tuple[str, ...]:
     values = found.arrays.get(_KEY + name, ())
     texts = tuple(value for value in values if isinstance(value, str))
     if len(texts) != len(values):
-        raise Damaged(f"entry '{_KEY}{name}': found numbers, expected texts")
+        raise MalformedGguf(f"entry '{_KEY}{name}': found numbers, expected texts")
     return texts
 
 
-def _numbers(found: Entries, name: str) -> tuple[int | float, ...]:
+def _numbers(found: GgufEntries, name: str) -> tuple[int | float, ...]:
     values = found.arrays.get(_KEY + name, ())
     numbers = tuple(value for value in values if not isinstance(value, str))
     if len(numbers) != len(values):
-        raise Damaged(f"entry '{_KEY}{name}': found texts, expected numbers")
+        raise MalformedGguf(f"entry '{_KEY}{name}': found texts, expected numbers")
     return numbers
 
 
-def _whole_numbers(found: Entries, name: str) -> tuple[int, ...]:
+def _whole_numbers(found: GgufEntries, name: str) -> tuple[int, ...]:
     values = _numbers(found, name)
     numbers = tuple(value for value in values if isinstance(value, int))
     if len(numbers) != len(values):
-        raise Damaged(f"entry '{_KEY}{name}': found fractions, expected whole numbers")
+        raise MalformedGguf(f"entry '{_KEY}{name}': found fractions, expected whole numbers")
     return numbers

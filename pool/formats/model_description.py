@@ -1,15 +1,15 @@
-"""A model made of separate files: which they are, and the small file in which a person says so. Torch-free.
+"""Reads and writes model descriptions: small JSON files that list the separate files of a model. Torch-free.
 
-Knows the description and where its files may lie; not what is in them (`pool.loading.assembled_checkpoint`).
+Knows the description and where its files may be; not their contents (`pool.loading.assembled_checkpoint`).
 
-A description is JSON, called `NAME.model.json`:
+A description is JSON, named `NAME.model.json`:
 
     {"format": 1, "diffusion_model": "unet/paint.safetensors", "vae": "vae/soft.safetensors",
      "text_encoders": ["clip/clip_l.safetensors", "clip/clip_g.safetensors"]}
 
-Paths are relative to its folder and stay in it, as the parts of an index of shards do: a downloaded description must
-not reach for other files of the machine. `checkpoint` is a whole checkpoint, whose components are used where no other
-file takes their place.
+Paths are relative to its folder and must stay in it, as the files of a shard index must: a downloaded description must
+not reach other files of the machine. `checkpoint` is a complete checkpoint, whose components are used where no other
+file replaces them.
 """
 
 from __future__ import annotations
@@ -28,59 +28,59 @@ from modelpool.pool.formats.strict_json import BadJson, brief, read_object
 ENDING = ".model.json"
 FORMAT = 1
 
-#: what a description says beside its format
+#: keys of a description besides its format
 KEYS = ("checkpoint", "diffusion_model", "low_noise", "vae", "vision_encoder", "text_encoders")
 
 
 def is_description(path: str | os.PathLike[str]) -> bool:
-    """Whether the name of `path` is that of a model's description."""
+    """Whether `path` has the file name of a model description."""
     name = os.path.basename(os.fspath(path)).lower()
     return name.endswith(ENDING) and name != ENDING
 
 
 def read_description(path: str | os.PathLike[str]) -> Assembly:
-    """The model that the description at `path` tells of. The files that it names need not be there.
+    """Read the description at `path`. The files that it names need not exist.
 
-    Raises CorruptFile for what is no description, UnsafeFile for a file that is not in its folder.
+    Raises CorruptFile for an invalid description, UnsafeFile for a file outside its folder.
     """
     place = os.fspath(path)
     try:
-        said = read_object(read_text_file(place, "the description of a model"))
+        description = read_object(read_text_file(place, "the description of a model"))
     except BadJson as error:
         raise CorruptFile(f"{place}: the description {error}") from None
-    if said.get("format") != FORMAT or isinstance(said["format"], bool):
-        raise CorruptFile(f"{place}: format is {brief(said.get('format'))}, expected {FORMAT}")
-    unknown = next((key for key in said if key not in ("format", *KEYS)), None)
+    if description.get("format") != FORMAT or isinstance(description["format"], bool):
+        raise CorruptFile(f"{place}: format is {brief(description.get('format'))}, expected {FORMAT}")
+    unknown = next((key for key in description if key not in ("format", *KEYS)), None)
     if unknown is not None:
         raise CorruptFile(f"{place}: has a key {brief(unknown)}, expected only format, {', '.join(KEYS)}")
-    one_each = {key: "".join(_paths(place, key, [said[key]])) for key in KEYS[:-1] if key in said}
-    encoders = said.get("text_encoders", [])
+    single_files = {key: "".join(_paths(place, key, [description[key]])) for key in KEYS[:-1] if key in description}
+    encoders = description.get("text_encoders", [])
     if not isinstance(encoders, list):
         raise CorruptFile(f"{place}: text_encoders is {brief(encoders)}, expected a list of paths")
-    return Assembly(place, **one_each, text_encoders=tuple(_paths(place, "text_encoders", encoders)))
+    return Assembly(place, **single_files, text_encoders=tuple(_paths(place, "text_encoders", encoders)))
 
 
-def described(assembly: Assembly, folder: Path) -> Mapping[str, Any]:
-    """What the description of `assembly` says when it lies in `folder`.
+def description_of(assembly: Assembly, folder: Path) -> Mapping[str, Any]:
+    """Return the description of `assembly` for a file in `folder`.
 
-    Raises UnsafeFile naming the file that does not lie there, or leads out of it.
+    Raises UnsafeFile naming a file that is not in `folder`, or leads out of it.
     """
-    said: dict[str, Any] = {"format": FORMAT}
+    description: dict[str, Any] = {"format": FORMAT}
     for key, file in assembly.parts:
         place = Path(os.path.abspath(file))
         if not place.is_relative_to(os.path.abspath(folder)):
-            raise UnsafeFile(f"{file}: does not lie in {folder}, expected all files of a described model there")
+            raise UnsafeFile(f"{file}: is not in {folder}, expected all files of a described model there")
         contained(place, folder)
         relative = place.relative_to(os.path.abspath(folder)).as_posix()
         if key == "text_encoders":
-            said.setdefault(key, []).append(relative)
+            description.setdefault(key, []).append(relative)
         else:
-            said[key] = relative
-    return said
+            description[key] = relative
+    return description
 
 
 def _paths(place: str, key: str, names: list[Any]) -> Iterator[str]:
-    """The files called `names` in the folder of the description at `place`, or in folders below."""
+    """Return the files `names` in the folder of the description at `place`, or in folders below."""
     folder = os.path.dirname(os.path.abspath(place))
     for name in names:
         if not isinstance(name, str) or not name or "\0" in name:

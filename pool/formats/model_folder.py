@@ -1,6 +1,6 @@
-"""Folders that diffusers and transformers write: which components a model has, their configurations and their files.
+"""Reads model folders written by diffusers and transformers: components, their configurations and files.
 
-Torch-free; reads the small JSON files and looks at names, opens no weights. Does not know what a configuration means.
+Torch-free; reads the small JSON files and lists names, opens no weights. Does not interpret configurations.
 Source: `save_pretrained` of diffusers 0.42 and transformers 5.23.
 """
 
@@ -19,14 +19,14 @@ from modelpool.pool.formats.regular_file import read_text_file
 from modelpool.pool.formats.strict_json import BadJson, brief, read_object
 
 INDEX_FILE = "model_index.json"
-#: the configuration of a component, whichever kind it is of; of models first
+#: configuration file names of components of any kind; models first
 _SCHEDULER_FILE = "scheduler_config.json"
 CONFIG_FILES = ("config.json", _SCHEDULER_FILE, "preprocessor_config.json", "tokenizer_config.json")
 
-#: kinds of components that have no weights, by how their classes end
+#: class name endings of components without weights
 _WEIGHTLESS = ("Scheduler", "Tokenizer", "TokenizerFast", "Processor", "FeatureExtractor", "ImageProcessorFast")
 
-#: a file of weights, or the index of several, by its name; a variant is "fp16" or "non_ema"
+#: name of a weights file, or of the index of several; a variant is "fp16" or "non_ema"
 _WEIGHTS = re.compile(
     r"(?P<stem>diffusion_pytorch_model|model|pytorch_model)(\.(?P<before>\w+))?\.(?P<format>safetensors|bin)"
     r"(?P<index>(\.(?P<inside>\w+))?\.index(\.(?P<after>\w+))?\.json)?"
@@ -37,13 +37,13 @@ _WEIGHTS = re.compile(
 class FolderComponent:
     """One component of a model folder.
 
-    name        of its folder: "unet", "text_encoder_2"; of a folder that is a component by itself, that folder's
-    library     that its class is of, "diffusers"; "" where nothing says so
-    class_name  "UNet2DConditionModel"; "" where nothing says so
-    config      what its configuration file holds; empty when it has none, as slow tokenizers
-    weights     the file of its weights, or the index of several; "" when it has none, as schedulers
-    variant     which variant `weights` is, "fp16"; "" is the plain one
-    variants    all that there are
+    name        name of its folder: "unet", "text_encoder_2"
+    library     library of its class, "diffusers"; "" if unknown
+    class_name  "UNet2DConditionModel"; "" if unknown
+    config      contents of its configuration file; empty when it has none, as slow tokenizers
+    weights     its weights file, or the index of several; "" when it has none, as schedulers
+    variant     variant of `weights`, "fp16"; "" is the plain one
+    variants    all variants that exist
     """
 
     name: str
@@ -60,9 +60,9 @@ class FolderComponent:
 class ModelFolder:
     """A folder of components that make a model.
 
-    pipeline    the class that the folder names, "StableDiffusionXLPipeline"
-    components  by name, in the order of the index; those that the index has as absent are left out
-    settings    what else the index says, such as `force_zeros_for_empty_prompt`
+    pipeline    the pipeline class of the folder, "StableDiffusionXLPipeline"
+    components  by name, in the order of the index, without those that the index lists as absent
+    settings    the other entries of the index, such as `force_zeros_for_empty_prompt`
     """
 
     path: str
@@ -72,7 +72,7 @@ class ModelFolder:
 
 
 def is_model_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a folder with the index of a model; a path that cannot be looked at is none."""
+    """Whether `path` is a folder with the index of a model; False for a path that cannot be read."""
     try:
         return (Path(path) / INDEX_FILE).is_file()
     except (OSError, ValueError):
@@ -80,10 +80,10 @@ def is_model_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def read_model_folder(path: str | os.PathLike[str], *, variant: str = "") -> ModelFolder:
-    """The model in the folder at `path`; `variant` is taken of each component that has it, else the plain weights.
+    """Read the model folder at `path`; `variant` is used for each component that has it, else the plain weights.
 
     Raises CorruptFile, naming the file, when the index is damaged or a component is missing; UnsafeFile when a
-    component is not in the folder.
+    component is outside the folder.
     """
     folder = Path(path)
     index = _read_json(contained(folder / INDEX_FILE, folder), "the index of a model folder")
@@ -102,12 +102,12 @@ def read_model_folder(path: str | os.PathLike[str], *, variant: str = "") -> Mod
         components[name] = _component(place, folder, library, class_name, variant)
     pipeline = settings.pop("_class_name", "")
     if not isinstance(pipeline, str) or not components:
-        raise CorruptFile(f"{folder / INDEX_FILE}: names no pipeline and its components, expected them")
+        raise CorruptFile(f"{folder / INDEX_FILE}: names no pipeline or no components, expected both")
     return ModelFolder(str(folder), pipeline, components, settings)
 
 
 def read_component(path: str | os.PathLike[str], *, variant: str = "") -> FolderComponent:
-    """The component that the folder at `path` is by itself: a configuration and its weights.
+    """Read the folder at `path` as a single component: a configuration and its weights.
 
     Raises CorruptFile and UnsafeFile as `read_model_folder` does.
     """
@@ -120,8 +120,8 @@ def read_component(path: str | os.PathLike[str], *, variant: str = "") -> Folder
 def _component(place: Path, root: Path, library: str, class_name: str, variant: str) -> FolderComponent:
     file = next((place / name for name in CONFIG_FILES if (place / name).is_file()), None)
     config = {} if file is None else _read_json(contained(file, root), "a configuration")
-    said = config.get("_class_name") or next(iter(_texts(config.get("architectures"))), "")
-    class_name = class_name or (said if isinstance(said, str) else "")
+    declared = config.get("_class_name") or next(iter(_texts(config.get("architectures"))), "")
+    class_name = class_name or (declared if isinstance(declared, str) else "")
     found = _weights(place, root)
     if not found and file is not None and file.name == CONFIG_FILES[0] and not class_name.endswith(_WEIGHTLESS):
         raise CorruptFile(
@@ -135,7 +135,7 @@ def _component(place: Path, root: Path, library: str, class_name: str, variant: 
 
 
 def _weights(place: Path, root: Path) -> dict[str, str]:
-    """The best file of weights for each variant: safetensors before pickles, an index before a single file."""
+    """Return the best weights file for each variant: safetensors before pickles, an index before a single file."""
     ranked: dict[str, tuple[int, str]] = {}
     try:
         names = sorted(os.listdir(place))
@@ -165,7 +165,7 @@ def _texts(value: Any) -> list[str]:
 
 def _read_json(path: Path, expected: str) -> dict[str, Any]:
     try:
-        # multistep schedulers of diffusers have the end of an open range in theirs
+        # configurations of diffusers' multistep schedulers contain the end of an open range
         return read_object(read_text_file(path, expected), with_infinities=path.name == _SCHEDULER_FILE)
     except BadJson as error:
         raise CorruptFile(f"{path}: the file {error}, expected {expected}") from None

@@ -1,7 +1,7 @@
-"""What of a file is in the machine's memory, and asking the system to read the rest.
+"""Tests which ranges of a file are in the page cache and asks the system to read ranges into it.
 
-Advisory: where the system cannot, nothing happens, and whoever reads the file says what is wrong with it. Knows files
-and ranges; no weights, no mappings (`pool.formats.page_tables`). Torch-free.
+Advisory: where the system has no such calls nothing happens, and the reader of the file reports errors. Knows files and
+ranges; no weights, no mappings (`pool.formats.page_tables`). Torch-free.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.regular_file import open_regular
 
-#: Asked for at once. Of a longer range Linux reads the beginning only, as much as one request to the disk can have
-#: (mm/readahead.c, force_page_cache_ra); 128 KiB is the least that this is by default.
+#: Bytes per request. Of a longer range Linux reads only the beginning, as much as one disk request can hold
+#: (mm/readahead.c, force_page_cache_ra); 128 KiB is the smallest default.
 _ADVICE_BYTES = 128 << 10
-#: places at which a file is looked at to tell whether it is in memory
+#: positions of a file that are tested for being in memory
 _SAMPLES = 64
 
 
-def ask_for(path: str, ranges: Sequence[ByteRange]) -> None:
-    """Ask the system to read these ranges of the file, and return when all is asked for: a second or so for gigabytes.
-    Nothing where it has no such call (macOS, Windows).
+def advise_willneed(path: str, ranges: Sequence[ByteRange]) -> None:
+    """Ask the system to read these ranges of the file into the page cache; return when all are requested, about a
+    second for gigabytes. Does nothing where the system has no such call (macOS, Windows).
 
     Raises CorruptFile when the file is gone.
     """
@@ -36,31 +36,31 @@ def ask_for(path: str, ranges: Sequence[ByteRange]) -> None:
 
 
 def in_memory(path: str, ranges: Sequence[ByteRange]) -> bool:
-    """Whether these ranges of the file seem to be in the machine's memory: some of their bytes are looked at.
+    """Whether these ranges of the file seem to be in the page cache: tests a sample of their bytes.
 
-    False where the system does not say; True for a file that cannot be read, which somebody else will find.
+    False where the system cannot tell; True for a file that cannot be read, whose reader will report it.
     """
     total_bytes = sum(end - begin for begin, end in ranges)
     step_bytes = max(1, -(-total_bytes // _SAMPLES))
     try:
         with open_regular(path) as (file, _):
-            return all(_is_there(file.fileno(), at) for at in _spread(ranges, step_bytes))
+            return all(_is_cached(file.fileno(), at) for at in _spread(ranges, step_bytes))
     except UserError:
         return True
 
 
 def _spread(ranges: Sequence[ByteRange], step_bytes: int) -> Iterator[int]:
-    """Places that are so far from each other when the ranges are put together."""
+    """Positions every `step_bytes` bytes of the concatenated ranges."""
     skipped = 0
     for begin, end in ranges:
         yield from range(begin + skipped, end, step_bytes)
         skipped = -(end - begin - skipped) % step_bytes
 
 
-def _is_there(file: int, at: int) -> bool:
-    """Whether one byte can be had without asking a disk; False where the system does not say."""
+def _is_cached(file: int, at: int) -> bool:
+    """Whether one byte can be read without waiting for a disk; False where the system cannot tell."""
     try:
         os.preadv(file, [bytearray(1)], at, os.RWF_NOWAIT)
-    except (OSError, AttributeError):  # BlockingIOError is one
+    except (OSError, AttributeError):  # including BlockingIOError
         return False
     return True

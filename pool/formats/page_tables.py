@@ -1,13 +1,13 @@
-"""Bytes of mapped files brought into memory and into this process' page table ahead of their use, in the background.
+"""Prefetches byte ranges of mapped files into memory and into this process's page table, in a background thread.
 
-What is not in the machine's memory is asked for by its ranges, some ahead of where the page table is: that keeps the
-disk busy, and fills memory by the page. Reading through the mapping instead fills it in blocks of up to 2 MiB, which
-every later mapping puts into its page table in a tenth of the time (0.04 against 0.40 s for 2.5 GB). But on a virtual
-machine whose host takes back the blocks that are free, each page of such a block costs a fault of the host at its first
-touch: 8 microseconds, four seconds for two gigabytes, in the middle of the first run (benchmarks/RESULTS.md).
-A file that is in memory still costs a fault for every few pages of a fresh mapping, a tenth of a second for two
-gigabytes; the kernel puts them into the page table in one go, beside the building of the module. Linux 5.14 and newer.
-Source of the number: Linux, include/uapi/asm-generic/mman-common.h
+Ranges that are not in memory are requested from the system a window ahead of populating the page table: this keeps the
+disk busy and fills memory by single pages. Reading through the mapping instead fills memory in blocks of up to 2 MiB,
+which every later mapping enters into its page table in a tenth of the time (0.04 against 0.40 s for 2.5 GB). But on a
+virtual machine whose host reclaims free blocks, each page of such a block costs a host page fault at its first touch: 8
+microseconds, or four seconds for two gigabytes, in the middle of the first run (benchmarks/RESULTS.md).
+A file that is in memory still costs a page fault for every few pages of a fresh mapping, a tenth of a second for two
+gigabytes; the kernel populates the page table in one go, while the module is being built. Linux 5.14 and newer.
+Source of the constant: Linux, include/uapi/asm-generic/mman-common.h
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ import torch
 
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.formats.byte_ranges import ByteRange
-from modelpool.pool.formats.page_cache import ask_for, in_memory
+from modelpool.pool.formats.page_cache import advise_willneed, in_memory
 
 _POPULATE_READ = 22
-#: of a mapping, in one call: whoever changes the process' mappings meanwhile waits for no longer than this takes
+#: per madvise call: threads that change the process's mappings wait at most for one call
 _BLOCK_BYTES = 2 << 20
-#: the most of a range that is asked for ahead of where the page table is: enough to keep a disk busy, and little enough
-#: that whoever needs other bytes of it first does not wait long behind them
+#: prefetched ahead of populating the page table: enough to keep a disk busy, and little enough that readers of other
+#: bytes do not wait long behind it
 _WINDOW_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Ranges of one mapped file, in the order of the file."""
+class PrefetchRanges:
+    """Ranges of one mapped file, in file order."""
 
     path: str
     storage: torch.UntypedStorage
     ranges: Sequence[ByteRange]
 
 
-def begin_bringing(wanted: Sequence[Wanted]) -> threading.Thread:
-    """Bring these ranges into memory and into the page table from now on; returns once some places of each file were
-    looked at, without waiting for a disk.
+def start_prefetch(parts: Sequence[PrefetchRanges]) -> threading.Thread:
+    """Start bringing these ranges into memory and the page table; return after sampling each file, without waiting for
+    a disk.
 
-    The thread that does it, which nobody has to wait for and which keeps the mappings until it is done. Advisory: where
-    the system cannot, or a file is gone or became shorter, whoever uses the bytes finds out. One that is gone by then
-    comes through its mapping.
+    Returns the thread, which need not be joined and keeps the mappings until it is done. Advisory: where the system
+    cannot prefetch, or a file is gone or became shorter, readers of the bytes get the error. A file that was deleted
+    after it was mapped is read through its mapping.
     """
 
-    # looked at here: beside one that builds a module a thread gets its turn rarely, and 64 looks took it a third of a
-    # second (what it asks for it asks for in as small pieces, which keeps a fast disk from its full speed meanwhile)
-    cold = [not in_memory(part.path, part.ranges) for part in wanted]
+    # sampled here: a thread next to one that builds a module runs rarely, and 64 samples took it a third of a second
+    # (its requests are small for the same reason, which keeps a fast disk below its full speed for that time)
+    cold = [not in_memory(part.path, part.ranges) for part in parts]
 
-    def bring() -> None:
-        for part, asks in zip(wanted, cold, strict=True):
-            _bring(part, asks)
+    def prefetch() -> None:
+        for part, is_cold in zip(parts, cold, strict=True):
+            _prefetch(part, is_cold)
 
-    thread = threading.Thread(target=bring, name="read ahead", daemon=True)
+    thread = threading.Thread(target=prefetch, name="read ahead", daemon=True)
     thread.start()
     return thread
 
 
-def _bring(wanted: Wanted, asks: bool) -> None:
-    """`asks`: part of it is not in memory."""
-    if not asks:
-        populate(wanted.storage, wanted.ranges)
+def _prefetch(part: PrefetchRanges, is_cold: bool) -> None:
+    """`is_cold`: part of it is not in memory."""
+    if not is_cold:
+        populate(part.storage, part.ranges)
         return
-    windows, populates = list(_windows(wanted.ranges)), True
+    windows, populates = list(_windows(part.ranges)), True
     for place, window in enumerate(windows):
         with contextlib.suppress(OSError, UserError):
-            ask_for(wanted.path, windows[:2] if place == 0 else windows[place + 1 : place + 2])
-        populates = populates and populate(wanted.storage, (window,))
+            advise_willneed(part.path, windows[:2] if place == 0 else windows[place + 1 : place + 2])
+        populates = populates and populate(part.storage, (window,))
 
 
 def _windows(ranges: Sequence[ByteRange]) -> Iterator[ByteRange]:
@@ -85,8 +85,8 @@ def _windows(ranges: Sequence[ByteRange]) -> Iterator[ByteRange]:
 
 
 def populate(storage: torch.UntypedStorage, ranges: Sequence[ByteRange]) -> bool:
-    """Bring these ranges of a mapping into memory and the page table; whether the system did, or the file became
-    shorter, as its user will find out."""
+    """Bring these ranges of a mapping into memory and the page table. Return whether the system did so; also True when
+    the file became shorter, which its reader will notice."""
     if not sys.platform.startswith("linux"):
         return False
     advise = ctypes.CDLL(None, use_errno=True).madvise

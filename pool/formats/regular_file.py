@@ -1,4 +1,4 @@
-"""Opens files that strangers name: regular files only, and every failure is a `CorruptFile` that names the path."""
+"""Opens files from untrusted names: regular files only; every failure is a `CorruptFile` that names the path."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_TEXT_BYTES = 64 << 20
 def open_regular(
     path: str | os.PathLike[str], expected: str = "a safetensors file"
 ) -> Iterator[tuple[BufferedReader, int]]:
-    """The file at `path`, open for reading, and its size in bytes.
+    """Open the file at `path` for reading; yield it and its size in bytes.
 
-    Raises CorruptFile when there is none, when it is a folder, a pipe or a device, and when reading fails meanwhile.
+    Raises CorruptFile when it does not exist, is a folder, a pipe or a device, or when reading fails inside the block.
     """
     place = os.fspath(path)
     try:
@@ -43,7 +43,7 @@ def open_regular(
 
 
 def read_text_file(path: str | os.PathLike[str], expected: str) -> bytes:
-    """The whole of a small file. Raises CorruptFile as `open_regular` does, and when it is not small."""
+    """Return the contents of a small file. Raises CorruptFile as `open_regular` does, and when it is too large."""
     with open_regular(path, expected) as (file, size_bytes):
         if size_bytes > MAX_TEXT_BYTES:
             raise CorruptFile(
@@ -53,7 +53,7 @@ def read_text_file(path: str | os.PathLike[str], expected: str) -> bytes:
 
 
 def without_links(path: str | os.PathLike[str]) -> Path:
-    """The path with every symbolic link followed. Raises CorruptFile where links lead in a circle."""
+    """Return the path with every symbolic link followed. Raises CorruptFile for a cycle of links."""
     try:
         return Path(path).resolve()
     except (OSError, RuntimeError) as error:
@@ -61,5 +61,5 @@ def without_links(path: str | os.PathLike[str]) -> Path:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # opening a pipe waits for somebody to write to it, which may be never
+    # opening a pipe would block until it has a writer, perhaps for ever
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

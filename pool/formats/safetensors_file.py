@@ -1,10 +1,10 @@
 """The header of a safetensors file, read strictly. Torch-free.
 
 Knows the file format: eight bytes of header size, a JSON header, then the tensors end to end. Does not know what the
-tensors mean, nor how to turn their bytes into numbers (`pool.mapping.mapped_file`).
+tensors mean, nor how to convert their bytes to numbers (`pool.mapping.mapped_file`).
 
-Rules, each checked: the header covers the whole file and nothing but it; tensors do not overlap and leave no gap; each
-tensor's bytes agree with its type and shape; no name occurs twice.
+Rules, each checked: header and tensors cover the file exactly; tensors do not overlap and leave no gap; each tensor's
+bytes agree with its type and shape; no name occurs twice.
 Source: https://github.com/huggingface/safetensors, "Format".
 """
 
@@ -25,15 +25,15 @@ from modelpool.pool.formats.strict_json import BadJson, are_texts, brief, read_o
 Shape: TypeAlias = tuple[int, ...]
 
 SIZE_BYTES = 8
-#: the format's own limit
+#: limit of the format
 MAX_HEADER_BYTES = 100_000_000
 METADATA_KEY = "__metadata__"
-#: more dimensions than any tensor library computes with
+#: more dimensions than any tensor library supports
 MAX_DIMENSIONS = 64
-#: elements are counted in signed 64-bit numbers
+#: element counts must fit signed 64-bit integers
 MAX_ELEMENTS = (1 << 63) - 1
 
-#: bits of one number of each type that the format names
+#: bits per element of each type of the format
 DTYPE_BITS: Mapping[str, int] = {
     "BOOL": 8,
     "U8": 8,
@@ -59,7 +59,7 @@ DTYPE_BITS: Mapping[str, int] = {
     "C64": 64,
 }
 
-#: how files that are handed in by mistake begin
+#: magic bytes of other formats that are passed by mistake
 _OTHER_FORMATS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a zip archive, which is how PyTorch writes .ckpt, .pt and .bin pickles"),
     (b"\x80\x02", "a Python pickle (an old .ckpt, .pt or .bin)"),
@@ -83,13 +83,13 @@ _OTHER_FORMATS: tuple[tuple[bytes, str], ...] = (
 class TensorEntry:
     """One tensor of a file.
 
-    dtype       the format's name of the type, "F16"
-    begin, end  its bytes in the file, counted from the file's first byte
-    path        the file that it is in, where the header is one of several files; "" is the header's own
-    strides     elements from one index to the next in each dimension; None when they follow each other in order
-    heads       its rows are so many heads of attention, in each of which the file has a row of the first half and one
-                of the second in turns; 0 when they are in order
-    added       what the file has added to each number
+    dtype       safetensors' name of the type, "F16"
+    begin, end  byte range in the file
+    path        the file that contains it, if the header covers several files; "" for the header's path
+    strides     element strides of each dimension; None for contiguous tensors
+    heads       number of attention heads whose rows the file interleaves: a row of the first half, then one of the
+                second; 0 for rows in order
+    added       constant that the file has added to each element
     """
 
     name: str
@@ -104,7 +104,7 @@ class TensorEntry:
 
     @property
     def is_as_stored(self) -> bool:
-        """Whether its bytes in the file are its numbers, one index after the other."""
+        """Whether its bytes in the file are its elements in order."""
         return self.strides is None and not self.heads and not self.added
 
     @property
@@ -114,20 +114,20 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself, checked against its size.
+    """The contents of a file according to its header, checked against its size.
 
     path        the file, or the index of several files that are one checkpoint
-    file_bytes  of all files that hold tensors
-    tensors     by name, in the order of their bytes in the file
-    metadata    free text pairs, written by whoever made the file
-    shards      bytes of each file by its path, in order, where there are several; else empty
-    configs     of a folder of diffusers: what it says of each component, by the component's name; else empty
+    file_bytes  size of all files that contain tensors
+    tensors     by name, in byte order
+    metadata    free text pairs from the writer of the file
+    shards      size of each file by its path, in order, if there are several; else empty
+    configs     configuration of each component of a diffusers folder, by the component's name; else empty
     """
 
     path: str
@@ -139,23 +139,23 @@ class Header:
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The files that hold tensors, and the bytes of each."""
+        """The files that contain tensors, with their sizes."""
         return self.shards or {self.path: self.file_bytes}
 
     def path_of(self, name: str) -> str:
-        """The file that holds the tensor `name`."""
+        """Return the file that contains the tensor `name`."""
         return self.tensors[name].path or self.path
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shape of each tensor."""
+        """The shape of each tensor, by name."""
         return {name: entry.shape for name, entry in self.tensors.items()}
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Read and check the header of the file at `path`; reads no weights.
 
-    Raises CorruptFile, naming the file, what was found and what was expected, for anything that is not a whole and
+    Raises CorruptFile, naming the file, the value found and the value expected, for anything that is not a complete and
     well-formed safetensors file, and for a path that cannot be read.
     """
     with open_regular(path) as (file, file_bytes):
@@ -163,9 +163,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def stored_bytes(header: Header, name: str) -> bytes:
-    """The bytes of the tensor `name` as the file has them: for markers and single numbers, which cost no mapping.
+    """Read the bytes of the tensor `name`: for markers and single numbers, without a mapping.
 
-    Raises CorruptFile when the file cannot be read any more.
+    Raises CorruptFile when the file can no longer be read.
     """
     entry = header.tensors[name]
     with open_regular(header.path_of(name)) as (file, _):
@@ -199,7 +199,7 @@ def _parse(path: str, file: BinaryIO, file_bytes: int) -> Header:
 
 
 def _describe_start(start: bytes, header_bytes: int) -> str:
-    """What a file that begins with `start` seems to be."""
+    """Describe the format of a file that begins with `start`."""
     for magic, name in _OTHER_FORMATS:
         if start.startswith(magic):
             return f"this is {name}"
@@ -234,7 +234,7 @@ def _entry(path: str, name: str, fields: Any, data_begin: int) -> TensorEntry:
         raise damaged(f"shape {brief(shape)}", "a list of whole numbers, none negative or beyond 2**63")
     if not is_countable(shape):
         raise damaged(
-            f"shape {brief(shape)}", f"at most {MAX_DIMENSIONS} dimensions and 2**63 - 1 elements, also on the way"
+            f"shape {brief(shape)}", f"at most {MAX_DIMENSIONS} dimensions and 2**63 - 1 elements, partial products too"
         )
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise damaged(f"data_offsets {brief(offsets)}", "two offsets within 2**63, the first not after the second")
@@ -247,8 +247,8 @@ def _entry(path: str, name: str, fields: Any, data_begin: int) -> TensorEntry:
 
 
 def is_countable(shape: Iterable[int]) -> bool:
-    """Whether tensors of `shape`, sizes from 0 to `MAX_ELEMENTS`, can be computed with: few dimensions, and a product
-    of sizes that fits into 64 bits at each step, also where a later size is zero."""
+    """Whether tensors of `shape`, sizes from 0 to `MAX_ELEMENTS`, can be represented: at most MAX_DIMENSIONS
+    dimensions, and every partial product of sizes fits 64 bits, also before a size of zero."""
     sizes = tuple(shape)
     if len(sizes) > MAX_DIMENSIONS:
         return False
@@ -260,14 +260,15 @@ def is_countable(shape: Iterable[int]) -> bool:
 def _are_counts(value: Any) -> bool:
     if not isinstance(value, list):
         return False
-    for number in value:  # noqa: SIM110 - a generator takes twice as long, and this is done twice for every tensor
+    for number in value:  # noqa: SIM110 - a generator takes twice as long, and this runs twice for every tensor
         if type(number) is not int or not 0 <= number <= MAX_ELEMENTS:
             return False
     return True
 
 
 def _check_covers(path: str, ordered: list[TensorEntry], data_begin: int, file_bytes: int) -> None:
-    """Tensors follow each other without gap or overlap from the header to the end of the file."""
+    """Raise CorruptFile unless tensors follow each other without gap or overlap from the header to the end of the
+    file."""
     expected = data_begin
     previous: TensorEntry | None = None
     for entry in ordered:

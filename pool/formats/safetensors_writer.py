@@ -1,7 +1,7 @@
-"""Writes a safetensors file tensor after tensor: what is in memory is one tensor's bytes. Torch-free.
+"""Writes a safetensors file tensor by tensor, with at most one tensor's bytes in memory. Torch-free.
 
 Knows the file format as `pool.formats.safetensors_file` reads it: header size, JSON header, then the tensors end to
-end. Does not know what the tensors are: each brings its type, its shape and a way to its bytes.
+end. Each tensor provides its type, shape and bytes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.pool.core.errors import OutputFailed, UnusableField
-from modelpool.pool.formats.atomic_write import whole_file
+from modelpool.pool.formats.atomic_write import atomic_file
 from modelpool.pool.formats.safetensors_file import DTYPE_BITS, MAX_HEADER_BYTES, METADATA_KEY, SIZE_BYTES, Shape
 
-#: the header is filled up with spaces to a multiple of this, so that the first tensor begins where any type may
+#: the header is padded with spaces to a multiple of this, so that the first tensor is aligned for any type
 _ALIGNED_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TensorToWrite:
-    """One tensor of a file that will be.
+    """One tensor to write.
 
-    dtype   the format's name of its type, "F16"
-    blocks  its bytes in order, in blocks of any size; called once, when it is its turn
+    dtype   safetensors' name of its type, "F16"
+    blocks  returns its bytes in order, in blocks of any size; called once, when the tensor is written
     """
 
     name: str
@@ -35,12 +35,12 @@ class TensorToWrite:
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes in the file. Raises UnusableField for a type that the format has not, and for half a byte."""
+        """Bytes in the file. Raises UnusableField for a type unknown to the format, and for a fraction of a byte."""
         if self.dtype not in DTYPE_BITS:
             raise UnusableField(f"tensor {self.name!r}: found type {self.dtype!r}, expected one of {list(DTYPE_BITS)}")
         bits = math.prod(self.shape) * DTYPE_BITS[self.dtype]
         if bits % 8:
-            raise UnusableField(f"tensor {self.name!r}: {bits} bits are no whole number of bytes")
+            raise UnusableField(f"tensor {self.name!r}: {bits} bits are not a whole number of bytes")
         return bits // 8
 
 
@@ -52,15 +52,15 @@ def write_safetensors(
     overwrite: bool = False,
     on_bytes: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `tensors` to `path` in the order given, or in that of `aligned` where it would leave one misaligned.
+    """Write `tensors` to `path` in their order, or in that of `aligned` if it would leave one misaligned.
 
-    The file is there whole or not at all. `on_bytes` is told how many bytes each block had. Returns the file's bytes.
-    Raises OutputFailed as `whole_file` does, UnusableField for two tensors of one name, for metadata that are no texts
-    and for a header beyond the format's limit.
+    Atomic: see `atomic_file`. Calls `on_bytes` with the size of each block written. Returns the file's size. Raises
+    OutputFailed as `atomic_file` does, UnusableField for duplicate names, for metadata that are not texts and for a
+    header beyond the format's limit.
     """
     ordered = aligned(tensors)
     header = _header(ordered, metadata or {})
-    with whole_file(path, overwrite=overwrite) as file:
+    with atomic_file(path, overwrite=overwrite) as file:
         file.write(len(header).to_bytes(SIZE_BYTES, "little") + header)
         for tensor in ordered:
             written_bytes = 0
@@ -75,9 +75,9 @@ def write_safetensors(
 
 
 def aligned(tensors: Sequence[TensorToWrite]) -> tuple[TensorToWrite, ...]:
-    """`tensors` as they are when each begins at a multiple of its type's size; else the wider types first.
+    """Return `tensors` in their order if each begins at a multiple of its type's size; else the wider types first.
 
-    A tensor that begins elsewhere cannot be used where it is mapped: it would be copied by every process.
+    A misaligned tensor cannot be used in a memory mapping: every process would copy it.
     """
     at = 0
     for tensor in tensors:
@@ -92,20 +92,20 @@ def _item_bytes(tensor: TensorToWrite) -> int:
 
 
 def _header(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> bytes:
-    said: dict[str, object] = {}
+    header: dict[str, object] = {}
     if metadata:
         for key, value in metadata.items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise UnusableField(f"metadata {key!r}: found {value!r}, expected pairs of texts")
-        said[METADATA_KEY] = dict(metadata)
+        header[METADATA_KEY] = dict(metadata)
     end = 0
     for tensor in tensors:
-        if tensor.name in said or tensor.name == METADATA_KEY:
-            raise UnusableField(f"tensor {tensor.name!r}: there are two of that name, expected one")
+        if tensor.name in header or tensor.name == METADATA_KEY:
+            raise UnusableField(f"tensor {tensor.name!r}: occurs twice, expected each name once")
         begin, end = end, end + tensor.storage_bytes
-        said[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     try:
-        text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
         raise UnusableField(f"a name or a metadata text cannot be written as UTF-8: {error}") from None
     text += b" " * (-len(text) % _ALIGNED_BYTES)

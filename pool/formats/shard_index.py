@@ -1,7 +1,7 @@
-"""One checkpoint in several files: the index that names them, and all of them as one `Header`. Torch-free.
+"""Reads a checkpoint in several files as one `Header`, through the index that names them. Torch-free.
 
-Knows the `*.safetensors.index.json` that diffusers and transformers write beside their shards. The index and the shards
-have to agree: every tensor where the index says, none in two files, none that the index does not know.
+Knows the `*.safetensors.index.json` that diffusers and transformers write next to their shards. Index and shards must
+agree: every tensor in the file that the index names, none in two files, none missing from the index.
 Source: `save_pretrained` in diffusers 0.42 and transformers 5.23.
 """
 
@@ -22,17 +22,17 @@ from modelpool.pool.formats.strict_json import BadJson, brief, read_object
 
 MAX_SHARDS = 4096
 
-#: with a variant ("fp16") before or after "index", as both libraries have written it
+#: a variant ("fp16") is before or after "index": both libraries have written both
 _INDEX = re.compile(r"\.(safetensors|bin)(\.\w+)?\.index(\.\w+)?\.json$")
 
 
 def is_index(path: str | os.PathLike[str]) -> bool:
-    """Whether the name of `path` is that of an index of shards."""
+    """Whether `path` has the file name of a shard index."""
     return _INDEX.search(os.path.basename(os.fspath(path))) is not None
 
 
 def shard_names(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The file of each tensor, as the index at `path` says.
+    """Return the file of each tensor, from the index at `path`.
 
     Raises CorruptFile for a damaged index, UnsafeFile for a file that is not in the folder of the index.
     """
@@ -51,10 +51,10 @@ def shard_names(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def read_index(path: str | os.PathLike[str], read_shard: Callable[[str], Header]) -> Header:
-    """All shards of the index at `path` as one header; `read_shard` reads one.
+    """Read all shards of the index at `path` as one header; `read_shard` reads one.
 
-    The metadata are the pairs that all shards agree on. Raises CorruptFile, naming index, shard and tensor, when a
-    shard is missing or they do not agree, and as `shard_names` does.
+    The metadata are the pairs that all shards have in common. Raises CorruptFile, naming index, shard and tensor, when
+    a shard is missing or disagrees with the index, and as `shard_names` does.
     """
     place = os.fspath(path)
     files = shard_names(place)
@@ -68,10 +68,10 @@ def read_index(path: str | os.PathLike[str], read_shard: Callable[[str], Header]
 
 
 def _distinct(place: str, files: Mapping[str, Any]) -> list[Any]:
-    """The names that an index names, each once."""
-    odd = next((name for name in files.values() if not isinstance(name, str)), None)
-    if odd is not None:
-        raise CorruptFile(f"{place}: weight_map names the file {brief(odd)}, expected a text")
+    """Return the distinct file names of an index, sorted."""
+    not_text = next((name for name in files.values() if not isinstance(name, str)), None)
+    if not_text is not None:
+        raise CorruptFile(f"{place}: weight_map names the file {brief(not_text)}, expected a text")
     names = sorted(set(files.values()))
     if len(names) > MAX_SHARDS:
         raise CorruptFile(f"{place}: names {len(names)} files, expected at most {MAX_SHARDS}")

@@ -1,7 +1,6 @@
-"""The file of a component's weights in a folder of diffusers; several and their index, where one would be too large.
-Torch-free.
+"""Writes a component's weights to a diffusers folder: one file, or several and their index. Torch-free.
 
-Names and limit are those of `save_pretrained` of diffusers 0.42.
+Names and size limit are those of `save_pretrained` of diffusers 0.42.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from modelpool.pool.formats.safetensors_writer import TensorToWrite, write_safetensors
 
-#: of tensors in one file
+#: limit of the tensor bytes in one file
 SHARD_BYTES = 10 * 1000**3
 ENDING = ".safetensors"
 
@@ -26,8 +25,8 @@ def write_shards(
     shard_bytes: int = SHARD_BYTES,
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
-    """Write `tensors` to the file called `stem` in `folder`, or to several of at most `shard_bytes` each, but for a
-    tensor that is larger by itself. Raises as `write_safetensors` does."""
+    """Write `tensors` to the file `stem` in `folder`, or to several of at most `shard_bytes` each, except for a tensor
+    that is larger by itself. Raises as `write_safetensors` does."""
     shards = list(sharded(tensors, shard_bytes))
     if len(shards) == 1:
         write_safetensors(folder / f"{stem}{ENDING}", tensors, metadata, on_bytes=on_bytes)
@@ -43,7 +42,7 @@ def write_shards(
 
 
 def sharded(tensors: Sequence[TensorToWrite], shard_bytes: int) -> Iterator[tuple[TensorToWrite, ...]]:
-    """`tensors` in their order, cut before each that would make a file larger than `shard_bytes`."""
+    """Split `tensors`, in order, before each that would make a file larger than `shard_bytes`."""
     shard: list[TensorToWrite] = []
     used_bytes = 0
     for tensor in tensors:

@@ -1,7 +1,7 @@
-"""JSON out of files that strangers made: objects only, bounded work, nothing ambiguous. Torch-free.
+"""Parses untrusted JSON strictly: objects only, bounded work, nothing ambiguous. Torch-free.
 
-Knows JSON; not what the values mean. Stricter than `json.loads`, as the readers of other languages are: no name twice,
-no half of a surrogate pair, no number that is none, and no more values than a real file has.
+Stricter than `json.loads`, as the parsers of other languages are: no duplicate names, no lone surrogates, no NaN or
+infinity, and no more values than a real file has. Does not interpret values.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-#: Values that one text may hold, counted as opening brackets and commas. A tensor of a header takes about seven, so
-#: this is 70,000 tensors; the text of a hostile file could otherwise become twenty times its size in memory.
+#: Limit of the values in one text, counted as opening brackets and commas. A tensor of a header takes about seven, so
+#: this is 70,000 tensors; a hostile file could otherwise take twenty times its size in memory.
 MAX_VALUES = 500_000
 
-#: words for numbers that are none, which Python writes all the same
+#: not JSON, but written by Python
 _INFINITIES = ("Infinity", "-Infinity")
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
-#: of a value in a message
-_MOST_CHARACTERS = 300
+#: length limit of a value in a message
+_MAX_CHARACTERS = 300
 
 
 class _Short(reprlib.Repr):
@@ -39,21 +39,20 @@ _short.maxlong = 40
 
 
 class BadJson(ValueError):
-    """Text that is not the JSON that it should be. The message says what is wrong with it, and names no file."""
+    """Text that is not valid JSON. The message states the fault and names no file."""
 
 
 def read_object(text: bytes, *, with_infinities: bool = False) -> dict[str, Any]:
-    """The JSON object that `text` is; `with_infinities` also one that has words for the two infinities, as Python
-    writes them.
+    """Parse the JSON object `text`; `with_infinities` also accepts the words for infinities that Python writes.
 
-    Raises BadJson. Takes memory of a few times the length of `text`, and no deep recursion. A minus zero is a float,
-    as it is to readers that tell signed numbers from counts.
+    Raises BadJson. Takes memory of a few times the length of `text`, and no deep recursion. -0 is parsed as a float, as
+    readers that distinguish signed numbers from counts do.
     """
     values = text.count(b",") + text.count(b"{") + text.count(b"[")
     if values > MAX_VALUES:
         raise BadJson(f"has about {values} values, expected at most {MAX_VALUES}")
     try:
-        # a look at each number takes as long as all the rest
+        # checking each number would take as long as all other work
         whole_number = _whole_number if b"-0" in text else None
         loaded = json.loads(
             text.decode("utf-8"),
@@ -63,7 +62,7 @@ def read_object(text: bytes, *, with_infinities: bool = False) -> dict[str, Any]
             parse_constant=_infinity if with_infinities else _no_number,
         )
         if _HALF_PAIR.search(text):
-            # names that no other program could write, and no terminal show
+            # lone surrogates, which no other program could write and no terminal could print
             json.dumps(loaded, ensure_ascii=False).encode("utf-8")
     except BadJson:
         raise
@@ -71,7 +70,7 @@ def read_object(text: bytes, *, with_infinities: bool = False) -> dict[str, Any]
         raise BadJson(f"is damaged: {_without_object(error)}, expected UTF-8") from None
     except (json.JSONDecodeError, RecursionError) as error:
         raise BadJson(f"is damaged: {error}, expected JSON") from None
-    except ValueError:  # Python reads whole numbers of up to 4,300 digits
+    except ValueError:  # Python parses integers of up to 4,300 digits
         raise BadJson("holds a number of thousands of digits") from None
     if not isinstance(loaded, dict):
         raise BadJson(f"is a JSON {type(loaded).__name__}, expected an object")
@@ -79,16 +78,16 @@ def read_object(text: bytes, *, with_infinities: bool = False) -> dict[str, Any]
 
 
 def brief(value: object) -> str:
-    """`value` as it is shown in a message: never longer than a few lines, however large or deep it is."""
+    """Format `value` for a message: never longer than a few lines, however large or deep it is."""
     try:
         text = _short.repr(value)
-        return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
-    except ValueError:  # a whole number of more digits than Python writes
+        return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
+    except ValueError:  # an integer of more digits than Python writes
         return f"a {type(value).__name__} that is too long to show"
 
 
 def finite_number(value: object) -> float | None:
-    """`value` as a float; None where it is no number, no finite one, or a whole one beyond all floats."""
+    """Return `value` as a float; None if it is not a number, not finite, or an integer beyond the range of floats."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -106,20 +105,20 @@ def are_texts(value: object) -> bool:
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise BadJson(f"names {brief(twice)} twice, expected each name once")
+        duplicate, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise BadJson(f"names {brief(duplicate)} twice, expected each name once")
     return result
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise BadJson(f"holds {brief(digits)}, which is larger than any number is stored")
+        raise BadJson(f"holds {brief(digits)}, which is beyond the range of numbers")
     return number
 
 
 def _no_number(word: str) -> float:
-    raise BadJson(f"holds {word}, which is no JSON, expected a number")
+    raise BadJson(f"holds {word}, which is not JSON, expected a number")
 
 
 def _infinity(word: str) -> float:
@@ -131,5 +130,5 @@ def _whole_number(digits: str) -> int | float:
 
 
 def _without_object(error: UnicodeError) -> str:
-    """What is wrong, without the whole text that it is wrong in."""
+    """Return the fault without the text that contains it."""
     return str(getattr(error, "reason", "not text"))

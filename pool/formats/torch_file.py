@@ -1,7 +1,7 @@
-"""PyTorch files (.ckpt, .pt, .pth, .bin) as a `Header`: named tensors and where their bytes are. Torch-free.
+"""Reads PyTorch files (.ckpt, .pt, .pth, .bin) as a `Header`: tensor names and byte ranges. Torch-free.
 
-Knows how checkpoints wrap their weights, and checks that the file holds what its pickle declares. Nothing of a pickle
-is run (`torch_pickle`), and nothing is unpacked: what is declared is compared with what is there first.
+Knows how checkpoints wrap their weights, and checks that the file contains what its pickle declares. No code of a
+pickle is run (`torch_pickle`), and nothing is unpacked before the declared sizes are compared with the file's.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ from modelpool.pool.formats import torch_legacy, torch_zip
 from modelpool.pool.formats.regular_file import open_regular
 from modelpool.pool.formats.safetensors_file import DTYPE_BITS, Header, TensorEntry, is_countable
 from modelpool.pool.formats.strict_json import brief
-from modelpool.pool.formats.torch_objects import BadPickle, CodeInPickle, DeclaredTensor, Idle
-from modelpool.pool.formats.torch_zip import Place
+from modelpool.pool.formats.torch_objects import BadPickle, CodeInPickle, DeclaredTensor, OpaqueObject
+from modelpool.pool.formats.torch_zip import FileRange
 
-#: what the weights are called where they are not the whole file; the first of these that is there counts
+#: keys under which a file may wrap its weights; the first that exists counts
 WRAPPERS = (
     "state_dict", "params_ema", "params", "model_state_dict", "model", "module", "weights", "string_to_param",
 )  # fmt: skip
-#: Tensors may share storages, as tied weights do. More weights than this for each byte of the file are a trap: they
-#: would become whole tensors as soon as somebody copies them.
+#: Tensors may share storages, as tied weights do. A higher ratio is an attack: copies would become separate tensors.
 MAX_BYTES_PER_FILE_BYTE = 2
 
 
 def is_torch_file(start: bytes) -> bool:
-    """Whether a file that begins with `start` is one that PyTorch may have written."""
+    """Whether a file that begins with `start` may be a PyTorch file."""
     return start.startswith((torch_zip.MAGIC, torch_legacy.MAGIC[: len(start)] if start else torch_legacy.MAGIC))
 
 
 def read_torch_header(path: str) -> Header:
-    """What the PyTorch file at `path` holds; reads no weights.
+    """Read the header of the PyTorch file at `path`; reads no weights.
 
-    Numbers and texts beside the weights are the header's metadata. Raises UnsafeFile for a pickle with code in it,
-    CorruptFile for anything else that is not a whole file of named tensors.
+    Numbers and texts next to the weights become the header's metadata. Raises UnsafeFile for a pickle with code in it,
+    CorruptFile for anything else that is not a complete file of named tensors.
     """
     with open_regular(path, "a PyTorch file") as (file, file_bytes):
         try:
             return _header(path, file, file_bytes)
         except CodeInPickle as error:
-            raise UnsafeFile(f"{path}: the pickle {error}; nothing of it was run, expected weights only") from None
+            raise UnsafeFile(f"{path}: the pickle {error}; no code of it was run, expected weights only") from None
         except BadPickle as error:
             raise CorruptFile(f"{path}: the file {error}, expected a PyTorch file of named tensors") from None
 
@@ -60,33 +59,33 @@ def _header(path: str, file: BinaryIO, file_bytes: int) -> Header:
     declared_bytes = sum(e.elements * DTYPE_BITS[e.dtype] // 8 for e in entries)
     if declared_bytes > MAX_BYTES_PER_FILE_BYTE * file_bytes:
         raise BadPickle(
-            f"declares {format_bytes(declared_bytes)} of weights in its {format_bytes(file_bytes)}, by naming the same "
-            f"numbers again and again"
+            f"declares {format_bytes(declared_bytes)} of weights in {format_bytes(file_bytes)}, by referring to the "
+            f"same numbers repeatedly"
         )
     entries.sort(key=lambda e: (e.begin, e.end, e.name))
     return Header(path, file_bytes, {e.name: e for e in entries}, metadata)
 
 
 def weights_of(value: Any) -> tuple[dict[str, DeclaredTensor], dict[str, str]]:
-    """The tensors by name that a pickle's `value` is or wraps, and the numbers and texts beside them.
+    """Return the tensors by name that a pickle's `value` is or wraps, and the numbers and texts next to them.
 
-    Raises BadPickle when that is not clear, or when one of the weights is no tensor.
+    Raises BadPickle when the wrapper is ambiguous, or when one of the weights is no tensor.
     """
     if not isinstance(value, dict):
         raise BadPickle(f"holds {_kind(value)}")
     wrapper = _wrapper(value)
-    beside = {k: v for k, v in value.items() if isinstance(k, str) and k != wrapper and _is_note(v)}
-    weights = value[wrapper] if wrapper else {k: v for k, v in value.items() if k not in beside}
+    metadata = {k: v for k, v in value.items() if isinstance(k, str) and k != wrapper and _is_metadata(v)}
+    weights = value[wrapper] if wrapper else {k: v for k, v in value.items() if k not in metadata}
     for name, tensor in weights.items():
         if not isinstance(name, str):
             raise BadPickle(f"has weights under a {type(name).__name__}, expected names")
         if not isinstance(tensor, DeclaredTensor):
             raise BadPickle(f"holds {_kind(tensor)} under {brief(name)}, expected a tensor")
-    return weights, {name: str(note) for name, note in beside.items()}
+    return weights, {name: str(value) for name, value in metadata.items()}
 
 
 def _wrapper(value: Mapping[Any, Any]) -> str | None:
-    """Under which name the weights are; None when they are the whole."""
+    """Return the key under which the weights are; None when `value` itself is the weights."""
     if any(isinstance(v, DeclaredTensor) for v in value.values()):
         return None
     inner = [
@@ -100,16 +99,16 @@ def _wrapper(value: Mapping[Any, Any]) -> str | None:
     return known or (inner[0] if inner else None)
 
 
-def _is_note(value: Any) -> bool:
+def _is_metadata(value: Any) -> bool:
     return isinstance(value, (str, float, bool)) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _kind(value: Any) -> str:
-    return f"an object {value.of}" if isinstance(value, Idle) else f"a {type(value).__name__}"
+    return f"an object {value.class_name}" if isinstance(value, OpaqueObject) else f"a {type(value).__name__}"
 
 
-def _entry(name: str, tensor: DeclaredTensor, places: Mapping[str, Place]) -> TensorEntry:
-    """Where the tensor's bytes are. Raises BadPickle when its storage is not there or too small for it."""
+def _entry(name: str, tensor: DeclaredTensor, places: Mapping[str, FileRange]) -> TensorEntry:
+    """Return the entry of a tensor. Raises BadPickle when its storage is missing or too small for it."""
     storage, place = tensor.storage, places.get(tensor.storage.key)
     item_bytes, storage_item_bytes = DTYPE_BITS[tensor.dtype] // 8, DTYPE_BITS[storage.dtype] // 8
     if place is None:

@@ -1,7 +1,7 @@
-"""The files that `torch.save` wrote before 2020: pickles one after the other, then the storages. Torch-free.
+"""Reads the files that `torch.save` wrote before 2020: a sequence of pickles, then the storages. Torch-free.
 
-Knows the order of what is in them: a magic number, a version, what machine wrote it, the value, the keys of the
-storages, and for each storage its count of numbers and the numbers.
+Contents in order: a magic number, a version, a description of the machine, the value, the keys of the storages, and for
+each storage its element count and the numbers.
 Source: `_legacy_save` in `torch/serialization.py` of torch 2.13.
 """
 
@@ -13,18 +13,18 @@ from modelpool.pool.formats.safetensors_file import DTYPE_BITS
 from modelpool.pool.formats.strict_json import brief
 from modelpool.pool.formats.torch_objects import BadPickle, DeclaredStorage
 from modelpool.pool.formats.torch_pickle import read_pickle
-from modelpool.pool.formats.torch_zip import Place
+from modelpool.pool.formats.torch_zip import FileRange
 
-#: the pickle of the magic number, as every such file begins: protocol 2, a long number of ten bytes, the end
+#: pickle of the magic number, with which every such file begins: protocol 2, an integer of ten bytes, STOP
 MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 VERSION = 1001
 COUNT_BYTES = 8
 
 
-def read_legacy(file: BinaryIO, file_bytes: int) -> tuple[Any, dict[str, Place]]:
-    """The value of the file's main pickle, and the place of each storage by its key.
+def read_legacy(file: BinaryIO, file_bytes: int) -> tuple[Any, dict[str, FileRange]]:
+    """Return the value of the file's main pickle, and the place of each storage by its key.
 
-    Raises BadPickle (CodeInPickle among them) saying what is wrong with the file.
+    Raises BadPickle (CodeInPickle among them) for a damaged file.
     """
     file.seek(len(MAGIC))
     version = read_pickle(file, file_bytes - file.tell())
@@ -32,7 +32,7 @@ def read_legacy(file: BinaryIO, file_bytes: int) -> tuple[Any, dict[str, Place]]
         raise BadPickle(f"is of version {brief(version)}, expected {VERSION}")
     system = read_pickle(file, file_bytes - file.tell())
     if not isinstance(system, dict) or system.get("little_endian") is not True:
-        raise BadPickle("does not say that its numbers have their low byte first, expected that")
+        raise BadPickle("does not declare its numbers as little-endian, expected that")
     declared: dict[str, DeclaredStorage] = {}
     value = read_pickle(file, file_bytes - file.tell(), declared)
     keys = read_pickle(file, file_bytes - file.tell())
@@ -41,8 +41,8 @@ def read_legacy(file: BinaryIO, file_bytes: int) -> tuple[Any, dict[str, Place]]
     return value, _places(file, file_bytes, [declared[key] for key in keys])
 
 
-def _places(file: BinaryIO, file_bytes: int, storages: list[DeclaredStorage]) -> dict[str, Place]:
-    places: dict[str, Place] = {}
+def _places(file: BinaryIO, file_bytes: int, storages: list[DeclaredStorage]) -> dict[str, FileRange]:
+    places: dict[str, FileRange] = {}
     for storage in storages:
         if storage.key in places:
             raise BadPickle(f"has two storages {brief(storage.key)}")
@@ -51,7 +51,7 @@ def _places(file: BinaryIO, file_bytes: int, storages: list[DeclaredStorage]) ->
             raise BadPickle(
                 f"has a storage {brief(storage.key)} of {count} numbers, its pickle promises {storage.elements}"
             )
-        place = Place(file.tell(), storage.elements * DTYPE_BITS[storage.dtype] // 8)
+        place = FileRange(file.tell(), storage.elements * DTYPE_BITS[storage.dtype] // 8)
         if place.begin + place.size_bytes > file_bytes:
             raise BadPickle(
                 f"is truncated: the file has {file_bytes} bytes, its storage {brief(storage.key)} ends at byte "

@@ -1,6 +1,6 @@
-"""What the pickle inside a PyTorch file names: which names are parts of weights, and the values that stand for them.
+"""The global names that pickles of weights may contain, and the values that represent them.
 
-Torch-free; nothing is looked up, imported or called. A name that is in no table here is refused.
+Torch-free; nothing is imported or called. A name that is in no table here is refused.
 Source of the functions: `torch/_utils.py` and `torch/_tensor.py` of torch 2.13.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, cast
 from modelpool.pool.formats.safetensors_file import MAX_DIMENSIONS, Shape
 from modelpool.pool.formats.strict_json import brief
 
-#: type of a storage's numbers by the name of its class in torch
+#: dtype of each storage class of torch
 STORAGE_DTYPES: Mapping[str, str] = {
     "FloatStorage": "F32",
     "HalfStorage": "F16",
@@ -28,7 +28,7 @@ STORAGE_DTYPES: Mapping[str, str] = {
     "ComplexFloatStorage": "C64",
     "UntypedStorage": "U8",
 }
-#: type by the name of torch's object, as files of newer types name them
+#: dtype of each dtype object of torch, which files with newer types use
 TORCH_DTYPES: Mapping[str, str] = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
@@ -40,8 +40,8 @@ TORCH_DTYPES: Mapping[str, str] = {
     "uint64": "U64",
 }
 
-#: what training programs leave beside the weights; kept as a name, whatever it is given is left aside
-IDLE_NAMES = frozenset(
+#: objects that training programs save next to the weights; kept as a name, their contents are dropped
+OPAQUE_NAMES = frozenset(
     {
         ("__builtin__", "set"),
         ("builtins", "set"),
@@ -65,22 +65,22 @@ IDLE_NAMES = frozenset(
     }
 )
 
-#: The hashes of numbers are known beforehand. All multiples of 2**61 - 1 have the same: 20,000 of them as keys take
-#: seconds. Programs count parameters and steps.
+#: The hashes of integers are predictable: all multiples of 2**61 - 1 have the same, and 20,000 of them as keys take
+#: seconds. Real files count parameters and steps.
 MAX_NUMBER_AS_KEY = 1 << 31
 
 
 class BadPickle(ValueError):
-    """A pickle that is damaged, or that is not one of weights. The message names no file."""
+    """A pickle that is damaged, or not one of weights. The message names no file."""
 
 
 class CodeInPickle(BadPickle):
-    """A pickle that names something which reading it the usual way would run."""
+    """A pickle with a name that `pickle.load` would run as code."""
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
-    """Something that the pickle names and that was not looked up."""
+class GlobalName:
+    """A global name in the pickle; it was not looked up."""
 
     module: str
     name: str
@@ -90,20 +90,20 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """A value that is none of weights, numbers and texts; what it was made from is not kept."""
+class OpaqueObject:
+    """An object other than weights, numbers and texts; only its class name is kept."""
 
-    of: Name
+    class_name: GlobalName
 
 
 class ParameterTable(dict[Any, Any]):
-    """What `torch.nn.ParameterDict` holds, as older textual inversions have their vectors; empty until its state is
-    told."""
+    """The contents of a `torch.nn.ParameterDict`, in which older textual inversions keep their vectors; filled when its
+    state is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredStorage:
-    """Numbers that the container holds under `key`. An untyped one counts bytes."""
+    """A storage that the container has under `key`. The elements of an untyped storage are bytes."""
 
     key: str
     dtype: str
@@ -112,7 +112,7 @@ class DeclaredStorage:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTensor:
-    """A tensor as the pickle declares it; whether its storage has so many numbers is not checked yet.
+    """A tensor as the pickle declares it; the size of its storage is not checked yet.
 
     offset, strides  in elements of `dtype`
     """
@@ -124,48 +124,48 @@ class DeclaredTensor:
     strides: Shape
 
 
-def pairs(items: list[Any]) -> dict[Any, Any]:
-    """The dictionary of keys and values that follow each other. Raises BadPickle for keys that weights have not."""
+def dict_from_items(items: list[Any]) -> dict[Any, Any]:
+    """Return the dictionary of alternating keys and values. Raises BadPickle for keys that weights do not have."""
     if len(items) % 2:
         raise BadPickle("is damaged: a key has no value")
     keys = items[::2]
     for key in keys:
-        if not isinstance(key, (str, int, float, bytes, Name)) and key is not None:
+        if not isinstance(key, (str, int, float, bytes, GlobalName)) and key is not None:
             raise BadPickle(f"has a {type(key).__name__} as a key, expected a text")
         if isinstance(key, (int, float)) and not -MAX_NUMBER_AS_KEY <= key <= MAX_NUMBER_AS_KEY:
             raise BadPickle(f"has {brief(key)} as a key, expected no number beyond {MAX_NUMBER_AS_KEY}")
     return dict(zip(keys, items[1::2], strict=True))
 
 
-def checked(name: Name) -> Name:
-    """`name`, when a table has it. Raises CodeInPickle."""
-    if name in MAKERS or (name.module, name.name) in IDLE_NAMES or _dtype_of(name) is not None:
+def check_name(name: GlobalName) -> GlobalName:
+    """Return `name` if a table has it. Raises CodeInPickle otherwise."""
+    if name in REBUILDERS or (name.module, name.name) in OPAQUE_NAMES or _dtype_of(name) is not None:
         return name
     raise CodeInPickle(f"names {brief(str(name))}, which is neither a part of weights nor known to be harmless")
 
 
-def _dtype_of(name: Name) -> str | None:
+def _dtype_of(name: GlobalName) -> str | None:
     if name.module == "torch":
         return STORAGE_DTYPES.get(name.name) or TORCH_DTYPES.get(name.name)
     return STORAGE_DTYPES.get(name.name) if name.module == "torch.storage" else None
 
 
-def module_class(identity: tuple[Any, ...]) -> Name:
-    """The class that ('module', class, path, text) names, as files of before torch 1.6 have those of modules; its text
-    is left aside. Raises BadPickle."""
-    if not isinstance(identity[1], Name):
+def module_class(identity: tuple[Any, ...]) -> GlobalName:
+    """Return the class of ('module', class, path, source): the form in which files from before torch 1.6 refer to
+    modules. The source is dropped. Raises BadPickle."""
+    if not isinstance(identity[1], GlobalName):
         raise BadPickle(f"refers to {_kind(identity[1])} outside of it, expected a class")
     return identity[1]
 
 
 def storage(identity: Any) -> DeclaredStorage:
-    """What ('storage', class, key, device, elements) declares; legacy files add a note on views. Raises BadPickle."""
+    """Parse ('storage', class, key, device, elements); legacy files add a view description. Raises BadPickle."""
     if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
         raise BadPickle(f"refers to {_kind(identity)} outside of it, expected a storage")
     _, kind, key, _, elements = identity[:5]
     if len(identity) == 6 and identity[5] is not None:
-        raise BadPickle("has a storage that is a part of another, as files of before 2018 have; this is not read")
-    dtype = _dtype_of(kind) if isinstance(kind, Name) else None
+        raise BadPickle("has a storage that is a view of another, as files from before 2018 have; not supported")
+    dtype = _dtype_of(kind) if isinstance(kind, GlobalName) else None
     if dtype is None or not isinstance(key, str) or not _is_count(elements):
         raise BadPickle(f"has a storage of {_kind(kind)} with {brief(elements)} numbers, expected a typed one")
     return DeclaredStorage(key, dtype, elements)
@@ -174,17 +174,17 @@ def storage(identity: Any) -> DeclaredStorage:
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any, dtype: str | None = None) -> Any:
     """`_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, metadata)`."""
     if not isinstance(storage, DeclaredStorage) or not _is_count(offset) or not _are_counts(shape, strides):
-        raise BadPickle("has a tensor that is not made of a storage, an offset, a shape and strides")
+        raise BadPickle("has a tensor that is not built from a storage, an offset, a shape and strides")
     if len(rest) > 2 and rest[2]:
-        raise BadPickle("has a tensor that is conjugated or negated when it is read; this is not read")
+        raise BadPickle("has a conjugated or negated tensor; not supported")
     return DeclaredTensor(storage, dtype or storage.dtype, offset, tuple(shape), tuple(strides))
 
 
 def _tensor_with_type(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
-    """`_rebuild_tensor_v3`: as the second, with the type of an untyped storage's numbers after the hooks."""
-    dtype = _dtype_of(rest[2]) if len(rest) > 2 and isinstance(rest[2], Name) else None
+    """`_rebuild_tensor_v3`: as v2, with the dtype of an untyped storage after the hooks."""
+    dtype = _dtype_of(rest[2]) if len(rest) > 2 and isinstance(rest[2], GlobalName) else None
     if dtype is None:
-        raise BadPickle("has a tensor of a type that is not known")
+        raise BadPickle("has a tensor of an unknown dtype")
     return _tensor(storage, offset, shape, strides, *rest[:2], *rest[3:], dtype=dtype)
 
 
@@ -194,50 +194,50 @@ def _same_tensor(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
-def _remade(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
+def _rebuilt(function: Any, _: Any, arguments: Any, *__: Any) -> Any:
     """`_rebuild_from_type_v2(function, type, arguments, state)`: a tensor with attributes."""
-    made = _TENSOR_MAKERS.get(function) if isinstance(function, Name) else None
-    if made is None or not isinstance(arguments, tuple):
-        raise BadPickle(f"remakes a tensor with {_kind(function)}")
-    return made(*arguments)
+    rebuild = _TENSOR_REBUILDERS.get(function) if isinstance(function, GlobalName) else None
+    if rebuild is None or not isinstance(arguments, tuple):
+        raise BadPickle(f"rebuilds a tensor with {_kind(function)}")
+    return rebuild(*arguments)
 
 
 def _ordered(*arguments: Any) -> dict[Any, Any]:
-    """`OrderedDict()`, or of a list of pairs."""
+    """`OrderedDict()`, or one of a list of pairs."""
     if not arguments:
         return {}
-    given = arguments[0]
-    if not isinstance(given, list) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in given):
-        raise BadPickle("has a dictionary that is not made of pairs")
-    return pairs([item for pair in given for item in pair])
+    items = arguments[0]
+    if not isinstance(items, list) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in items):
+        raise BadPickle("has a dictionary that is not built from pairs")
+    return dict_from_items([item for pair in items for item in pair])
 
 
 def _size(sizes: Any) -> tuple[int, ...]:
-    """`torch.Size` of a tuple or a list. A text would become as many numbers as it has bytes, with each call anew."""
+    """`torch.Size` of a tuple or a list. A text would become a tuple as long as the text at each call."""
     counts = tuple(sizes) if isinstance(sizes, list) else sizes
     if not _are_counts(counts, counts):
         raise BadPickle(f"has a size of {_kind(sizes)}, expected at most {MAX_DIMENSIONS} counts")
     return cast(tuple[int, ...], counts)
 
 
-_TENSOR_MAKERS: Mapping[Name, Callable[..., Any]] = {
-    Name("torch._utils", "_rebuild_tensor"): _tensor,
-    Name("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    Name("torch._utils", "_rebuild_tensor_v3"): _tensor_with_type,
-    Name("torch._utils", "_rebuild_parameter"): _same_tensor,
-    Name("torch._utils", "_rebuild_parameter_with_state"): _same_tensor,
+_TENSOR_REBUILDERS: Mapping[GlobalName, Callable[..., Any]] = {
+    GlobalName("torch._utils", "_rebuild_tensor"): _tensor,
+    GlobalName("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    GlobalName("torch._utils", "_rebuild_tensor_v3"): _tensor_with_type,
+    GlobalName("torch._utils", "_rebuild_parameter"): _same_tensor,
+    GlobalName("torch._utils", "_rebuild_parameter_with_state"): _same_tensor,
 }
-MAKERS: Mapping[Name, Callable[..., Any]] = {
-    **_TENSOR_MAKERS,
-    Name("collections", "OrderedDict"): _ordered,
-    Name("torch.nn.modules.container", "ParameterDict"): lambda *_: ParameterTable(),
-    Name("torch._tensor", "_rebuild_from_type_v2"): _remade,
-    Name("torch", "Size"): _size,
+REBUILDERS: Mapping[GlobalName, Callable[..., Any]] = {
+    **_TENSOR_REBUILDERS,
+    GlobalName("collections", "OrderedDict"): _ordered,
+    GlobalName("torch.nn.modules.container", "ParameterDict"): lambda *_: ParameterTable(),
+    GlobalName("torch._tensor", "_rebuild_from_type_v2"): _rebuilt,
+    GlobalName("torch", "Size"): _size,
 }
 
 
 def _kind(value: Any) -> str:
-    return str(value) if isinstance(value, Name) else f"a {type(value).__name__}"
+    return str(value) if isinstance(value, GlobalName) else f"a {type(value).__name__}"
 
 
 def _is_count(value: Any) -> bool:

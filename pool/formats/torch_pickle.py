@@ -1,13 +1,13 @@
-"""The pickle inside a PyTorch file, read as data: nothing that it names is looked up, called or imported. Torch-free.
+"""Reads the pickle inside a PyTorch file as data: none of its names is imported or called. Torch-free.
 
-Knows the opcodes that pickles of weights use and how they build values. Does not know what the names in it
-stand for (`torch_objects`), nor in which container the pickle is (`torch_zip`, `torch_legacy`).
+Knows the opcodes that pickles of weights use and how they build values; not what the names stand for (`torch_objects`),
+nor the container of the pickle (`torch_zip`, `torch_legacy`).
 
-Why not `torch.load(weights_only=True)`: it calls what it allows. With torch 2.13 a file of 854 bytes that asks for a
-large bytearray takes 6 GB of memory, and a file of 3 MB with tuples in tuples as a key ends the process.
+Why not `torch.load(weights_only=True)`: it calls the functions that it allows. With torch 2.13 a file of 854 bytes that
+requests a large bytearray takes 6 GB of memory, and a file of 3 MB with nested tuples as a key crashes the process.
 Rules: 1. A name that is in no table of `torch_objects` is refused; the others become values, never objects.
-2. Work is bounded by the number of opcodes, memory by the length of the pickle: no opcode allocates what it declares.
-3. Keys are texts, numbers or names, and nothing here walks into a value of unknown depth.
+2. Work is bounded by the number of opcodes, memory by the length of the pickle: no opcode allocates a declared size.
+3. Keys are texts, numbers or names, and nothing here recurses into a value of unknown depth.
 Source of the opcodes: Python's `pickletools`.
 """
 
@@ -19,31 +19,31 @@ from typing import IO, Any, BinaryIO, cast
 
 from modelpool.pool.formats.strict_json import brief
 from modelpool.pool.formats.torch_objects import (
-    MAKERS,
+    REBUILDERS,
     BadPickle,
     DeclaredStorage,
     DeclaredTensor,
-    Idle,
-    Name,
+    GlobalName,
+    OpaqueObject,
     ParameterTable,
-    checked,
+    check_name,
+    dict_from_items,
     module_class,
-    pairs,
     storage,
 )
 
 #: about 32 for each tensor: 12,000 tensors, in less than a second
 MAX_OPCODES = 400_000
 MAX_PICKLE_BYTES = 64 << 20
-#: what one opcode may hold: a name, or a text among the weights
+#: limit of one opcode's argument: a name, or a text among the weights
 MAX_ARGUMENT_BYTES = 16 << 20
 
 
 def read_pickle(file: BinaryIO, size_bytes: int, storages: dict[str, DeclaredStorage] | None = None) -> Any:
-    """The value of the pickle that begins where `file` is and ends within `size_bytes`; `file` is left after it.
+    """Read the pickle that begins at the position of `file` and ends within `size_bytes`; leaves `file` after it.
 
-    Tensors are `DeclaredTensor`s, objects `Idle`; the storages that it refers to are added to `storages` by their keys.
-    Raises BadPickle, and CodeInPickle for a name that is in no table.
+    Tensors are `DeclaredTensor`s, objects `OpaqueObject`; the storages that it refers to are added to `storages` by
+    their keys. Raises BadPickle, and CodeInPickle for a name that is in no table.
     """
     machine = _Machine({} if storages is None else storages)
     source = _Bounded(file, min(size_bytes, MAX_PICKLE_BYTES))
@@ -57,13 +57,13 @@ def read_pickle(file: BinaryIO, size_bytes: int, storages: dict[str, DeclaredSto
     except BadPickle:
         raise
     except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        # what genops and the stack say of pickles that end early, name what is not there, or mix up their types
+        # genops and the stack raise these for pickles that are truncated, refer to missing values, or mix up types
         raise BadPickle(f"is damaged: {brief(str(error))}") from None
     raise BadPickle("is damaged: it has no end")
 
 
 class _Bounded:
-    """A file that gives no more than it was allowed to, however much is asked for."""
+    """A file of limited size, which never reads more than the limit."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._file, self._left_bytes = file, size_bytes
@@ -78,53 +78,55 @@ class _Bounded:
         return self._file.read(size_bytes)
 
     def readline(self) -> bytes:
-        """A name or a number as text. No pickle of weights spells one with an escape, and `pickletools` warns of those
+        """Read a name or a number as text. No pickle of weights uses an escape in one, and `pickletools` warns of those
         that Python does not know."""
         line = self._file.readline(min(self._left_bytes, 1 << 12))
         self._left_bytes -= len(line)
         if b"\\" in line:
-            raise BadPickle(f"spells a name or a number with an escape: {brief(line)}")
+            raise BadPickle(f"uses an escape in a name or a number: {brief(line)}")
         return line
 
 
 class _Machine:
-    """A stack and a memo, as the pickle machine has them, of plain values."""
+    """The stack and memo of a pickle machine, with plain values."""
 
     def __init__(self, storages: dict[str, DeclaredStorage]) -> None:
         self._storages = storages
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
-        #: values that calls were given; one list can be given to many
-        self._given = 0
+        #: arguments passed to calls so far; one list can be passed many times
+        self._argument_count = 0
 
     def value(self) -> Any:
-        """What is left at the end."""
+        """The single value left on the stack at the end."""
         if len(self._stack) != 1:
             raise BadPickle(f"is damaged: it ends with {len(self._stack)} values, expected one")
         return self._stack[0]
 
     def run(self, opcode: str, argument: Any) -> None:
-        """Do what `opcode` says."""
+        """Execute one opcode."""
         if opcode in _CONSTANTS:
             self._stack.append(_CONSTANTS[opcode]())
         elif opcode in _ARGUMENTS:
             self._stack.append(argument)
         elif opcode in _PUTS:
-            self._remember(len(self._memo) if argument is None else argument)
+            self._memoize(len(self._memo) if argument is None else argument)
         elif opcode in _GETS:
             self._stack.append(self._memo[argument])
         elif opcode in _STEPS:
             _STEPS[opcode](self)
         elif opcode == "GLOBAL":
             module, _, name = argument.partition(" ")
-            self._stack.append(checked(Name(module, name)))
+            self._stack.append(check_name(GlobalName(module, name)))
         elif opcode not in _NOTHING:
-            raise BadPickle(f"has an opcode {opcode}, which pickles of weights have not")
+            raise BadPickle(f"has an opcode {opcode}, which pickles of weights do not use")
 
-    def _remember(self, number: int) -> None:
-        if not 0 <= number <= MAX_OPCODES:  # pickles count; numbers chosen at will can be made to hash alike
-            raise BadPickle(f"remembers a value as number {brief(number)}, expected at most {MAX_OPCODES}")
+    def _memoize(self, number: int) -> None:
+        if (
+            not 0 <= number <= MAX_OPCODES
+        ):  # real memo indices are counts; arbitrary ones can be chosen to collide in hash
+            raise BadPickle(f"memoizes a value as number {brief(number)}, expected at most {MAX_OPCODES}")
         self._memo[number] = self._stack[-1]
 
     def mark(self) -> None:
@@ -155,46 +157,46 @@ class _Machine:
         target = self._stack[-1]
         if isinstance(target, list):
             target.extend(items)
-        elif not isinstance(target, Idle):
+        elif not isinstance(target, OpaqueObject):
             raise BadPickle(f"is damaged: it appends to a {type(target).__name__}")
 
     def set_items(self, items: list[Any]) -> None:
         target = self._stack[-1]
         if isinstance(target, dict):
-            target.update(pairs(items))
-        elif not isinstance(target, Idle):
+            target.update(dict_from_items(items))
+        elif not isinstance(target, OpaqueObject):
             raise BadPickle(f"is damaged: it sets items of a {type(target).__name__}")
 
     def name_from_stack(self) -> None:
         module, name = self.pop(2)
         if not isinstance(module, str) or not isinstance(name, str):
             raise BadPickle("is damaged: it names something without a text")
-        self.push(checked(Name(module, name)))
+        self.push(check_name(GlobalName(module, name)))
 
     def call(self) -> None:
         function, arguments = self.pop(2)
-        if not isinstance(function, Name) or not isinstance(arguments, tuple):
+        if not isinstance(function, GlobalName) or not isinstance(arguments, tuple):
             raise BadPickle(f"is damaged: it calls a {type(function).__name__}")
-        self._count_given(len(arguments) + sum(len(a) for a in arguments if isinstance(a, (list, tuple))))
-        made = MAKERS.get(function)
-        self.push(Idle(function) if made is None else made(*arguments))
+        self._count_arguments(len(arguments) + sum(len(a) for a in arguments if isinstance(a, (list, tuple))))
+        rebuild = REBUILDERS.get(function)
+        self.push(OpaqueObject(function) if rebuild is None else rebuild(*arguments))
 
-    def _count_given(self, values: int) -> None:
-        """One value may be given many times: what is made of them is bounded too."""
-        self._given += values
-        if self._given > MAX_OPCODES:
-            raise BadPickle(f"gives its calls more than {MAX_OPCODES} values")
+    def _count_arguments(self, values: int) -> None:
+        """Bound the total of call arguments: one value may be passed many times, and results are built from them."""
+        self._argument_count += values
+        if self._argument_count > MAX_OPCODES:
+            raise BadPickle(f"passes more than {MAX_OPCODES} values to calls")
 
     def set_state(self) -> None:
-        """What an object is told after it was made: the notes that ordered dictionaries of weights carry, mostly. A
-        table of parameters has them from there."""
+        """Handle BUILD: sets the state of an object, mostly metadata of ordered dictionaries of weights. A parameter
+        table gets its contents here."""
         target, state = self.pop(2)
         if isinstance(target, ParameterTable) and isinstance(state, dict):
-            own = state.get("_parameters")
-            if isinstance(own, dict):
-                self._count_given(len(own))
-                target.update(own)
-        if not isinstance(target, (dict, Idle, DeclaredTensor)):
+            parameters = state.get("_parameters")
+            if isinstance(parameters, dict):
+                self._count_arguments(len(parameters))
+                target.update(parameters)
+        if not isinstance(target, (dict, OpaqueObject, DeclaredTensor)):
             raise BadPickle(f"is damaged: it sets the state of a {type(target).__name__}")
         self.push(target)
 
@@ -205,7 +207,7 @@ class _Machine:
             return
         declared = storage(identity)
         if self._storages.setdefault(declared.key, declared) != declared:
-            raise BadPickle(f"declares its storage {brief(declared.key)} in two ways")
+            raise BadPickle(f"declares its storage {brief(declared.key)} twice, differently")
         self.push(declared)
 
 
@@ -216,7 +218,7 @@ _CONSTANTS: Mapping[str, Callable[[], Any]] = {
     "EMPTY_DICT": dict,
     "EMPTY_LIST": list,
     "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": lambda: Idle(Name("builtins", "set")),
+    "EMPTY_SET": lambda: OpaqueObject(GlobalName("builtins", "set")),
 }
 # fmt: off
 _ARGUMENTS = frozenset({
@@ -238,7 +240,7 @@ _STEPS: Mapping[str, Callable[[_Machine], None]] = {
     "TUPLE2": lambda m: m.tuple_of(2),
     "TUPLE3": lambda m: m.tuple_of(3),
     "LIST": lambda m: m.push(m.pop_to_mark()),
-    "DICT": lambda m: m.push(pairs(m.pop_to_mark())),
+    "DICT": lambda m: m.push(dict_from_items(m.pop_to_mark())),
     "APPEND": lambda m: m.append(m.pop(1)),
     "APPENDS": lambda m: m.append(m.pop_to_mark()),
     "ADDITEMS": lambda m: m.append(m.pop_to_mark()),

@@ -1,7 +1,7 @@
-"""The one door to files of weights, whatever their format. Torch-free; reads no weights.
+"""Reads the header of a weights file of any format. Torch-free; reads no weights.
 
-Knows which reader a file needs, from its first bytes and, for an index of several files, from its name. Pickles are
-read only where somebody allowed them: it is the format in which a file can carry a program.
+Selects the reader from the first bytes and, for an index of several files, from the name. Pickles are read only if
+allowed: a pickle can contain code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from modelpool.pool.formats.folder_header import read_folder_header
 from modelpool.pool.formats.gguf_entries import MAGIC as GGUF_MAGIC
 from modelpool.pool.formats.gguf_entries import has_gguf_start
 from modelpool.pool.formats.gguf_header import read_gguf_header, read_gguf_part
-from modelpool.pool.formats.gguf_parts import is_split, parts_of, stands_for
+from modelpool.pool.formats.gguf_parts import first_part_of, is_split, parts_of
 from modelpool.pool.formats.model_description import is_description, read_description
 from modelpool.pool.formats.model_folder import is_model_folder
 from modelpool.pool.formats.regular_file import open_regular
@@ -24,19 +24,19 @@ from modelpool.pool.formats.safetensors_file import Header, read_header
 from modelpool.pool.formats.shard_index import is_index, read_index, shard_names
 from modelpool.pool.formats.torch_file import is_torch_file, read_torch_header
 
-#: how files of weights end that this project reads
+#: file name endings of the weights files that this project reads
 SAFETENSORS_SUFFIXES = (".safetensors", ".sft")
 GGUF_SUFFIX = ".gguf"
 PICKLE_SUFFIXES = (".ckpt", ".pt", ".pth", ".bin")
-#: those that can carry no program
+#: endings of formats that cannot contain code
 PLAIN_SUFFIXES = (*SAFETENSORS_SUFFIXES, GGUF_SUFFIX)
 
-#: how a person allows pickles, for messages
+#: the option that allows pickles, for messages
 PICKLE_FLAG = "allow_pickle"
 
 
 def read_part(path: str, *, allow_pickle: bool = False) -> Header:
-    """As `read_weights_header`, for what is no model in separate files."""
+    """As `read_weights_header`, for anything but a model in separate files."""
     if is_index(path):
         return read_index(path, lambda shard: _read_one(shard, allow_pickle))
     if is_model_folder(path):
@@ -44,9 +44,8 @@ def read_part(path: str, *, allow_pickle: bool = False) -> Header:
     return _read_one(path, allow_pickle)
 
 
-def read_own_header(path: str, *, allow_pickle: bool = False) -> Header:
-    """What the file at `path` itself has, for whoever asks for its bytes: of a split GGUF file this part alone, its
-    tensors under the names that it gives them.
+def read_single_header(path: str, *, allow_pickle: bool = False) -> Header:
+    """Read the header of the file at `path` alone: of a split GGUF file this part only, under its own tensor names.
 
     Raises as `read_weights_header`.
     """
@@ -54,12 +53,12 @@ def read_own_header(path: str, *, allow_pickle: bool = False) -> Header:
 
 
 def files_of(source: Source) -> tuple[str, ...]:
-    """The files that the weights at `source` are in: the file itself; an index and its shards, by name; the first part
-    of a split GGUF file and the others; a description, where there is one, and the files that it names, each with its
-    own shards.
+    """Return the files of the weights at `source`: the file itself; an index and its shards, by name; all parts of a
+    split GGUF file, the first one first; a description, if there is one, and the files that it names, each with its
+    shards.
 
-    Raises CorruptFile for a damaged index or description, UnsafeFile for one that leads out of its folder, as a part of
-    a split file may.
+    Raises CorruptFile for a damaged index or description, UnsafeFile for one that leads out of its folder, also for a
+    part of a split file.
     """
     if isinstance(source, Assembly):
         return tuple(dict.fromkeys(file for part in source.files for file in files_of(part)))
@@ -78,18 +77,18 @@ def files_of(source: Source) -> tuple[str, ...]:
 
 
 def loose_weights(folder: Path) -> tuple[Path, ...]:
-    """The safetensors and GGUF files that lie in `folder` itself, by name, however their endings are written; of a
-    split GGUF file the first part.
+    """Return the safetensors and GGUF files directly in `folder`, by name, whatever the case of their endings; of a
+    split GGUF file only the first part.
 
-    Some may be links that lead out of it: who reads one asks `contained` first. Raises CorruptFile when the folder
+    Some may be links that lead out of it: check with `contained` before reading one. Raises CorruptFile when the folder
     cannot be read.
     """
     try:
         names = {name for name in os.listdir(folder) if name.lower().endswith(PLAIN_SUFFIXES)}
     except OSError as error:
         raise CorruptFile(f"{folder}: cannot be read: {error.strerror or error}") from None
-    whole = sorted(name for name in names if stands_for(name, names) is None)
-    return tuple(folder / name for name in whole if os.path.isfile(folder / name))
+    models = sorted(name for name in names if first_part_of(name, names) is None)
+    return tuple(folder / name for name in models if os.path.isfile(folder / name))
 
 
 def _read_one(path: str, allow_pickle: bool) -> Header:
@@ -101,7 +100,7 @@ def _read_one(path: str, allow_pickle: bool) -> Header:
         return read_header(path)
     if not allow_pickle:
         raise UnsafeFile(
-            f"{path}: a PyTorch pickle, which can carry a program; expected a safetensors file, or {PICKLE_FLAG} to be "
-            f"set for files from a source that you trust (only the weights are read, nothing in it is run)"
+            f"{path}: a PyTorch pickle, which can contain code; expected a safetensors file, or {PICKLE_FLAG} for "
+            f"files from a trusted source (only the weights are read, no code is run)"
         )
     return read_torch_header(path)

@@ -1,4 +1,4 @@
-"""Guided predictions that have the length again which the prompt's own has: some models were published with it.
+"""CFG rescale: scales the guided prediction to the norm of the conditional one, as some models were published.
 
 Sources: the pipelines of diffusers for Qwen-Image (patches) and Lumina 2 (rows).
 
@@ -10,27 +10,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.sampling_facts import KeptLength
+from modelpool.pool.core.sampling_facts import CfgRescale
 
 
-def with_length_of(guided_BCHW: Tensor, own_BCHW: Tensor, kept: KeptLength) -> Tensor:
-    """`guided_BCHW`, each part of it as long as that of `own_BCHW`."""
-    match kept:
-        case KeptLength.NOTHING:
+def rescale(guided_BCHW: Tensor, cond_BCHW: Tensor, rescale_mode: CfgRescale) -> Tensor:
+    """Return `guided_BCHW`, with each part of it scaled to the norm of that part of `cond_BCHW`."""
+    match rescale_mode:
+        case CfgRescale.NOTHING:
             return guided_BCHW
-        case KeptLength.ROWS:
+        case CfgRescale.ROWS:
             dims: tuple[int, ...] = (-1,)
-            own, guided = own_BCHW, guided_BCHW
-        case KeptLength.PATCHES:
+            cond, guided = cond_BCHW, guided_BCHW
+        case CfgRescale.PATCHES:
             dims = (1, 3, 5)
-            own, guided = _patches(own_BCHW), _patches(guided_BCHW)
-    lengths = torch.linalg.vector_norm(own, dim=dims, keepdim=True)
+            cond, guided = _patches(cond_BCHW), _patches(guided_BCHW)
+    lengths = torch.linalg.vector_norm(cond, dim=dims, keepdim=True)
     guided_lengths = torch.linalg.vector_norm(guided, dim=dims, keepdim=True)
-    kept_BCHW: Tensor = (guided * (lengths / guided_lengths)).reshape(guided_BCHW.shape)
-    return kept_BCHW
+    rescaled_BCHW: Tensor = (guided * (lengths / guided_lengths)).reshape(guided_BCHW.shape)
+    return rescaled_BCHW
 
 
 def _patches(x_BCHW: Tensor) -> Tensor:
-    """[B, C, rows, 2, columns, 2], by patches of two by two cells."""
+    """Return [B, C, rows, 2, columns, 2]: patches of two by two latent pixels."""
     b, c, h, w = x_BCHW.shape
     return x_BCHW.reshape(b, c, h // 2, 2, w // 2, 2)

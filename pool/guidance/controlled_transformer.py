@@ -1,6 +1,6 @@
-"""A transformer together with what ControlNets add to its blocks, to be called as the transformer alone is.
+"""Adds ControlNet residuals to a transformer, callable like the transformer itself.
 
-Knows no class: what is added goes by the names of the arguments that the class takes it by.
+Knows no class: residuals are passed by the argument names of the class.
 
 Shape legend: B batch, N rows of patches, D their width.
 """
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from modelpool.pool.conditioning.micro_conditioning import Residuals
 
 
-class AddedTo(nn.Module):
-    """`module`, called with `residuals` beside whatever it is called with."""
+class ControlledTransformer(nn.Module):
+    """`module`, called with `residuals` in addition to its other arguments."""
 
     def __init__(self, module: nn.Module, residuals: Residuals) -> None:
         super().__init__()
@@ -24,17 +24,17 @@ class AddedTo(nn.Module):
 
     @property
     def config(self) -> Any:
-        """That of the module, which is of diffusers and not typed."""
+        """The configuration of the module, which is of diffusers and not typed."""
         return self._module.config
 
-    def forward(self, *args: Any, **told: Any) -> Any:
-        """The call."""
-        return self._module(*args, **told, **self._residuals)
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        """Call the module."""
+        return self._module(*args, **inputs, **self._residuals)
 
 
-class ForEachText(Sequence[Tensor]):
-    """Samples [B,N,D], each repeated for so many texts when it is asked for: all of them at once would take as many
-    times the memory."""
+class RepeatedResiduals(Sequence[Tensor]):
+    """Residuals [B,N,D], repeated for the number of texts when one is read: repeating all of them at once would take
+    that many times the memory."""
 
     def __init__(self, samples: Sequence[Tensor], texts: int) -> None:
         self._samples, self._texts = samples, texts
@@ -48,17 +48,17 @@ class ForEachText(Sequence[Tensor]):
     def __getitem__(self, place: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, place: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(place, slice):
-            return ForEachText(self._samples[place], self._texts)
+            return RepeatedResiduals(self._samples[place], self._texts)
         sample_BND = self._samples[place]
-        # a batch of one is added to all rows of a larger one as it is
+        # a batch of one broadcasts over all rows of a larger one
         return sample_BND if len(sample_BND) == 1 else sample_BND.repeat(self._texts, 1, 1)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[place] for place in range(len(self)))
 
 
-class BehindSome(Sequence[Tensor]):
-    """Samples that go behind some blocks alone, found by the numbers of those: what Z-Image's class asks for."""
+class SparseResiduals(Sequence[Tensor]):
+    """Residuals for some blocks only, by block number, as Z-Image's class expects them."""
 
     def __init__(self, samples: Mapping[int, Tensor]) -> None:
         self._samples = dict(samples)
@@ -79,9 +79,9 @@ class BehindSome(Sequence[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self._samples.values())
 
-    def plus(self, other: BehindSome) -> BehindSome:
-        """Both: behind a block that each has a sample for, their sum."""
+    def plus(self, other: SparseResiduals) -> SparseResiduals:
+        """Return both, with their sum for blocks that both have."""
         sums = dict(self._samples)
         for block, sample in other._samples.items():
             sums[block] = sums[block] + sample if block in sums else sample
-        return BehindSome(sums)
+        return SparseResiduals(sums)

@@ -1,7 +1,4 @@
-"""What runs of a few models do beside what all do: how two guesses become one, and how an image is told and kept.
-
-Puts `late_projection`, `frame_strengths` and `beginnings` together for `run`; knows no model.
-"""
+"""The guidance of particular models: APG, per-frame guidance, and first frames with noise; assembled for `run`."""
 
 from __future__ import annotations
 
@@ -12,72 +9,82 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.conditioning.first_frame import IMAGE_MASK, image_kept, led_latent, shaken_image, shakes_image
-from modelpool.pool.conditioning.micro_conditioning import IMAGE, Extras
-from modelpool.pool.core.sampling_facts import KeptLength, SamplingFacts
-from modelpool.pool.core.stage_params import SampleWork
-from modelpool.pool.guidance.apg import LateProjection, Lead, plain_steps, projects_late
-from modelpool.pool.guidance.per_frame_guidance import frame_strengths
+from modelpool.pool.conditioning.first_frame import (
+    IMAGE_MASK,
+    keep_image,
+    noised_image,
+    noises_image,
+    with_leading_image,
+)
+from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
+from modelpool.pool.core.sampling_facts import CfgRescale, SamplingFacts
+from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, GuidanceFn, cfg_steps, uses_apg
+from modelpool.pool.guidance.per_frame_guidance import frame_guidance_scales
 from modelpool.pool.sampling.samplers import Denoise
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OwnWays:
-    """Which of them a run has.
+class GuiderConfig:
+    """The guidance options of a run.
 
-    kept_length     what is done to guided predictions
-    strengths       of the guidance in each cell, on the run's device; None where all have the same
-    shakes_image  the image that its texts are told of is kept, and told with noise (`beginnings.shaken_image`)
-    plain_steps     how many steps each of its images is guided plainly, before `LateProjection` is more than that;
-                    empty where it always is
-    led_BCTHW       what is told of the image that leads its video; None where none does
+    cfg_rescale     CFG rescale
+    strengths       guidance scale of each latent position, on the run's device; None if all are equal
+    noises_image  the first frame is kept, and passed to the model with noise (`first_frame.noised_image`)
+    cfg_steps     number of plain CFG steps of each image, before adaptive projected guidance; empty without APG
+    leading_BCTHW       model input of the image that leads the video; None without one
     """
 
-    kept_length: KeptLength = KeptLength.NOTHING
-    strengths: Tensor | None = None
-    shakes_image: bool = False
-    plain_steps: tuple[int, ...] = ()
-    led_BCTHW: Tensor | None = None
+    cfg_rescale: CfgRescale = CfgRescale.NOTHING
+    guidance_scales: Tensor | None = None
+    noises_image: bool = False
+    cfg_steps: tuple[int, ...] = ()
+    leading_BCTHW: Tensor | None = None
 
-    def begun(self, x_BC: Tensor) -> Tensor:
-        """What the run begins with, of what others begin with."""
-        return x_BC if self.led_BCTHW is None else led_latent(x_BC, self.led_BCTHW)
-
-
-PLAIN_WAYS = OwnWays()
+    def initial_latent(self, x_BC: Tensor) -> Tensor:
+        """Return the initial latent of the run, from the initial noise."""
+        return x_BC if self.leading_BCTHW is None else with_leading_image(x_BC, self.leading_BCTHW)
 
 
-def own_ways(
-    facts: SamplingFacts, work: SampleWork, cond: Condition, count: int, cells: int, device: torch.device
-) -> OwnWays:
-    """Those of a run like `work` of `count` images by a model of `facts` on `device`. Their texts are `cond`, on the
-    host; videos have so many `cells` of time."""
-    return OwnWays(
-        facts.kept_length,
-        frame_strengths(facts.usual, work.cfg, cells, device),
-        work.imaged and shakes_image(facts.video),
-        plain_steps(cond.extras, count) if projects_late(facts.usual) else (),
-        cond.extras[IMAGE] if work.imaged and facts.video is not None and facts.video.leading else None,
+DEFAULT_GUIDER = GuiderConfig()
+
+
+def guider_config(
+    facts: SamplingFacts, work: SampleParams, cond: Condition, count: int, cells: int, device: torch.device
+) -> GuiderConfig:
+    """Return the options of a run like `work` of `count` images by a model of `facts` on `device`. Their texts are
+    `cond`, on the host; videos have `cells` latent frames."""
+    return GuiderConfig(
+        facts.cfg_rescale,
+        frame_guidance_scales(facts.defaults, work.cfg, cells, device),
+        work.imaged and noises_image(facts.video),
+        cfg_steps(cond.model_kwargs, count) if uses_apg(facts.defaults) else (),
+        cond.model_kwargs[IMAGE] if work.imaged and facts.video is not None and facts.video.leading else None,
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guiding:
-    """What a run does so.
+class RunGuider:
+    """The guidance of one run.
 
-    for_guidance  the last arguments of `guidance.guided_denoiser`: its strengths, lead and told_anew
-    kept          makes of the guided `denoise` the one that samplers call
+    denoiser_args  last arguments of `classifier_free.guided_denoiser`: guidance scales, guidance function, drawn inputs
+    kept          wraps the guided `denoise` for the sampler
     """
 
-    for_guidance: tuple[Tensor | None, Lead | None, Callable[[], Extras] | None]
+    denoiser_args: tuple[Tensor | None, GuidanceFn | None, Callable[[], ModelKwargs] | None]
     kept: Callable[[Denoise], Denoise]
 
 
-def guiding(ways: OwnWays, work: SampleWork, seeds: Sequence[int], cond: Condition, sigma_data: float) -> Guiding:
-    """For one run of images of `seeds`, whose texts are `cond`, on the device that it is on."""
-    lead = LateProjection(work.cfg, ways.plain_steps, work.first_step) if ways.plain_steps else None
-    if not ways.shakes_image:
-        return Guiding((ways.strengths, lead, None), lambda denoise: denoise)
-    image_BCTHW, mask_B1THW = cond.extras[IMAGE], cond.extras[IMAGE_MASK]
-    told_anew = shaken_image(image_BCTHW, seeds, sigma_data)
-    return Guiding((ways.strengths, lead, told_anew), lambda denoise: image_kept(denoise, image_BCTHW, mask_B1THW))
+def run_guider(
+    config: GuiderConfig, work: SampleParams, seeds: Sequence[int], cond: Condition, sigma_data: float
+) -> RunGuider:
+    """Return the guidance of one run of images with `seeds`, whose texts are `cond`, on the device of the run."""
+    guidance_fn = AdaptiveProjectedGuidance(work.cfg, config.cfg_steps, work.first_step) if config.cfg_steps else None
+    if not config.noises_image:
+        return RunGuider((config.guidance_scales, guidance_fn, None), lambda denoise: denoise)
+    image_BCTHW, mask_B1THW = cond.model_kwargs[IMAGE], cond.model_kwargs[IMAGE_MASK]
+    drawn_inputs = noised_image(image_BCTHW, seeds, sigma_data)
+    return RunGuider(
+        (config.guidance_scales, guidance_fn, drawn_inputs),
+        lambda denoise: keep_image(denoise, image_BCTHW, mask_B1THW),
+    )

@@ -1,7 +1,7 @@
-"""The ends of a LoRA file's keys: which tensor of which kind of adapter each is. Torch-free.
+"""Splits the keys of LoRA files into a base name and a tensor's part of an adapter. Torch-free.
 
-Knows the public conventions of kohya, LyCORIS, diffusers and PEFT. Which weight a base name means is the business of
-`pool.lora_names`; what the tensors compute is that of `pool.patches`.
+Knows the public conventions of kohya, LyCORIS, diffusers and PEFT. `pool.lora_names` maps base names to weights;
+`pool.patches` computes with the tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 
-#: ends of a LoRA file's keys and the part that each is. The longer of two that fit is meant.
+#: key endings and their parts; the longest matching ending applies
 PARTS: tuple[tuple[str, str], ...] = (
     (".lora_up.weight", "up"),
     (".lora_down.weight", "down"),
@@ -52,21 +52,21 @@ PARTS: tuple[tuple[str, str], ...] = (
 )
 
 #: parts that only a LoRA, or one of its relatives, has
-_TELLING_PARTS = frozenset(
+_DISTINCTIVE_PARTS = frozenset(
     {"up", "down", "hada_w1_a", "lokr_w1", "lokr_w1_a", "oft_blocks", "diff", "diff_b", "w_norm", "set_weight"}
 )
-#: parts that tell only together: each alone is a name that other models use
-_TELLING_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
+#: parts that identify an adapter only together: each name alone occurs in other models
+_DISTINCTIVE_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
 
-#: what the keys of LoRA files end with: one look for the many keys that are no part of one
+#: all endings, for one test that rejects most other keys
 _ENDS = tuple(end for end, _ in PARTS)
 
-#: keys that give a published spelling of whole files away
+#: keys that identify a published naming of complete files
 _BFL_CONTROL = ("img_in.lora_A.weight", "single_blocks.0.norm.key_norm.scale")
 _USO = ("single_blocks.37.processor.qkv_lora.up.weight", "double_blocks.18.processor.qkv_lora2.up.weight")
 _WAN_FUN = ("lora_unet__blocks_0_cross_attn_k.lora_down.weight",)
 
-#: pieces of USO's names and what they mean in the model's own
+#: parts of USO's names and of the corresponding model names
 _USO_PIECES: tuple[tuple[str, str], ...] = (
     (".processor.proj_lora1.", ".img_attn.proj.lora_"),
     (".processor.proj_lora2.", ".txt_attn.proj.lora_"),
@@ -79,10 +79,10 @@ _USO_PIECES: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class AdapterKeys:
-    """The keys of a LoRA file in the spelling that `split_key` knows.
+    """The keys of a LoRA file in the naming that `split_key` knows.
 
-    original  the file's own key for each of them
-    reshaped  for a base name, the shape that its weight is padded to first, where the file says so by its factors alone
+    original  for each of them, the key in the file
+    reshaped  for a base name, the shape that its weight is padded to first, where only the factors of the file imply it
     """
 
     original: Mapping[str, str]
@@ -90,7 +90,7 @@ class AdapterKeys:
 
 
 def split_key(key: str) -> tuple[str, str] | None:
-    """The base name and the part of one key of a LoRA file; None for a key that is no part of a LoRA.
+    """Split a key of a LoRA file into base name and part; None for a key that is no part of a LoRA.
 
     `split_key("lora_unet_mid_block_resnets_0_conv1.lora_up.weight") == ("lora_unet_mid_block_resnets_0_conv1", "up")`
     """
@@ -110,18 +110,18 @@ def looks_like_lora(keys: Iterable[str]) -> bool:
         split = split_key(key)
         if split is None:
             continue
-        if split[1] in _TELLING_PARTS:
+        if split[1] in _DISTINCTIVE_PARTS:
             return True
-        if split[1] in _TELLING_TOGETHER:
+        if split[1] in _DISTINCTIVE_TOGETHER:
             together.setdefault(split[0], set()).add(split[1])
-    return any(parts == _TELLING_TOGETHER for parts in together.values())
+    return any(parts == _DISTINCTIVE_TOGETHER for parts in together.values())
 
 
-def common_spelling(shapes: Mapping[str, Shape]) -> AdapterKeys:
-    """The keys of a file with tensors of `shapes`, those of three published spellings made like everybody's.
+def normalized_keys(shapes: Mapping[str, Shape]) -> AdapterKeys:
+    """Return the keys of a file with tensors of `shapes`, with three published namings converted to the common one.
 
-    BFL's control LoRAs name the model's keys without a prefix, keep norms as they are and widen a weight; USO's name
-    the processors that computed them; Wan-Fun's have an underscore too many.
+    BFL's control LoRAs use the model's keys without a prefix, keep norms as they are and widen a weight; USO's use the
+    names of attention processors; Wan-Fun's have an extra underscore.
     """
     if all(key in shapes for key in _BFL_CONTROL):
         return _from_bfl_control(shapes)

@@ -1,8 +1,8 @@
-"""How the tensors of a checkpoint become the parameters of a module, and back.
+"""Maps the tensors of a checkpoint to the parameters of a module, and back.
 
-A `KeyMap` is discovered by watching a converter (`pool.keymaps.provenance`), never written by hand. It loads (as
-views), saves (the inverse), and says which rows of which parameter a change to a checkpoint's tensor would change,
-which is what a LoRA needs. Does not know any architecture.
+A `KeyMap` is discovered by tracing a converter (`pool.keymaps.provenance`), never written by hand. It loads (as views),
+saves (the inverse), and maps a change of a checkpoint's tensor to rows of parameters, as LoRAs need. Knows no
+architecture.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from modelpool.pool.keymaps.provenance import Origin, Permute, Reshape, ShapeOpe
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows of a source tensor and the rows of the parameter that they become.
+    """A range of rows of a source tensor and the parameter rows that they become.
 
     key           the parameter
-    source_shape  the whole source tensor; a delta for this range has that shape
+    source_shape  shape of the complete source tensor; a delta for this range has that shape
     source_start  first row of the source
-    rows          how many
+    rows          number of rows
     start         first row of the parameter
-    operations    what is done to the shape of the rows on the way
+    operations    shape operations applied to the rows
     """
 
     key: str
@@ -37,7 +37,7 @@ class RowRange:
     operations: tuple[ShapeOperation, ...] = ()
 
     def place(self, delta: Tensor) -> Tensor:
-        """The part of `delta` that falls on this range, in the parameter's form: a view where that is possible.
+        """Return the part of `delta` for this range, in the parameter's form: a view where that is possible.
 
         `delta` has `source_shape`. Add the result to `parameter.narrow(0, start, result.shape[0])`.
         """
@@ -49,8 +49,8 @@ class RowRange:
 class KeyMap:
     """The map from a checkpoint's tensors to a module's parameters.
 
-    sources  shape of each tensor of the checkpoint that the converter was shown, used or not
-    origins  for each parameter, the source rows that it is made of
+    sources  shape of each checkpoint tensor passed to the converter, used or not
+    origins  for each parameter, the source rows that it consists of
     """
 
     sources: Mapping[str, Shape]
@@ -64,25 +64,25 @@ class KeyMap:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Sources that no parameter is made of. `save` leaves them out."""
+        """Source tensors that no parameter uses. `save` leaves them out."""
         return tuple(key for key in self.sources if key not in self._targets)
 
     def targets(self, source_key: str) -> tuple[RowRange, ...]:
-        """The parameter rows that `source_key` becomes, in the order of its own rows; () when it is unused."""
+        """Return the parameter rows that `source_key` becomes, in the order of its rows; () when it is unused."""
         return self._targets.get(source_key, ())
 
     def parameter_range(self, key: str) -> RowRange:
-        """The whole parameter `key`, for a delta that has the parameter's own shape."""
+        """Return the complete parameter `key` as the target of a delta of the parameter's shape."""
         shape = self.origins[key].shape
         return RowRange(key, shape, 0, rows_of(shape), 0)
 
-    def whole_source(self, source_key: str) -> tuple[RowRange, ...]:
-        """All rows of the checkpoint's tensor `source_key`, as the target of a delta of its own shape."""
+    def full_source(self, source_key: str) -> tuple[RowRange, ...]:
+        """Return all rows of the checkpoint's tensor `source_key`, as the target of a delta of its shape."""
         shape = self.sources[source_key]
         return (RowRange(source_key, shape, 0, rows_of(shape), 0),)
 
     def source_ranges(self, key: str) -> tuple[RowRange, ...]:
-        """The rows of the checkpoint that the parameter `key` is made of, as targets of a delta of its own shape."""
+        """Return the checkpoint rows that the parameter `key` consists of, as targets of a delta of its shape."""
         origin = self.origins[key]
         back = _inverse(origin.operations)
         if len(origin.segments) == 1:
@@ -94,10 +94,10 @@ class KeyMap:
             row += segment.rows
         return tuple(ranges)
 
-    def through(self, ranges: tuple[RowRange, ...]) -> tuple[RowRange, ...]:
-        """The parameter rows that `ranges` of the checkpoint's tensors become, in the order of the delta's rows.
+    def compose(self, ranges: tuple[RowRange, ...]) -> tuple[RowRange, ...]:
+        """Map `ranges` of the checkpoint's tensors to parameter rows, in the order of the delta's rows.
 
-        Rows that no parameter is made of are left out.
+        Leaves out rows that no parameter uses.
         """
         followed = [row_range for first in ranges for row_range in self._follow(first)]
         return _merged(sorted(followed, key=lambda r: (r.source_start, r.key)))
@@ -105,8 +105,8 @@ class KeyMap:
     def _follow(self, first: RowRange) -> Iterator[RowRange]:
         for then in self.targets(first.key):
             operations = _simplified((*first.operations, *then.operations))
-            if not _keeps_rows(first.operations):  # rows became columns: all of them or none
-                assert then.rows == rows_of(then.source_shape), f"{first.key} is cut up after its rows were turned"
+            if not _keeps_rows(first.operations):  # rows became columns: only all of them can be mapped
+                assert then.rows == rows_of(then.source_shape), f"{first.key} is split after its rows became columns"
                 yield replace(first, key=then.key, start=then.start, operations=operations)
                 continue
             low = max(first.start, then.source_start)
@@ -117,17 +117,17 @@ class KeyMap:
                 yield RowRange(then.key, first.source_shape, start, high - low, into, operations)
 
     def load(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters made of the checkpoint `tensors`: a view wherever the rows of one follow each other."""
+        """Return the parameters from the checkpoint `tensors`: a view wherever the rows of one are contiguous."""
         return {key: _load(origin, tensors) for key, origin in self.origins.items()}
 
     def save(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The checkpoint's tensors made of a module's `parameters`: `save(load(x))` is x without what is unused."""
+        """Return the checkpoint's tensors from a module's `parameters`: `save(load(x))` is x without unused tensors."""
         return {key: self.source(key, parameters) for key in self.sources if key in self._targets}
 
     def source(self, key: str, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The checkpoint's tensor `key` made of a module's `parameters`, of which only those that it becomes are read.
+        """Return the checkpoint's tensor `key` from a module's `parameters`, of which only those it becomes are read.
 
-        `key` is none of the unused.
+        `key` must not be unused.
         """
         return self._save(self.sources[key], self._targets[key], parameters)
 
@@ -143,16 +143,16 @@ class KeyMap:
 
 
 def discover(shapes: Mapping[str, Shape], convert: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> KeyMap:
-    """The key map that `convert` stands for, on a checkpoint with tensors of `shapes`.
+    """Discover the key map of `convert` on a checkpoint with tensors of `shapes`.
 
-    `convert` is called once, with zero-byte tensors; it may take from the dictionary that it is given.
-    Raises UntraceableOperationError when `convert` does more than move rows and change shapes.
+    Calls `convert` once, with zero-byte tensors; it may remove entries from its dictionary. Raises
+    UntraceableOperationError when `convert` does more than move rows and change shapes.
     """
     return key_map_of(shapes, trace(shapes, convert))
 
 
 def key_map_of(shapes: Mapping[str, Shape], origins: Mapping[str, Origin]) -> KeyMap:
-    """The key map of a checkpoint with tensors of `shapes` whose parameters are known to be made as `origins` says."""
+    """Return the key map of a checkpoint with tensors of `shapes` from the known `origins` of its parameters."""
     targets: dict[str, list[RowRange]] = {}
     for key, origin in origins.items():
         row = 0
@@ -175,7 +175,7 @@ def _narrow(x: Tensor, start: int, rows: int) -> Tensor:
 
 
 def _forward(x: Tensor, operations: tuple[ShapeOperation, ...]) -> Tensor:
-    """`operations` done to `x`, which may be some of the rows that they were recorded for."""
+    """Apply `operations` to `x`, which may be some of the rows that they were recorded for."""
     for operation in operations:
         match operation:
             case Reshape(before, after):
@@ -186,11 +186,11 @@ def _forward(x: Tensor, operations: tuple[ShapeOperation, ...]) -> Tensor:
 
 
 def _inverse(operations: tuple[ShapeOperation, ...]) -> tuple[ShapeOperation, ...]:
-    """The operations that undo `operations`."""
-    return tuple(_undoing(operation) for operation in reversed(operations))
+    """Return the operations that undo `operations`."""
+    return tuple(_inverse_of(operation) for operation in reversed(operations))
 
 
-def _undoing(operation: ShapeOperation) -> ShapeOperation:
+def _inverse_of(operation: ShapeOperation) -> ShapeOperation:
     match operation:
         case Reshape(before, after):
             return Reshape(after, before)
@@ -199,10 +199,10 @@ def _undoing(operation: ShapeOperation) -> ShapeOperation:
 
 
 def _simplified(operations: tuple[ShapeOperation, ...]) -> tuple[ShapeOperation, ...]:
-    """`operations` without neighbours that undo each other."""
+    """Return `operations` without neighbours that undo each other."""
     left: list[ShapeOperation] = []
     for operation in operations:
-        if left and left[-1] == _undoing(operation):
+        if left and left[-1] == _inverse_of(operation):
             left.pop()
         else:
             left.append(operation)
@@ -210,7 +210,7 @@ def _simplified(operations: tuple[ShapeOperation, ...]) -> tuple[ShapeOperation,
 
 
 def _keeps_rows(operations: tuple[ShapeOperation, ...]) -> bool:
-    """Whether each row is still a row of its own after `operations`."""
+    """Whether each row is still a separate row after `operations`."""
     return all(
         operation.before[:1] == operation.after[:1] if isinstance(operation, Reshape) else operation.order[:1] == (0,)
         for operation in operations
@@ -218,13 +218,13 @@ def _keeps_rows(operations: tuple[ShapeOperation, ...]) -> bool:
 
 
 def _merged(ranges: list[RowRange]) -> tuple[RowRange, ...]:
-    """`ranges` with neighbours that continue each other, in the delta and in the parameter, made one."""
+    """Return `ranges` with contiguous neighbours (in the delta and in the parameter) merged."""
     merged: list[RowRange] = []
     for this in ranges:
         last = merged[-1] if merged else None
         if last is not None and replace(last, source_start=this.source_start, start=this.start, rows=this.rows) == this:
-            delta_goes_on = last.source_start + last.rows == this.source_start
-            if delta_goes_on and last.start + last.rows == this.start and _keeps_rows(this.operations):
+            delta_continues = last.source_start + last.rows == this.source_start
+            if delta_continues and last.start + last.rows == this.start and _keeps_rows(this.operations):
                 merged[-1] = replace(last, rows=last.rows + this.rows)
                 continue
         merged.append(this)
@@ -232,7 +232,7 @@ def _merged(ranges: list[RowRange]) -> tuple[RowRange, ...]:
 
 
 def _with_rows(x: Tensor, before: Shape, after: Shape) -> Shape:
-    """`after` for a reshape of `x`, which has the shape `before` or fewer rows of it."""
+    """Return `after` adapted to `x`, which has the shape `before` or fewer rows of it."""
     if tuple(x.shape) == before:
         return after
     assert (before[0], before[1:]) == (after[0], tuple(x.shape[1:])), f"{tuple(x.shape)} is no part of {before}"

@@ -1,10 +1,10 @@
-"""Tensors without data that remember where each of their rows came from.
+"""Tensors without data that record the origin of each of their rows.
 
-Feed them to a function that renames, splits, joins and reshapes the tensors of a checkpoint, and its outputs tell what
-it did. Knows torch's operators; does not know any checkpoint.
+Passed to a function that renames, splits, joins and reshapes the tensors of a checkpoint, they show in its outputs
+which rows went where. Knows torch's operators; no checkpoint.
 
-Only moves of whole rows (along dimension 0) and changes of shape can be traced. A function that computes with values
-is refused, not guessed at.
+Only moves of complete rows (along dimension 0) and changes of shape can be traced. A function that computes with values
+is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class UntraceableOperationError(NotImplementedError):
-    """A converter did something to a tensor that is no move of rows and no change of shape."""
+    """A converter did something other than moving rows and changing shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """The same numbers in the same order, as another shape."""
+    """The same numbers in the same order, in another shape."""
 
     before: Shape
     after: Shape
@@ -54,7 +54,7 @@ ShapeOperation: TypeAlias = Reshape | Permute
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a tensor came from: its rows, in order, and then what was done to its shape."""
+    """The origin of a tensor: its rows, in order, and the shape operations applied to them."""
 
     segments: tuple[Segment, ...]
     operations: tuple[ShapeOperation, ...]
@@ -62,17 +62,17 @@ class Origin:
 
 
 def rows_of(shape: Sequence[int]) -> int:
-    """The rows of a tensor of `shape`."""
+    """The number of rows of a tensor of `shape`."""
     return shape[0] if shape else 1
 
 
 def trace(
     shapes: Mapping[str, Shape], convert: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 ) -> dict[str, Origin]:
-    """The origin of everything that `convert` returns for a checkpoint of `shapes`.
+    """Return the origin of everything that `convert` returns for a checkpoint of `shapes`.
 
-    `convert` gets zero-byte tensors on the meta device.
-    Raises UntraceableOperationError when `convert` computes, or returns a tensor that is not made of its inputs.
+    `convert` gets zero-byte tensors on the meta device. Raises UntraceableOperationError when `convert` computes, or
+    returns a tensor that does not come from its inputs.
     """
     inputs: dict[str, Tensor] = {
         key: Traced(shape, (Segment(key, 0, rows_of(shape)),)) for key, shape in shapes.items()
@@ -80,8 +80,8 @@ def trace(
     origins = {}
     for key, value in convert(inputs).items():
         if not isinstance(value, Traced):
-            raise UntraceableOperationError(f"{key}: the converter made this tensor up, it has no source")
-        origins[key] = Origin(_joined(value.segments), value.operations, tuple(value.shape))
+            raise UntraceableOperationError(f"{key}: the converter created this tensor, it has no source")
+        origins[key] = Origin(_merged(value.segments), value.operations, tuple(value.shape))
     return origins
 
 
@@ -109,18 +109,18 @@ class Traced(Tensor):
     ) -> Any:
         rule = _RULES.get(func)
         if rule is None:
-            raise UntraceableOperationError(f"{func} is no move of rows and no change of shape")
+            raise UntraceableOperationError(f"{func} is neither a move of rows nor a change of shape")
         metas = [_untraced(argument, func) for argument in args]
         meta_kwargs = {key: _untraced(argument, func) for key, argument in (kwargs or {}).items()}
         return rule(func(*metas, **meta_kwargs), *args, **(kwargs or {}))
 
 
 def _untraced(argument: Any, func: Any) -> Any:
-    """An argument of `func` with plain tensors without data for traced ones."""
+    """Return an argument of `func` with meta tensors in place of traced ones."""
     if isinstance(argument, Traced):
         return torch.empty(argument.shape, dtype=argument.dtype, device="meta")
     if isinstance(argument, Tensor):
-        raise UntraceableOperationError(f"{func} with a tensor that the converter made up")
+        raise UntraceableOperationError(f"{func} with a tensor that the converter created")
     return [_untraced(part, func) for part in argument] if isinstance(argument, list | tuple) else argument
 
 
@@ -167,7 +167,7 @@ def _reshape(result: Tensor, x: Traced, *_: Any, **__: Any) -> Traced:
 
 def _permute(result: Tensor, x: Traced, order: Sequence[int]) -> Traced:
     positive = tuple(d % x.dim() for d in order)
-    if positive[:1] != (0,) and len(_joined(x.segments)) > 1:
+    if positive[:1] != (0,) and len(_merged(x.segments)) > 1:
         raise UntraceableOperationError("rows of several pieces turned into columns")
     return Traced(result.shape, x.segments, (*x.operations, Permute(positive)))
 
@@ -185,7 +185,7 @@ def _require_rows(x: Traced, along_rows: bool, what: str) -> None:
 
 
 def _cut(segments: Sequence[Segment], start: int, rows: int) -> tuple[Segment, ...]:
-    """`rows` rows of the rows that `segments` are, from row `start`."""
+    """Return `rows` rows of the rows of `segments`, from row `start`."""
     cut, offset = [], 0
     for segment in segments:
         first, last = max(start, offset), min(start + rows, offset + segment.rows)
@@ -195,8 +195,8 @@ def _cut(segments: Sequence[Segment], start: int, rows: int) -> tuple[Segment, .
     return tuple(cut)
 
 
-def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """`segments` with neighbours that continue each other made one."""
+def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return `segments` with contiguous neighbours merged."""
     joined: list[Segment] = []
     for segment in segments:
         last = joined[-1] if joined else None

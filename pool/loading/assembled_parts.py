@@ -1,4 +1,4 @@
-"""What a file has that a model is put together of: its diffusion model, as tensors without a prefix. Torch-free."""
+"""Finds the diffusion model in a file that is part of an assembly, as tensors without a prefix. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX, split, split_second
-from modelpool.pool.families.expert_pairs import pair_of
 from modelpool.pool.families.family import Family
+from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.quant.detect_layers import layers_in_file, logical_shapes
 
@@ -19,11 +19,11 @@ _EMA_PREFIX = "model_ema."
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AssemblyPart:
     """One component's tensors in one file.
 
-    keys    of its tensors in the file, by the key that each has without prefix
-    shapes  of its weights, by the same, quantization undone
+    keys    key without prefix -> key in the file
+    shapes  key without prefix -> shape of the weight, quantization undone
     """
 
     header: Header
@@ -32,75 +32,79 @@ class Part:
 
 
 def diffusion_model_of(header: Header) -> DiffusionFacts:
-    """The diffusion model in a file; of a pair the one for high noise. Raises MissingParts for a file without one, or
-    with one in other names than whole checkpoints have, and UnknownArchitecture."""
+    """Return the diffusion model in a file; of two experts the high-noise one. Raises MissingParts for a file without
+    one, or with one in another key naming than complete checkpoints have, and UnknownArchitecture."""
     shapes, _ = split_second(logical_shapes(header.shapes, layers_in_file(header)))
     try:
         found = recognise_diffusion(shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: {error}") from error
     if found is None:
-        raise MissingParts(f"{header.path}: found no diffusion model in it, expected one that is known")
+        raise MissingParts(f"{header.path}: found no known diffusion model in it, expected one")
     if found.naming is not Naming.PUBLISHED:
         raise MissingParts(
-            f"{header.path}: {found.title} in the naming of diffusers, expected it in the naming of whole checkpoints, "
-            f"or the folder of diffusers that it is a part of"
+            f"{header.path}: {found.title} in the naming of diffusers, expected the naming of complete checkpoints, "
+            f"or its complete diffusers folder"
         )
     return found
 
 
-def part_of(header: Header, keys: Iterable[str]) -> Part:
-    """Those `keys` of a file as one component."""
-    own = set(keys)
+def part_of(header: Header, keys: Iterable[str]) -> AssemblyPart:
+    """Return those `keys` of a file as one component."""
+    selected = set(keys)
     shapes = logical_shapes(header.shapes, layers_in_file(header))
-    return Part(header, {key: key for key in own}, {key: shape for key, shape in shapes.items() if key in own})
+    return AssemblyPart(
+        header, {key: key for key in selected}, {key: shape for key, shape in shapes.items() if key in selected}
+    )
 
 
 def without_prefix(keys: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """`keys` of a `Part`, by what they are without `prefix`."""
+    """Return the `keys` of an `AssemblyPart`, indexed without `prefix`."""
     return {bare.removeprefix(prefix): key for bare, key in keys.items()}
 
 
 def keys_of_model(header: Header, model: DiffusionFacts) -> list[str]:
-    """The keys of the diffusion model; of a file without prefix all that is no other component's."""
-    own = [key for key in header.tensors if key.startswith(model.prefix)]
+    """Return the keys of the diffusion model; in a file without prefix all that belong to no other component."""
+    model_keys = [key for key in header.tensors if key.startswith(model.prefix)]
     if model.prefix:
-        return own
+        return model_keys
     others = {key for keys in split(header.tensors).values() for key in keys}
-    beside = (_EMA_PREFIX, LOW_NOISE_PREFIX)
-    return [key for key in own if key not in others and not key.startswith(beside) and not _is_marker(key)]
+    left_out_prefixes = (_EMA_PREFIX, LOW_NOISE_PREFIX)
+    return [
+        key for key in model_keys if key not in others and not key.startswith(left_out_prefixes) and not _is_marker(key)
+    ]
 
 
 def markers_of(header: Header, model: DiffusionFacts) -> list[str]:
-    """Tensors that belong to no component: what trainers say of the prediction, and the like."""
-    own = set(keys_of_model(header, model))
+    """Return the tensors that belong to no component, such as trainers' markers of the prediction type."""
+    model_keys = set(keys_of_model(header, model))
     others = {key for keys in split(header.tensors).values() for key in keys}
-    beside = (_EMA_PREFIX, LOW_NOISE_PREFIX)
-    return [key for key in header.tensors if key not in own | others and not key.startswith(beside)]
+    left_out_prefixes = (_EMA_PREFIX, LOW_NOISE_PREFIX)
+    return [key for key in header.tensors if key not in model_keys | others and not key.startswith(left_out_prefixes)]
 
 
 def _is_marker(key: str) -> bool:
     return key in ("v_pred", "ztsnr", "edm_mean", "edm_std") or key.startswith("edm_vpred.")
 
 
-def second_model(header: Header, model: DiffusionFacts) -> tuple[Family, Part]:
-    """The diffusion model in a file, of a pair its second one, as the one for low noise of a pair, whose other one is
-    `model`; and the family of both. Raises UnknownArchitecture where they make none, and as `diffusion_model_of`."""
-    beside = second_beside(header, model)
-    if beside is not None:
-        return beside
+def second_model(header: Header, model: DiffusionFacts) -> tuple[Family, AssemblyPart]:
+    """Return the diffusion model in a file (of two experts the second) as the low-noise expert of `model`, and the
+    family of both. Raises UnknownArchitecture if they make no pair, and as `diffusion_model_of`."""
+    bundled = bundled_second_model(header, model)
+    if bundled is not None:
+        return bundled
     found = diffusion_model_of(header)
     part = part_of(header, keys_of_model(header, found))
     start = len(found.prefix)
-    family = pair_of(model, {key[start:]: shape for key, shape in part.shapes.items()}, header.path)
+    family = two_expert_family(model, {key[start:]: shape for key, shape in part.shapes.items()}, header.path)
     return family, replace(part, keys=without_prefix(part.keys, found.prefix))
 
 
-def second_beside(header: Header, model: DiffusionFacts) -> tuple[Family, Part] | None:
-    """The second diffusion model that a file has beside another, with `model` as its first one; and the family of both.
-    None for a file without one. Raises UnknownArchitecture where they make no pair."""
+def bundled_second_model(header: Header, model: DiffusionFacts) -> tuple[Family, AssemblyPart] | None:
+    """Return the low-noise expert that a file contains in addition to `model`, and the family of both. None for a file
+    without one. Raises UnknownArchitecture if they make no pair."""
     part = part_of(header, (key for key in header.tensors if key.startswith(LOW_NOISE_PREFIX)))
     if not part.keys:
         return None
-    family = pair_of(model, split_second(part.shapes)[1], header.path)
+    family = two_expert_family(model, split_second(part.shapes)[1], header.path)
     return family, replace(part, keys=without_prefix(part.keys, LOW_NOISE_PREFIX))

@@ -1,8 +1,8 @@
-"""Checkpoint files into modules whose parameters are views of the mapped file.
+"""Builds modules from checkpoint files; their parameters are views of the mapped file.
 
-Knows how the pieces of this package go together. Nothing is copied: a built module reads the file's own bytes, in the
-type that the file has them in; quantized weights stay packed wherever their format has the module's shape.
-Does not move or cast weights (`pool.ops`), nor patch them (`pool.patches`).
+Combines the parts of this package. Nothing is copied: a built module reads the file's bytes, in the dtype of the file;
+quantized weights stay packed wherever their format allows the module's shape. Does not move or cast weights
+(`pool.ops`), nor patch them (`pool.patches`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.keymaps.key_map import KeyMap
 from modelpool.pool.loading.detect_family import detect
-from modelpool.pool.loading.small_tensors import settled
+from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.models.common.infer_config import Config, latent_facts
@@ -44,8 +44,9 @@ _LOG = logging.getLogger(__name__)
 class BuiltComponent:
     """A component of a checkpoint as a module.
 
-    module   in evaluation mode, without gradients; its parameters are views of the checkpoint's mapping (but for
-             quantized weights that had to be unpacked) and must not be written to
+    module   in evaluation mode, without gradients; its parameters are views of the checkpoint's mapping (except
+    quantized
+             weights that had to be unpacked) and must not be written to
     key_map  between the checkpoint's tensors and the module's parameters
     """
 
@@ -69,21 +70,21 @@ class Checkpoint:
 
     @property
     def header(self) -> Header:
-        """What the file says of itself."""
+        """The file's header."""
         return self.mapped.header
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of its weights by key, as if none was quantized."""
+        """The shapes of its weights by key, quantization undone."""
         return logical_shapes(self.header.shapes, self.layers)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The components that it is made of."""
+        """The roles of its components."""
         return tuple(self.family.prefixes)
 
     def quantization(self, role: Role) -> dict[str, int]:
-        """The formats that the component `role` has quantized layers in, and how many of each; most first."""
+        """Return the quantization formats of the component `role` and the number of layers in each; most first."""
         found = Counter[str]()
         for key in self.family.shapes_of(role, self.shapes):
             if key in self.layers:
@@ -94,48 +95,48 @@ class Checkpoint:
 
     @property
     def latent(self) -> LatentFacts:
-        """What its latents mean."""
+        """The facts of its latents."""
         return latent_facts(self.family, self.shapes)
 
     def config(self, role: Role) -> Config:
-        """The arguments of the class of the component `role`, but for VAEs: as its shapes tell, or a folder's
-        configuration. Raises UnknownArchitecture when the shapes are not those of such a component."""
-        said = self.family.configs.get(role)
-        if said:
-            return dict(said)
+        """Return the constructor arguments of the component `role` (not a VAE): inferred from its shapes, or a folder's
+        configuration. Raises UnknownArchitecture if the shapes are not those of such a component."""
+        config = self.family.configs.get(role)
+        if config:
+            return dict(config)
         return config_of(self.family.architectures[role], self.family.bare_shapes_of(role, self.shapes))
 
     def key_map(self, role: Role) -> KeyMap:
-        """The key map of the component `role`.
+        """Return the key map of the component `role`.
 
-        Raises UnknownArchitecture naming the file when its tensors are not those of the component's module.
+        Raises UnknownArchitecture naming the file if its tensors are not those of the component's module.
         """
         return self._plan(role).key_map
 
     @collecting_later()
     def build(self, role: Role) -> BuiltComponent:
-        """The component `role` as a module over the mapped file.
+        """Return the component `role` as a module over the mapped file.
 
-        A quantized weight that the module has in a form which its format cannot have becomes the values that it stands
-        for; how many those are is logged. Raises UnknownArchitecture naming the file when its tensors are not those of
-        the component's module.
+        A quantized weight that the module has in a form which its format cannot represent is unpacked; the number of
+        those is logged. Raises UnknownArchitecture naming the file if its tensors are not those of the component's
+        module.
         """
         plan = self._plan(role)
         module, key_map = plan.module, plan.key_map
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
-        self._tell_of_unpacked(key_map, parameters)
+        self._warn_of_unpacked(key_map, parameters)
         unexpected = fill(module, parameters)
         plan.fill(module)
         assert_filled(module)
         assert not unexpected, f"{type(module).__name__} has no place for {unexpected}"
         return BuiltComponent(role, self.family, module, key_map, self.latent)
 
-    def read_ahead(self, role: Role) -> None:
+    def prefetch(self, role: Role) -> None:
         """Have the system bring the component `role` into the machine's memory in the background, for a run that will
         use all of it soon. Advisory; returns at once."""
-        self.mapped.read_ahead(self.family.shapes_of(role, self.header.shapes))
+        self.mapped.prefetch(self.family.shapes_of(role, self.header.shapes))
 
-    def _tell_of_unpacked(self, key_map: KeyMap, parameters: Mapping[str, Tensor]) -> None:
+    def _warn_of_unpacked(self, key_map: KeyMap, parameters: Mapping[str, Tensor]) -> None:
         unpacked = [
             (segment.source, key)
             for key, origin in key_map.origins.items()
@@ -145,7 +146,7 @@ class Checkpoint:
         if unpacked:
             (source, key), count = unpacked[0], len({source for source, _ in unpacked})
             _LOG.warning(
-                "%s: %d quantized weights are loaded as %s values, because the model has them in another form: %r as "
+                "%s: %d quantized weights are unpacked to %s, because the model has them in another form: %r as "
                 "%r of shape %s first",
                 self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
             )  # fmt: skip
@@ -154,11 +155,11 @@ class Checkpoint:
         return key in self.layers or is_block_type(self.header.tensors[key].dtype)
 
     def vae_plan(self) -> VaePlan:
-        """How its VAE is built. Raises UnknownArchitecture when its tensors are none of a VAE."""
+        """Return the build plan of its VAE. Raises UnknownArchitecture if its tensors are not those of a VAE."""
         return vae_plan(self.family, self.family.shapes_of(Role.VAE, self.shapes), self.family.prefixes[Role.VAE])
 
     def _plan(self, role: Role) -> ComponentPlan:
-        """The component without weights, and the key map that fits it."""
+        """Return the component without weights, and the key map that fits it."""
         shapes = self.family.shapes_of(role, self.shapes)
         config = self.family.configs.get(role)
         try:
@@ -173,19 +174,21 @@ class Checkpoint:
 
 @collecting_later()
 def open_checkpoint(source: Source, *, allow_pickle: bool = False, whole: bool = True) -> Checkpoint:
-    """Open and recognise the checkpoint at `source`: a file, the index of several, files that make a model together, or
-    a folder of diffusers; reads headers and the smallest tensors only. Where it need not be `whole`, one that runs on a
-    transformer may have some of its components alone (`pool.loading.incomplete_checkpoint`).
+    """Open and recognise the checkpoint at `source`: a file, the index of several, the files of an assembly, or a
+    diffusers folder; reads headers and the smallest tensors only. Unless `whole`, a transformer model may lack some of
+    its components (`pool.loading.incomplete_checkpoint`).
 
-    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
-    this version runs, BadQuantization when quantized layers are not stored as they say.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no checkpoint that
+    this version runs, BadQuantization if quantized layers are not stored as declared.
     """
     mapped = MappedFile.of(read_weights_header(source, allow_pickle=allow_pickle))
-    return Checkpoint(settled(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header))
+    return Checkpoint(
+        refine_family(detect(mapped.header, whole=whole), mapped.header), mapped, layers_in_file(mapped.header)
+    )
 
 
 class _Weights(Mapping[str, Tensor]):
-    """The weights of a file by key, quantized ones packed; each is made when it is asked for."""
+    """The weights of a file by key, quantized ones packed; each is created on access."""
 
     def __init__(self, mapped: MappedFile, layers: Mapping[str, QuantizedLayer], shapes: Mapping[str, Shape]) -> None:
         self._tensors, self._layers, self._shapes, self._file = mapped.tensors(), layers, shapes, mapped.header.path
@@ -202,13 +205,13 @@ class _Weights(Mapping[str, Tensor]):
 
 
 def _without_padding(layers: Mapping[str, QuantizedLayer], key_map: KeyMap, module: nn.Module) -> dict[str, Shape]:
-    """The shapes of weights that are stored padded, by key: their file does not say them, their module does."""
-    own: dict[str, Shape] = {}
+    """Return the shapes of weights that are stored padded, by key: only their module knows them, not their file."""
+    shapes_of_padded: dict[str, Shape] = {}
     for key, layer in layers.items():
         targets = key_map.targets(key)
         if layer.format.pads_to == 1 or len(targets) != 1 or targets[0].operations:
             continue
         shape = tuple(module.get_parameter(targets[0].key).shape)
         if shape != layer.shape and tuple(round_up(size, layer.format.pads_to) for size in shape) == layer.shape:
-            own[key] = shape
-    return own
+            shapes_of_padded[key] = shape
+    return shapes_of_padded

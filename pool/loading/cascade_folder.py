@@ -1,7 +1,7 @@
-"""Folders of diffusers with a stage of Stable Cascade, as families. Torch-free and pure.
+"""Recognises diffusers folders with a stage of Stable Cascade as families. Torch-free and pure.
 
-Each stage has a folder of its own (`stable-cascade-prior`, `stable-cascade`). Which stage it is, its tensors tell; the
-scale of latents is taken from the configuration of the VAE, which has to fit.
+Each stage has a separate folder (`stable-cascade-prior`, `stable-cascade`). The tensors determine the stage; the latent
+scale comes from the configuration of the VAE, which must be consistent.
 """
 
 from __future__ import annotations
@@ -20,41 +20,43 @@ from modelpool.pool.specs.spec import Role
 
 #: the folders of the diffusion models of stage C and of stage B, and of stage A
 PRIOR, DECODER, VAE = "prior", "decoder", "vqgan"
-#: what a folder leaves out is what the class of the VAE takes then. Source: PaellaVQModel of diffusers 0.42
-_USUAL_SCALE = 0.3764
+#: default of the VAE's class for what a folder leaves out. Source: PaellaVQModel of diffusers 0.42
+_DEFAULT_SCALE = 0.3764
 
 
 def is_cascade(shapes: Mapping[str, Shape]) -> bool:
-    """Whether tensors of such names are those of a folder of either stage."""
+    """Whether tensors with such names are those of a folder of either stage."""
     return any(key.startswith((f"{PRIOR}.", f"{DECODER}.")) for key in shapes)
 
 
 def cascade_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Family:
-    """The family of the folder that `header` is of, with tensors of `shapes`.
+    """Return the family of the folder of `header`, with tensors of `shapes`.
 
     Raises UnknownArchitecture naming the component and the key, for a model that this version does not run and for
-    configurations that cannot be.
+    invalid configurations.
     """
     place = PRIOR if any(key.startswith(f"{PRIOR}.") for key in shapes) else DECODER
-    own = {key.removeprefix(f"{place}."): shape for key, shape in shapes.items() if key.startswith(f"{place}.")}
-    found = recognise_diffusion(own)
+    model_shapes = {
+        key.removeprefix(f"{place}."): shape for key, shape in shapes.items() if key.startswith(f"{place}.")
+    }
+    found = recognise_diffusion(model_shapes)
     base = None if found is None else CASCADES.get(found.name)
     if base is None:
-        what = "no model that is known" if found is None else found.title
+        what = "no known model" if found is None else found.title
         raise UnknownArchitecture(f"found {what} in the folder {place!r}, expected a stage of Stable Cascade")
     named = {Role.DIFFUSION_MODEL: place, Role.TEXT_ENCODER: Role.TEXT_ENCODER.value, Role.VAE: VAE}
     folders = {role: named[role] for role in base.prefixes}
     missing = [name for name in folders.values() if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing:
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
-    said = {role: header.configs.get(name, {}) for role, name in folders.items() if not role.is_text_encoder}
-    family = replace(base, prefixes={role: f"{name}." for role, name in folders.items()}, configs=said)
-    return replace(family, scaling_factor=_scale(said[Role.VAE])) if Role.VAE in said else family
+    config = {role: header.configs.get(name, {}) for role, name in folders.items() if not role.is_text_encoder}
+    family = replace(base, prefixes={role: f"{name}." for role, name in folders.items()}, configs=config)
+    return replace(family, scaling_factor=_scale(config[Role.VAE])) if Role.VAE in config else family
 
 
-def _scale(said: Mapping[str, Any]) -> float:
-    """How many times the VAE's latents those of stage B are."""
-    value = said.get("scale_factor", _USUAL_SCALE)
+def _scale(config: Mapping[str, Any]) -> float:
+    """Return the factor between the VAE's latents and those of stage B."""
+    value = config.get("scale_factor", _DEFAULT_SCALE)
     number = finite_number(value)
     if number is None or not number > 0.0:
         raise UnknownArchitecture(

@@ -1,9 +1,9 @@
-"""Which components are equal, whatever files they are in: a digest of the names, types, shapes and bytes of their
-tensors. Torch-free.
+"""Computes a digest of each component from the names, dtypes, shapes and bytes of its tensors, to find equal components
+in different files. Torch-free.
 
-Names count without what a file puts before them, so that a VAE has one digest in a file of its own and in a whole
-checkpoint. The same weights in another type, or spelled otherwise, are another component: their bytes are. Reads no
-weights (`RangeDigests` is shown the bytes as somebody reads them) and remembers nothing (`pool.registry.contents`).
+Names count without the prefix of the file, so that a VAE has one digest in a separate file and in a complete
+checkpoint. The same weights in another dtype or key naming are another component. Reads no weights (`RangeDigests` gets
+the bytes from a reader) and stores nothing (`pool.registry.contents`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from modelpool.pool.formats.safetensors_file import Header
 from modelpool.pool.quant.detect_layers import QuantizedLayer
 from modelpool.pool.specs.spec import Role
 
-#: of a SHA-256: 128 bits tell tensors apart
+#: truncated SHA-256: 128 bits distinguish tensors
 DIGEST_BYTES = 16
 
 
 class RangeDigests:
-    """Digests of ranges of one file that do not overlap, while somebody reads it from its beginning to its end."""
+    """Digests of non-overlapping ranges of one file, updated while the file is read from start to end."""
 
     def __init__(self, ranges: Iterable[ByteRange]) -> None:
         self._ranges = sorted(set(ranges))
@@ -34,14 +34,14 @@ class RangeDigests:
 
     @staticmethod
     def of(header: Header) -> RangeDigests | None:
-        """Of all tensors of a single file; None where some of them share bytes, as those of pickles may."""
+        """Return the digests of all tensors of a single file; None if some of them share bytes, as in pickles."""
         found = sorted({(entry.begin, entry.end) for entry in header.tensors.values()})
         if any(end > begin for (_, end), (begin, _) in pairwise(found)):
             return None
         return RangeDigests(found)
 
     def update(self, chunk: memoryview, place: int) -> None:
-        """The bytes of the file from `place` on, the next after those of the last call."""
+        """Add the bytes of the file at offset `place`, which follow those of the last call."""
         stop = place + len(chunk)
         for number in range(bisect_right(self._ends, place), len(self._ranges)):
             begin, end = self._ranges[number]
@@ -50,7 +50,7 @@ class RangeDigests:
             self._hashes[number].update(chunk[max(0, begin - place) : end - place])
 
     def digests(self) -> dict[ByteRange, bytes]:
-        """The digest of each range."""
+        """Return the digest of each range."""
         return {r: h.digest()[:DIGEST_BYTES] for r, h in zip(self._ranges, self._hashes, strict=True)}
 
 
@@ -60,8 +60,8 @@ def component_digests(
     layers: Mapping[str, QuantizedLayer],
     digests_of: Callable[[str], Mapping[ByteRange, bytes] | None],
 ) -> dict[Role, str]:
-    """The digest of each component of a checkpoint, in hexadecimal; components with a tensor that has none are left
-    out. `digests_of` gives those of the file at a path, None where there are none."""
+    """Return the digest of each component of a checkpoint, in hexadecimal; components with a tensor without a digest
+    are left out. `digests_of` returns those of the file at a path, or None."""
     known: dict[str, Mapping[ByteRange, bytes]] = {}
     for path in header.files:
         known[path] = digests_of(path) or {}
@@ -81,7 +81,7 @@ def _lines(
     layers: Mapping[str, QuantizedLayer],
     known: Mapping[str, Mapping[ByteRange, bytes]],
 ) -> Iterator[str | None]:
-    """What sets each tensor of a component apart; None for one whose digest is not known."""
+    """Yield a description of each tensor of a component; None for one whose digest is unknown."""
     for key in family.shapes_of(role, header.shapes):
         entry = header.tensors[key]
         digest = known[header.path_of(key)].get((entry.begin, entry.end))
@@ -93,6 +93,6 @@ def _lines(
 
 
 def _built_as(family: Family, role: Role) -> str:
-    """What else decides what a component computes."""
+    """Return what else determines the results of a component."""
     config = dict(family.configs.get(role, {}))
     return f"{family.architectures[role].name} {json.dumps(config, sort_keys=True, default=str)}"

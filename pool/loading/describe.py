@@ -1,6 +1,6 @@
-"""What a file of weights is, for people and for planning, from its header alone. Torch-free.
+"""Describes a file of weights from its header alone, for users and for planning. Torch-free.
 
-Knows how to sum up a checkpoint and a LoRA. Reads no weights but the single numbers that LoRA files keep as tensors.
+Summarises checkpoints and LoRAs. Reads no weights except the single numbers that LoRA files store as tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelpool.pool.families.family import Family
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora, split_key
 from modelpool.pool.loading.detect_family import detect
-from modelpool.pool.loading.small_tensors import read_number, settled
+from modelpool.pool.loading.small_tensors import read_number, refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.lora_names.styles import style_of
 from modelpool.pool.models.common.infer_config import latent_facts
@@ -28,7 +28,7 @@ from modelpool.pool.specs.spec import Role
 
 RESOLUTION_KEY = "modelspec.resolution"
 
-#: kind of adapter by a part that only it has
+#: a part that only one kind of adapter has -> the kind
 ALGORITHMS: Mapping[str, str] = {
     "up": "LoRA",
     "hada_w1_a": "LoHa",
@@ -43,7 +43,7 @@ ALGORITHMS: Mapping[str, str] = {
 class ComponentInfo:
     """One component of a checkpoint.
 
-    dtypes  bytes in the file by type, "F16", or by format where weights are quantized, "nvfp4"; most first
+    dtypes  bytes in the file by dtype, "F16", or by format of quantized weights, "nvfp4"; most first
     """
 
     role: Role
@@ -57,7 +57,7 @@ class ComponentInfo:
 class CheckpointInfo:
     """A checkpoint that this version runs.
 
-    width, height  pixels that it was trained for
+    width, height  pixels of its training images
     other_bytes    bytes of tensors that belong to no component
     """
 
@@ -79,10 +79,10 @@ class LoraInfo:
 
     styles      naming conventions found, most used first
     algorithms  kinds of adapter found, most used first
-    modules     weights patched, by component
-    ranks       weights by rank
-    alphas      weights by alpha; those without one are not counted
-    unknown     keys that are no part of any known adapter
+    modules     number of patched weights by component
+    ranks       number of weights by rank
+    alphas      number of weights by alpha; those without one are not counted
+    unknown     keys that belong to no known adapter
     """
 
     path: str
@@ -98,14 +98,14 @@ class LoraInfo:
 
 
 def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
-    """What the checkpoint at `source` is: a file, the index of several, files that make a model together, or a folder
-    of diffusers.
+    """Describe the checkpoint at `source`: a file, the index of several, the files of an assembly, or a diffusers
+    folder.
 
-    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no checkpoint that
-    this version runs, BadQuantization when quantized layers are not stored as they say.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no checkpoint that
+    this version runs, BadQuantization if quantized layers are not stored as declared.
     """
     header = read_weights_header(source, allow_pickle=allow_pickle)
-    family = settled(detect(header), header)
+    family = refine_family(detect(header), header)
     layers = layers_in_file(header)
     components = tuple(_component(family, role, header, layers) for role in family.prefixes)
     width, height = native_size(family, header)
@@ -124,20 +124,21 @@ def describe(source: Source, *, allow_pickle: bool = False) -> CheckpointInfo:
 
 
 def native_size(family: Family, header: Header) -> tuple[int, int]:
-    """Width and height in pixels that a checkpoint was trained for: as its metadata say, else as its family does."""
+    """Return the width and height in pixels of the training images: from the checkpoint's metadata, else from its
+    family."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:x\s*(\d+)\s*)?", header.metadata.get(RESOLUTION_KEY, ""))
     width, height = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     downscale = latent_facts(family, header.shapes).downscale
-    # metadata are written by hand at times: a size that no latent has is no size
+    # metadata may be hand-written: a size that no latent can have is ignored
     if not width or not height or width % downscale or height % downscale:
         return family.native_sides or (family.native_pixels, family.native_pixels)
     return width, height
 
 
 def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> LoraInfo:
-    """What the LoRA at `path` is.
+    """Describe the LoRA at `path`.
 
-    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture when it is no LoRA.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, UnknownArchitecture if it is no LoRA.
     """
     header = read_weights_header(path, allow_pickle=allow_pickle)
     if not looks_like_lora(header.tensors):
@@ -190,9 +191,9 @@ def _algorithms(parts: Mapping[str, Mapping[str, TensorEntry]]) -> tuple[str, ..
     return tuple(name for name, _ in found.most_common())
 
 
-def _rank(own: Mapping[str, TensorEntry]) -> int | None:
-    """The rank of one adapter, None for one that is not decomposed."""
+def _rank(adapter: Mapping[str, TensorEntry]) -> int | None:
+    """Return the rank of one adapter, None for one that is not decomposed."""
     for part in ("down", "hada_w1_b", "lokr_w1_b", "lokr_w2_b"):
-        if part in own and own[part].shape:
-            return own[part].shape[0]
+        if part in adapter and adapter[part].shape:
+            return adapter[part].shape[0]
     return None

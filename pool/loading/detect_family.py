@@ -1,7 +1,7 @@
-"""Which family a file of weights belongs to, from its keys and shapes. Torch-free.
+"""Detects the family of a file of weights from its keys and shapes. Torch-free.
 
-The door to `pool.detection` for those that run checkpoints: a family that this version runs, or a refusal
-that says what the file is instead. Reads no weights; `pool.loading.small_tensors` adds what only those tell.
+The interface to `pool.detection` for code that runs checkpoints: returns a family that this version runs, or raises an
+error that says what the file is instead. Reads no weights; `pool.loading.small_tensors` adds what only those determine.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusi
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.other_files import folder_part, other_file
 from modelpool.pool.detection.parts import split_second
-from modelpool.pool.detection.prediction import NOISE_WORD, VELOCITY_WORD, ZERO_TERMINAL_MARK, said_prediction
-from modelpool.pool.families.expert_pairs import pair_of
+from modelpool.pool.detection.prediction import NOISE_WORD, VELOCITY_WORD, ZERO_TERMINAL_MARK, declared_prediction
 from modelpool.pool.families.family import (
     COSXL_EDIT,
     FAMILIES,
@@ -31,6 +30,7 @@ from modelpool.pool.families.family import (
 )
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.transformer_families import TRANSFORMERS, located, other_texts
+from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.families.video_unet_families import VIDEO_UNETS
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
@@ -38,20 +38,20 @@ from modelpool.pool.keymaps.adapter_keys import looks_like_lora
 from modelpool.pool.loading.folder_family import folder_family
 from modelpool.pool.loading.incomplete_checkpoint import without_parts
 from modelpool.pool.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX
-from modelpool.pool.loading.vision_fit import check_sight
+from modelpool.pool.loading.vision_fit import check_vision_encoder
 from modelpool.pool.models.common import infer_config as infer
 from modelpool.pool.models.common.spliced_vae import with_decoder_of_frames
-from modelpool.pool.models.text_encoder_aliases import as_spelled
+from modelpool.pool.models.text_encoder_aliases import with_detected_text_encoders
 from modelpool.pool.quant.detect_layers import QuantizedLayer, layers_in_file, logical_shapes
 from modelpool.pool.specs.spec import Role
 
-#: float types that weights may be stored in
+#: float dtypes that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
-#: families whose files may name the ends of their noise, and predict velocity then
-_WITH_ENDS_OF_NOISE = (SDXL.name, COSXL_EDIT.name)
-#: how often a norm saw a batch in training, and numbers of channels
+#: families whose files may specify the range of noise levels; they predict velocity then
+_WITH_NOISE_RANGE = (SDXL.name, COSXL_EDIT.name)
+#: counters of batch norms, and channel counts
 _COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
-#: ends of keys of factors beside weights. Where no marker tells how to use them, a plain cast would get it wrong
+#: suffixes of the keys of scale factors. Without a marker that says how to use them, a plain cast would be wrong
 _SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
@@ -64,8 +64,8 @@ _ROLE_TITLES: Mapping[Role, str] = {
     Role.DIFFUSION_MODEL_2: "diffusion model for low noise",
     Role.VAE: "VAE",
 }
-#: a key that each component of these kinds has, without prefix
-_SURE_KEYS: Mapping[Architecture, str] = {
+#: a key that identifies a component of each kind, without prefix
+_IDENTIFYING_KEYS: Mapping[Architecture, str] = {
     Architecture.CLIP_TEXT: "final_layer_norm.weight",
     Architecture.OPEN_CLIP_TEXT: "ln_final.weight",
     Architecture.OPEN_CLIP_TEXT_ALONE: "ln_final.weight",
@@ -75,11 +75,11 @@ _SURE_KEYS: Mapping[Architecture, str] = {
 
 
 def detect(header: Header, *, whole: bool = True) -> Family:
-    """The family of a checkpoint, one that this version can run whole. Where it need not be `whole`, one that runs on a
-    transformer may have some of its components alone.
+    """Return the family of a checkpoint that this version runs completely. Unless `whole`, a transformer model may lack
+    some of its components.
 
     Raises UnknownArchitecture, naming the file and what it seems to be, for anything else, and BadQuantization for
-    quantized layers that are not stored as they say.
+    quantized layers that are not stored as declared.
     """
     layers = layers_in_file(header)
     shapes = logical_shapes(header.shapes, layers)
@@ -88,7 +88,7 @@ def detect(header: Header, *, whole: bool = True) -> Family:
     first, second = split_second(shapes)
     try:
         found = None if looks_like_lora(shapes) else recognise_diffusion(first)
-        pair = pair_of(found, second) if found is not None and second else None
+        pair = two_expert_family(found, second) if found is not None and second else None
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: {error}; {_expected()}") from error
     if found is None:
@@ -106,15 +106,15 @@ def detect(header: Header, *, whole: bool = True) -> Family:
             f"{'' if variant else f': {why_not(found.runs)}'} ({LIST} lists what runs); {_expected()}"
         )
     missing = [role for role in family.prefixes if not _has_component(family, shapes, role)]
-    if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # it was found, under another prefix or none
+    if len(missing) > 1 and Role.DIFFUSION_MODEL in missing:  # found under another prefix or none
         missing.remove(Role.DIFFUSION_MODEL)
     if missing and is_transformer and not whole:
         family, missing = without_parts(family, missing), []
     if missing:
         raise UnknownArchitecture(
             f"{header.path}: recognised as {title}, but without its {' and '.join(_ROLE_TITLES[r] for r in missing)} "
-            f"(no tensors {', '.join(family.prefixes[r] + '*' for r in missing)}); {_expected()}; separate files are "
-            f"put together by `modelpool models assemble`"
+            f"(no tensors {', '.join(family.prefixes[r] + '*' for r in missing)}); {_expected()}; join separate files "
+            f"with `modelpool models assemble`"
         )
     _check_dtypes(family, header, shapes, layers)
     try:
@@ -122,14 +122,14 @@ def detect(header: Header, *, whole: bool = True) -> Family:
         check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {title}, but {error}; {_expected()}") from error
-    check_sight(family, header, shapes)
-    return family if is_transformer else _as_the_file_says(family, header)
+    check_vision_encoder(family, header, shapes)
+    return family if is_transformer else _with_file_sampling(family, header)
 
 
 def _of_folder(
     header: Header, shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer], whole: bool
 ) -> Family:
-    """The family of a folder of diffusers, whose configurations say what no tensor tells."""
+    """Return the family of a diffusers folder, whose configurations specify what no tensor determines."""
     family = folder_family(header, shapes, whole=whole)
     _check_dtypes(family, header, shapes, layers)
     try:
@@ -137,14 +137,14 @@ def _of_folder(
         check(family, shapes)
     except UnknownArchitecture as error:
         raise UnknownArchitecture(f"{header.path}: recognised as {family.title}, but {error}") from error
-    check_sight(family, header, shapes)
+    check_vision_encoder(family, header, shapes)
     return family
 
 
 def recognise(shapes: Mapping[str, Shape]) -> str | None:
-    """The title of the architecture whose diffusion model is among `shapes`, run by this version or not.
+    """Return the title of the architecture whose diffusion model is among `shapes`, run by this version or not.
 
-    Raises UnknownArchitecture for a known model's keys with shapes that it cannot have.
+    Raises UnknownArchitecture for a known model's keys with impossible shapes.
     """
     found = recognise_diffusion(shapes)
     return None if found is None else _title(found)
@@ -155,33 +155,33 @@ def _title(found: DiffusionFacts) -> str:
 
 
 def _family_of(title: str, shapes: Mapping[str, Shape]) -> Family | None:
-    """The family that this version runs `title` as; of SDXL and its refiner, which at other sizes than the published
-    ones only the text encoders tell apart, the one whose components are there."""
+    """Return the family that this version runs `title` as. SDXL and its refiner differ only in their text encoders at
+    unpublished sizes: of the two, the one whose components are present."""
     found = [family for family in (*FAMILIES, *VIDEO_UNETS) if family.title == title]
     if title in (SDXL.title, SDXL_REFINER.title):
         found += [SDXL, SDXL_REFINER]
-    found = [with_decoder_of_frames(as_spelled(family, shapes), shapes) for family in found]
-    whole = (f for f in found if all(_has_component(f, shapes, role) for role in f.prefixes))
-    return next(whole, found[0] if found else None)
+    found = [with_decoder_of_frames(with_detected_text_encoders(family, shapes), shapes) for family in found]
+    complete = (f for f in found if all(_has_component(f, shapes, role) for role in f.prefixes))
+    return next(complete, found[0] if found else None)
 
 
 def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str:
-    """What sets a file apart from those that this version runs, where its shapes do not; empty for nothing."""
+    """Return what distinguishes a file from those that this version runs, if its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
     has_ends = EDM_SIGMA_MAX in header.tensors
-    if (is_edm and family.name != PLAYGROUND_25.name) or (has_ends and family.name not in _WITH_ENDS_OF_NOISE):
+    if (is_edm and family.name != PLAYGROUND_25.name) or (has_ends and family.name not in _WITH_NOISE_RANGE):
         return " with another noise schedule (EDM)"
     if ZERO_TERMINAL_MARK in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
-        # what is noise alone says nothing of the noise that a model is to find in it
+        # pure noise contains no information about the noise that a model must predict
         return " with a noise schedule that ends in noise alone (zero terminal SNR) and without velocity prediction"
     if any(key.endswith(_SCALED_ENDS) for key in shapes):
         return " with scaled 8-bit weights"
-    said = said_prediction(header.tensors, header.metadata)
-    return "" if said in (None, NOISE_WORD, VELOCITY_WORD) else f" that predicts {said!r}"
+    prediction = declared_prediction(header.tensors, header.metadata)
+    return "" if prediction in (None, NOISE_WORD, VELOCITY_WORD) else f" that predicts {prediction!r}"
 
 
-def _as_the_file_says(family: Family, header: Header) -> Family:
-    """`family` with the prediction and the noise that keys or metadata of the file tell of."""
+def _with_file_sampling(family: Family, header: Header) -> Family:
+    """Return `family` with the prediction and the noise that keys or metadata of the file specify."""
     sampling = family.sampling
     if EDM_SIGMA_MAX in header.tensors:
         return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY, noise=VELOCITY_EDM_NOISE))
@@ -194,8 +194,8 @@ def _as_the_file_says(family: Family, header: Header) -> Family:
 
 
 def _predicts_velocity(header: Header) -> bool:
-    """Whether the file says so: trainers leave an empty tensor, or a line in the metadata."""
-    return said_prediction(header.tensors, header.metadata) == VELOCITY_WORD
+    """Whether the file says so: trainers leave an empty tensor, or an entry in the metadata."""
+    return declared_prediction(header.tensors, header.metadata) == VELOCITY_WORD
 
 
 def _check_dtypes(
@@ -214,18 +214,20 @@ def _check_dtypes(
 
 
 def _has_component(family: Family, shapes: Mapping[str, Shape], role: Role) -> bool:
-    sure = _SURE_KEYS.get(family.architectures[role])
-    if sure is None:
+    identifying_key = _IDENTIFYING_KEYS.get(family.architectures[role])
+    if identifying_key is None:
         return bool(family.shapes_of(role, shapes))
-    # a bare key is the end of one in the file
-    return sure in family.bare_shapes_of(role, {key: shape for key, shape in shapes.items() if key.endswith(sure)})
+    # a bare key is a suffix of one in the file
+    return identifying_key in family.bare_shapes_of(
+        role, {key: shape for key, shape in shapes.items() if key.endswith(identifying_key)}
+    )
 
 
 def _describe_unknown(shapes: Mapping[str, Shape]) -> str:
     if not shapes:
         return "the file holds no tensors"
     if looks_like_lora(shapes):
-        return "this is a LoRA, not a checkpoint: use it with a checkpoint that it was made for"
+        return "this is a LoRA, not a checkpoint: use it with a checkpoint that it was trained for"
     title = other_file(shapes) or folder_part(shapes)
     if title:
         return f"this is {title}"
@@ -235,4 +237,4 @@ def _describe_unknown(shapes: Mapping[str, Shape]) -> str:
 
 def _expected() -> str:
     titles = [family.title for family in FAMILIES if not family.relative]
-    return f"expected a whole checkpoint of {', '.join(titles[:-1])} or {titles[-1]}, or of a relative of these"
+    return f"expected a complete checkpoint of {', '.join(titles[:-1])} or {titles[-1]}, or of a relative of these"

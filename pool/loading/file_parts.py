@@ -1,6 +1,6 @@
-"""Which bytes of which files a component is made of. Torch-free; reads headers only.
+"""Finds the byte ranges of a component in its files. Torch-free; reads headers only.
 
-Knows where tensors lie in a file and which component they belong to; not what is done with them.
+Knows where tensors are in a file and which component they belong to; not what is done with them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelpool.pool.core.assembly import Assembly
-from modelpool.pool.formats.byte_ranges import ByteRange, joined
+from modelpool.pool.formats.byte_ranges import ByteRange, merge_ranges
 from modelpool.pool.formats.gguf_parts import is_split
 from modelpool.pool.formats.shard_index import is_index
 from modelpool.pool.loading.detect_family import detect
@@ -20,8 +20,8 @@ from modelpool.pool.specs.spec import Role
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """The file that a component is in, or whatever names the files that it is in. `role` is None where the component is
-    all of it, as a LoRA is; `assembly` are the files of its model, where a configuration says them."""
+    """The file that contains a component, or the file that lists the files that do. `role` is None if the component is
+    the complete file, such as a LoRA; `assembly` has the files of its model if a configuration specifies them."""
 
     path: str
     role: Role | None = None
@@ -29,17 +29,17 @@ class FilePart:
 
 
 def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
-    """Where the component's bytes are: in order, by the path of the file.
+    """Return the byte ranges of the component, in order, by the path of the file.
 
     Raises CorruptFile and UnknownArchitecture, or OSError.
     """
     if part.role is None and not is_index(part.path) and not is_split(part.path):
         return {part.path: ((0, os.stat(part.path).st_size),)}
-    # whoever uses the component has allowed what it is in; headers of pickles run nothing
+    # the user of the component has allowed its source; headers of pickles run nothing
     header = read_weights_header(part.assembly or part.path, allow_pickle=True)
     names = header.tensors if part.role is None else detect(header).shapes_of(part.role, header.shapes)
     by_path: dict[str, list[ByteRange]] = {}
     for name in names:
         entry = header.tensors[name]
         by_path.setdefault(header.path_of(name), []).append((entry.begin, entry.end))
-    return {path: joined(ranges) for path, ranges in by_path.items()}
+    return {path: merge_ranges(ranges) for path, ranges in by_path.items()}

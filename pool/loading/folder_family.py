@@ -1,8 +1,8 @@
-"""The family of a folder of diffusers: what its tensors are, and what its configurations say. Torch-free and pure.
+"""Determines the family of a diffusers folder from its tensors and configurations. Torch-free and pure.
 
-Configurations come from outside. What they say of sizes has to agree with the tensors; what no shape tells (heads,
-norms, the prediction, the noise, the scale of latents) is taken from them. Where they leave something out, it is what
-the classes of diffusers 0.42 and transformers 5.23 take then.
+Configurations are untrusted. Sizes in them must agree with the tensors; what no shape determines (heads, norms, the
+prediction, the noise, the latent scale) is taken from them. Missing values are the defaults of the classes of diffusers
+0.42 and transformers 5.23.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from modelpool.pool.families.family import (
     Family,
 )
 from modelpool.pool.families.video_unet_families import VIDEO_UNETS
-from modelpool.pool.formats.folder_header import CLASS
+from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number
@@ -37,9 +37,9 @@ from modelpool.pool.loading.video_unet_folder import video_folder_family
 from modelpool.pool.models.common import infer_config as infer
 from modelpool.pool.specs.spec import Role
 
-Said: TypeAlias = Mapping[str, Any]
-#: takes a family, a component, its folder, what that says, and the shapes of all tensors
-_Reader: TypeAlias = Callable[[Family, Role, str, Said, Mapping[str, Shape]], Family]
+FolderConfig: TypeAlias = Mapping[str, Any]
+#: (family, component, its folder, the folder's configuration, shapes of all tensors) -> family
+_Reader: TypeAlias = Callable[[Family, Role, str, FolderConfig, Mapping[str, Shape]], Family]
 
 UNET, VAE, SCHEDULER = "unet", "vae", "scheduler"
 _UNET_CLASS, _VAE_CLASS = "UNet2DConditionModel", "AutoencoderKL"
@@ -47,7 +47,7 @@ _TEXT_CLASSES = {
     "CLIPTextModel": Architecture.CLIP_TEXT,
     "CLIPTextModelWithProjection": Architecture.CLIP_TEXT_PROJECTED,
 }
-#: arguments of a CLIP text model that change what it computes, or that no shape tells
+#: arguments of a CLIP text model that change its results, or that no shape determines
 _TEXT_KEYS = (
     "vocab_size",
     "hidden_size",
@@ -61,10 +61,12 @@ _TEXT_KEYS = (
     "eos_token_id",
 )
 _TEXT_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
-#: what a configuration says beside the arguments that change what is computed
-_BESIDE = frozenset({"sample_size", "scaling_factor", "shift_factor", "latents_mean", "latents_std", "force_upcast"})
+#: entries of a configuration that do not change the results
+_NOT_ARGUMENTS = frozenset(
+    {"sample_size", "scaling_factor", "shift_factor", "latents_mean", "latents_std", "force_upcast"}
+)
 #: `__init__` of the schedulers in diffusers 0.42
-_SCHEDULER_DEFAULTS: Said = {
+_SCHEDULER_DEFAULTS: FolderConfig = {
     "num_train_timesteps": 1000,
     "beta_start": 0.0001,
     "beta_end": 0.02,
@@ -74,18 +76,18 @@ _SCHEDULER_DEFAULTS: Said = {
     "rescale_betas_zero_snr": False,
 }
 _STEPS = 1000
-#: what the index of SDXL that changes images says where it is CosXL
+#: index entry that distinguishes CosXL from the image-editing SDXL
 _SCALES_IMAGE = "is_cosxl_edit"
 _KINDS = {"scaled_linear": NoiseKind.SCALED_LINEAR, "linear": NoiseKind.LINEAR}
 _PREDICTIONS = {"epsilon": Prediction.NOISE, "v_prediction": Prediction.VELOCITY}
 
 
 def folder_family(header: Header, shapes: Mapping[str, Shape], *, whole: bool = True) -> Family:
-    """The family of the folder of diffusers that `header` is of, with tensors of `shapes` (quantization undone). Where
-    it need not be `whole`, one with a transformer may have some of its components alone.
+    """Return the family of the diffusers folder of `header`, with tensors of `shapes` (quantization undone). Unless
+    `whole`, a transformer model may lack some of its components.
 
     Raises UnknownArchitecture naming the folder, the component and the key, for a model that this version does not run
-    and for configurations that say other than the tensors.
+    and for configurations that contradict the tensors.
     """
     try:
         return _family(header, shapes, whole)
@@ -94,16 +96,16 @@ def folder_family(header: Header, shapes: Mapping[str, Shape], *, whole: bool = 
 
 
 def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
-    own = {key: shape for key, shape in shapes.items() if key.startswith(f"{UNET}.")}
-    if not own and any(key.startswith(f"{TRANSFORMER}.") for key in shapes):
+    unet_shapes = {key: shape for key, shape in shapes.items() if key.startswith(f"{UNET}.")}
+    if not unet_shapes and any(key.startswith(f"{TRANSFORMER}.") for key in shapes):
         return transformer_folder_family(header, shapes, whole)
-    if not own and is_cascade(shapes):
+    if not unet_shapes and is_cascade(shapes):
         return cascade_folder_family(header, shapes)
-    if not own:
+    if not unet_shapes:
         rest = ", ".join(sorted({key.partition(".")[0] for key in shapes}))
         raise UnknownArchitecture(f"a folder of diffusers with {rest}, which this version cannot run yet")
-    found = recognise_diffusion(own)
-    title = "no diffusion model that is known" if found is None else found.title
+    found = recognise_diffusion(unet_shapes)
+    title = "no known diffusion model" if found is None else found.title
     for video in VIDEO_UNETS:
         if found is not None and found.name == video.name:
             return video_folder_family(video, header, shapes)
@@ -120,33 +122,37 @@ def _family(header: Header, shapes: Mapping[str, Shape], whole: bool) -> Family:
     family = replace(base, prefixes={role: f"{name}." for role, name in folders.items()})
     readers: dict[Role, _Reader] = {Role.DIFFUSION_MODEL: _read_unet, Role.VAE: _read_vae}
     for role, name in folders.items():
-        said = _counted(name, header.configs.get(name, {}), sum(key.startswith(f"{name}.") for key in shapes))
-        family = readers.get(role, _read_text)(family, role, name, said, shapes)
+        folder_config = _checked_counts(
+            name, header.configs.get(name, {}), sum(key.startswith(f"{name}.") for key in shapes)
+        )
+        family = readers.get(role, _read_text)(family, role, name, folder_config, shapes)
     return family
 
 
 def _base(name: str, shapes: Mapping[str, Shape]) -> Family | None:
-    """The family that a diffusion model called `name` is of. SDXL and its refiner, which at other sizes than the
-    published ones look alike, are told by their text encoders."""
+    """Return the family of a diffusion model named `name`. SDXL and its refiner look alike at unpublished sizes and are
+    distinguished by their text encoders."""
     if name in (SDXL.name, SDXL_REFINER.name):
         return SDXL if any(key.startswith("text_encoder.") for key in shapes) else SDXL_REFINER
     return next((family for family in FAMILIES if family.name == name), None)
 
 
 def _folders(family: Family) -> dict[Role, str]:
-    """The folder of each component; the refiner's one text encoder is the second of SDXL."""
+    """Return the folder of each component; the refiner's one text encoder is the second of SDXL."""
     texts = {role: role.value for role in family.text_encoders}
     if family.name == SDXL_REFINER.name:
         texts = {Role.TEXT_ENCODER: Role.TEXT_ENCODER_2.value}
     return {**texts, Role.DIFFUSION_MODEL: UNET, Role.VAE: VAE}
 
 
-def _read_text(family: Family, role: Role, name: str, said: Said, shapes: Mapping[str, Shape]) -> Family:
-    architecture = _TEXT_CLASSES.get(str(said.get(CLASS)))
+def _read_text(
+    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> Family:
+    architecture = _TEXT_CLASSES.get(str(folder_config.get(CLASS_KEY)))
     facts = family.texts[role]
     if architecture is None or (facts.gives_pooled and architecture is Architecture.CLIP_TEXT):
         wanted = "CLIPTextModelWithProjection" if facts.gives_pooled else " or ".join(_TEXT_CLASSES)
-        raise _wrong(name, CLASS, said.get(CLASS), wanted)
+        raise _wrong(name, CLASS_KEY, folder_config.get(CLASS_KEY), wanted)
     family = replace(
         family,
         architectures={**family.architectures, role: architecture},
@@ -154,39 +160,42 @@ def _read_text(family: Family, role: Role, name: str, said: Said, shapes: Mappin
     )
     measured = infer.text_config(family, role, shapes)
     sizes = (*_TEXT_SIZES, *(("projection_dim",) if "projection_dim" in measured else ()))
-    _expect_equal(name, said, {key: measured[key] for key in sizes})
-    config = {**measured, **{key: said[key] for key in _TEXT_KEYS if said.get(key) is not None}}
+    _expect_equal(name, folder_config, {key: measured[key] for key in sizes})
+    config = {**measured, **{key: folder_config[key] for key in _TEXT_KEYS if folder_config.get(key) is not None}}
     return _with_config(family, role, config)
 
 
 def _as_pipelines_read(facts: TextFacts) -> TextFacts:
-    """A folder's text encoder ends with the layer that is read, where that goes through the final norm."""
+    """A folder's text encoder ends with the layer that is read, if that goes through the final norm."""
     return replace(facts, layers_left_out=0) if facts.final_norm else facts
 
 
-def _read_unet(family: Family, role: Role, name: str, said: Said, shapes: Mapping[str, Shape]) -> Family:
-    if said.get(CLASS) != _UNET_CLASS:
-        raise _wrong(name, CLASS, said.get(CLASS), _UNET_CLASS)
-    own = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
-    context = next((shape for key, shape in own.items() if key.endswith("attn2.to_k.weight")), ())
+def _read_unet(
+    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> Family:
+    if folder_config.get(CLASS_KEY) != _UNET_CLASS:
+        raise _wrong(name, CLASS_KEY, folder_config.get(CLASS_KEY), _UNET_CLASS)
+    unet_shapes = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
+    context = next((shape for key, shape in unet_shapes.items() if key.endswith("attn2.to_k.weight")), ())
     sizes: dict[str, Any] = {
-        "in_channels": _size(own, "conv_in.weight", 1),
-        "out_channels": _size(own, "conv_out.weight", 0),
+        "in_channels": _size(unet_shapes, "conv_in.weight", 1),
+        "out_channels": _size(unet_shapes, "conv_out.weight", 0),
         "block_out_channels": [
-            _size(own, f"down_blocks.{level}.resnets.0.conv1.weight", 0) for level in _levels(own, "down_blocks")
+            _size(unet_shapes, f"down_blocks.{level}.resnets.0.conv1.weight", 0)
+            for level in _levels(unet_shapes, "down_blocks")
         ],
         "cross_attention_dim": context[1] if len(context) == 2 else 0,
     }
-    if "add_embedding.linear_1.weight" in own:
-        sizes["projection_class_embeddings_input_dim"] = _size(own, "add_embedding.linear_1.weight", 1)
-    _expect_equal(name, said, sizes)
-    family = _with_config(family, role, {**sizes, **_arguments(said)})
+    if "add_embedding.linear_1.weight" in unet_shapes:
+        sizes["projection_class_embeddings_input_dim"] = _size(unet_shapes, "add_embedding.linear_1.weight", 1)
+    _expect_equal(name, folder_config, sizes)
+    family = _with_config(family, role, {**sizes, **_arguments(folder_config)})
     family = replace(family, architectures={**family.architectures, role: Architecture.DIFFUSERS_UNET})
-    return replace(family, native_pixels=_native_pixels(family, name, said, shapes))
+    return replace(family, native_pixels=_native_pixels(family, name, folder_config, shapes))
 
 
-def _native_pixels(family: Family, name: str, said: Said, shapes: Mapping[str, Shape]) -> int:
-    cells = said.get("sample_size")
+def _native_pixels(family: Family, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]) -> int:
+    cells = folder_config.get("sample_size")
     largest = max(cells) if isinstance(cells, list) and cells and all(type(c) is int for c in cells) else cells
     if largest is None:
         return family.native_pixels
@@ -197,82 +206,85 @@ def _native_pixels(family: Family, name: str, said: Said, shapes: Mapping[str, S
     return edge
 
 
-def _read_vae(family: Family, role: Role, name: str, said: Said, shapes: Mapping[str, Shape]) -> Family:
-    if said.get(CLASS) != _VAE_CLASS:
-        raise _wrong(name, CLASS, said.get(CLASS), _VAE_CLASS)
-    own = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
-    channels = _size(own, "decoder.conv_in.weight", 1)
+def _read_vae(
+    family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
+) -> Family:
+    if folder_config.get(CLASS_KEY) != _VAE_CLASS:
+        raise _wrong(name, CLASS_KEY, folder_config.get(CLASS_KEY), _VAE_CLASS)
+    vae_shapes = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
+    channels = _size(vae_shapes, "decoder.conv_in.weight", 1)
     sizes = {
         "latent_channels": channels,
         "block_out_channels": [
-            _size(own, f"encoder.down_blocks.{level}.resnets.0.conv1.weight", 0)
-            for level in _levels(own, "encoder.down_blocks")
+            _size(vae_shapes, f"encoder.down_blocks.{level}.resnets.0.conv1.weight", 0)
+            for level in _levels(vae_shapes, "encoder.down_blocks")
         ],
     }
-    _expect_equal(name, said, sizes)
-    means = _numbers(name, said, "latents_mean", channels)
-    deviations = _numbers(name, said, "latents_std", channels)
+    _expect_equal(name, folder_config, sizes)
+    means = _numbers(name, folder_config, "latents_mean", channels)
+    deviations = _numbers(name, folder_config, "latents_std", channels)
     if bool(means) != bool(deviations) or any(number <= 0 for number in deviations):
         raise _wrong(name, "latents_mean and latents_std", (means, deviations), "both, deviations above 0, or neither")
     family = replace(
         family,
-        scaling_factor=_number(name, said, "scaling_factor", 0.18215),
-        latent_shift=_number(name, said, "shift_factor", 0.0),
+        scaling_factor=_number(name, folder_config, "scaling_factor", 0.18215),
+        latent_shift=_number(name, folder_config, "shift_factor", 0.0),
         latent_means=means,
         latent_deviations=deviations,
     )
     if not family.scaling_factor > 0:
         raise _wrong(name, "scaling_factor", family.scaling_factor, "a number above 0")
-    return _with_config(family, role, {**sizes, **_arguments(said), CLASS: _VAE_CLASS})
+    return _with_config(family, role, {**sizes, **_arguments(folder_config), CLASS_KEY: _VAE_CLASS})
 
 
-def _with_scheduler(family: Family, said: Said) -> Family:
-    """`family` with the prediction and the noise that its scheduler was configured for; its own where there is none."""
-    if not said:
+def _with_scheduler(family: Family, folder_config: FolderConfig) -> Family:
+    """Return `family` with the prediction and the noise of its scheduler's configuration; unchanged if there is
+    none."""
+    if not folder_config:
         return family
-    prediction = said.get("prediction_type", _SCHEDULER_DEFAULTS["prediction_type"])
+    prediction = folder_config.get("prediction_type", _SCHEDULER_DEFAULTS["prediction_type"])
     if prediction not in _PREDICTIONS:
         raise _wrong(SCHEDULER, "prediction_type", prediction, " or ".join(_PREDICTIONS))
-    if str(said.get(CLASS, "")).startswith("EDM"):
-        return _with_edm_noise(family, said, prediction)
-    noise = _table_noise(said, prediction)
+    if str(folder_config.get(CLASS_KEY, "")).startswith("EDM"):
+        return _with_edm_noise(family, folder_config, prediction)
+    noise = _table_noise(folder_config, prediction)
     if family.name == SDXL.name and noise.kind is NoiseKind.LINEAR:
         raise _wrong(SCHEDULER, "beta_schedule", "linear", "scaled_linear, which SDXL was trained with")
     return _sampled(family, _PREDICTIONS[prediction], noise)
 
 
-def _table_noise(said: Said, prediction: str) -> NoiseFacts:
-    """The noise of a scheduler with a table of levels."""
+def _table_noise(folder_config: FolderConfig, prediction: str) -> NoiseFacts:
+    """Return the noise of a scheduler with a table of levels."""
     for key, expected in (("num_train_timesteps", _STEPS), ("trained_betas", None)):
-        if said.get(key, _SCHEDULER_DEFAULTS[key]) != expected:
-            raise _wrong(SCHEDULER, key, said[key], str(expected))
-    schedule = said.get("beta_schedule", _SCHEDULER_DEFAULTS["beta_schedule"])
+        if folder_config.get(key, _SCHEDULER_DEFAULTS[key]) != expected:
+            raise _wrong(SCHEDULER, key, folder_config[key], str(expected))
+    schedule = folder_config.get("beta_schedule", _SCHEDULER_DEFAULTS["beta_schedule"])
     if schedule not in _KINDS:
         raise _wrong(SCHEDULER, "beta_schedule", schedule, " or ".join(_KINDS))
-    start = _number(SCHEDULER, said, "beta_start", _SCHEDULER_DEFAULTS["beta_start"])
-    end = _number(SCHEDULER, said, "beta_end", _SCHEDULER_DEFAULTS["beta_end"])
+    start = _number(SCHEDULER, folder_config, "beta_start", _SCHEDULER_DEFAULTS["beta_start"])
+    end = _number(SCHEDULER, folder_config, "beta_end", _SCHEDULER_DEFAULTS["beta_end"])
     if not 0.0 < start <= end < 1.0:
         raise _wrong(SCHEDULER, "beta_start and beta_end", (start, end), "rising numbers between 0 and 1")
     kind = _KINDS[schedule]
-    if said.get("rescale_betas_zero_snr", False) is True:
+    if folder_config.get("rescale_betas_zero_snr", False) is True:
         if prediction != "v_prediction" or kind is not NoiseKind.SCALED_LINEAR:
-            # what is noise alone says nothing of the noise that a model is to find in it
+            # pure noise contains no information about the noise that a model must predict
             raise _wrong(SCHEDULER, "rescale_betas_zero_snr", True, "false without velocity prediction")
         kind = NoiseKind.ZERO_TERMINAL
     return NoiseFacts(kind, beta_start=start, beta_end=end)
 
 
-def _with_edm_noise(family: Family, said: Said, prediction: str) -> Family:
+def _with_edm_noise(family: Family, folder_config: FolderConfig, prediction: str) -> Family:
     is_edm = prediction == "epsilon"
     if family.name not in ((SDXL.name,) if is_edm else (SDXL.name, COSXL_EDIT.name)):
-        raise _wrong(SCHEDULER, CLASS, said.get(CLASS), f"a scheduler of {family.title}")
+        raise _wrong(SCHEDULER, CLASS_KEY, folder_config.get(CLASS_KEY), f"a scheduler of {family.title}")
     base = PLAYGROUND_25 if is_edm else family
-    usual = PLAYGROUND_25.sampling.noise if is_edm else VELOCITY_EDM_NOISE
+    default = PLAYGROUND_25.sampling.noise if is_edm else VELOCITY_EDM_NOISE
     noise = replace(
-        usual,
-        sigma_min=_number(SCHEDULER, said, "sigma_min", usual.sigma_min),
-        sigma_max=_number(SCHEDULER, said, "sigma_max", usual.sigma_max),
-        sigma_data=_number(SCHEDULER, said, "sigma_data", 0.5 if is_edm else usual.sigma_data),
+        default,
+        sigma_min=_number(SCHEDULER, folder_config, "sigma_min", default.sigma_min),
+        sigma_max=_number(SCHEDULER, folder_config, "sigma_max", default.sigma_max),
+        sigma_data=_number(SCHEDULER, folder_config, "sigma_data", 0.5 if is_edm else default.sigma_data),
     )
     if not 0.0 < noise.sigma_min < noise.sigma_max or not noise.sigma_data > 0:
         raise _wrong(SCHEDULER, "sigma_min and sigma_max", (noise.sigma_min, noise.sigma_max), "a rising range above 0")
@@ -280,25 +292,26 @@ def _with_edm_noise(family: Family, said: Said, prediction: str) -> Family:
 
 
 def _sampled(family: Family, prediction: Prediction, noise: NoiseFacts) -> Family:
-    """`family` with such noise; what it is shown and told beside is its own."""
+    """Return `family` with such noise; its conditioning is unchanged."""
     return replace(family, sampling=replace(family.sampling, prediction=prediction, noise=noise))
 
 
-def _with_config(family: Family, role: Role, config: Said) -> Family:
+def _with_config(family: Family, role: Role, config: FolderConfig) -> Family:
     return replace(family, configs={**family.configs, role: config})
 
 
-def _arguments(said: Said) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if not key.startswith("_") and key not in _BESIDE}
+def _arguments(folder_config: FolderConfig) -> dict[str, Any]:
+    return {key: value for key, value in folder_config.items() if not key.startswith("_") and key not in _NOT_ARGUMENTS}
 
 
-def _counted(name: str, said: Said, tensors: int) -> Said:
-    """`said`, when it asks for no more layers and blocks than there are tensors: it may ask for any number."""
-    for key, value in said.items():
+def _checked_counts(name: str, folder_config: FolderConfig, tensors: int) -> FolderConfig:
+    """Return the configuration if no count of layers or blocks exceeds the number of tensors: an untrusted one may
+    claim any number."""
+    for key, value in folder_config.items():
         counts = _whole_numbers(value) if "layers" in key or "blocks" in key else ()
         if any(number > tensors for number in counts):
             raise _wrong(name, key, value, f"no more than its {tensors} tensors")
-    return said
+    return folder_config
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:
@@ -309,10 +322,10 @@ def _whole_numbers(value: Any) -> Iterator[int]:
             yield from _whole_numbers(part)
 
 
-def _expect_equal(name: str, said: Said, sizes: Said) -> None:
-    """What a configuration says of `sizes`, if anything, is what the tensors say."""
+def _expect_equal(name: str, folder_config: FolderConfig, sizes: FolderConfig) -> None:
+    """Raise UnknownArchitecture if the configuration contradicts the `sizes` of the tensors."""
     for key, size in sizes.items():
-        found = said.get(key)
+        found = folder_config.get(key)
         if found is not None and found != size:
             raise _wrong(name, key, found, f"{size} as its tensors have")
 
@@ -328,19 +341,19 @@ def _levels(shapes: Mapping[str, Shape], blocks: str) -> Sequence[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def _number(name: str, said: Said, key: str, otherwise: float) -> float:
-    value = said.get(key)
+def _number(name: str, folder_config: FolderConfig, key: str, default: float) -> float:
+    value = folder_config.get(key)
     if value is None:
-        return otherwise
+        return default
     number = finite_number(value)
     if number is None:
         raise _wrong(name, key, value, "a number")
     return number
 
 
-def _numbers(name: str, said: Said, key: str, count: int) -> tuple[float, ...]:
-    """The numbers of a list, one for each channel of a latent; none where it says nothing."""
-    value = said.get(key)
+def _numbers(name: str, folder_config: FolderConfig, key: str, count: int) -> tuple[float, ...]:
+    """Return the numbers of a list, one for each channel of a latent; empty if it is missing."""
+    value = folder_config.get(key)
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) != count:

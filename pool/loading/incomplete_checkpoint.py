@@ -1,7 +1,7 @@
-"""Checkpoints that have some components of their family and not the others: most published files of transformers are
-the diffusion model alone. Torch-free.
+"""Supports checkpoints with only some components of their family: most published transformer files are only the
+diffusion model. Torch-free.
 
-They are saved, merged and converted as they are, and do not run: that takes the whole
+They are saved, merged and converted as they are, but not run: that needs a complete model
 (`pool.loading.assembled_checkpoint`).
 """
 
@@ -20,7 +20,7 @@ from modelpool.pool.specs.spec import Role
 
 
 def without_parts(family: Family, missing: Collection[Role]) -> Family:
-    """`family` without the components `missing`. Without its VAE, latents are those of the published one."""
+    """Return `family` without the components `missing`. Without its VAE, latents are those of the published one."""
     kept = {role: prefix for role, prefix in family.prefixes.items() if role not in missing}
     texts = {role: facts for role, facts in family.texts.items() if role in kept}
     latent = family.latent if Role.VAE in kept else family.latent or _published_latent(family)

@@ -1,7 +1,7 @@
-"""A checkpoint and the LoRAs that were asked for on it: built modules, sizes and patch sets.
+"""`OpenModel`: a checkpoint and the LoRAs requested on it, as built modules, sizes and patch sets.
 
-What the engine runs and what the catalog describes come from here, so that both speak of the same components, sizes and
-digests. Opening maps the file and builds modules without weights; nothing is read until it is used.
+The engine runs it and the catalog describes it, so that both use the same components, sizes and digests. Opening maps
+the file and builds modules without weights; nothing is read before it is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from modelpool.pool.core.expert_names import HIGH, LOW
-from modelpool.pool.core.lru_cache import Recent
+from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, component_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
 from modelpool.pool.families.text_readings import readings_of
@@ -23,7 +23,7 @@ from modelpool.pool.loading.open_tokenizer import tokenizer_of
 from modelpool.pool.lora_names.key_map import lora_key_map
 from modelpool.pool.ops.packed import stored_bytes
 from modelpool.pool.patcher.compute_dtype import compute_dtype
-from modelpool.pool.patcher.weight_bytes import OwnWeights, component_spec, component_use, own_weights
+from modelpool.pool.patcher.weight_bytes import ModuleWeights, component_spec, component_use, module_weights
 from modelpool.pool.patcher.weight_form import WeightForm, resident_form
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
@@ -31,10 +31,12 @@ from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse,
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 
-#: which of two models LoRAs call so that are for one of them
+#: the expert of a role, as LoRAs for one of two experts name it
 _NOISE_OF = {Role.DIFFUSION_MODEL: HIGH, Role.DIFFUSION_MODEL_2: LOW}
 #: patch sets of a model that are kept; each is some 20 KiB and made again in about a millisecond
 PATCH_SETS_REMEMBERED = 256
+#: LoRA files of a model that stay mapped; mapping and matching one again takes some milliseconds
+LORAS_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +47,23 @@ class Component:
     role: Role
     built: BuiltComponent
     form: WeightForm
-    weights: tuple[OwnWeights, ...]
+    weights: tuple[ModuleWeights, ...]
 
     def spec(self) -> ComponentSpec:
-        """Its sizes."""
+        """Return its sizes."""
         return component_spec(self.key, self.role, self.weights, self.form)
 
     def use(self, patches: PatchSet, passes: int = 1) -> ComponentUse:
-        """What a run with `patches` needs."""
+        """Return what a run with `patches` needs."""
         return component_use(self.key, self.weights, self.form, patches, passes)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleReading:
-    """How one text encoder of a model is read.
+    """The reading of one text encoder of a model.
 
-    place      among the readings of the model's set of text encoders
-    tokenizer  None where it is CLIP's, which comes with the project
+    place      index among the readings of the model's text encoders
+    tokenizer  None for CLIP's, which is part of the package
     """
 
     reading: Reading
@@ -70,31 +72,31 @@ class RoleReading:
 
 
 class OpenModel:
-    """One checkpoint, in a file or in several. Components are built when first asked for and kept."""
+    """One checkpoint, in one or several files. Components are built at the first access and kept."""
 
     def __init__(self, ref: ModelRef, device: str | DeviceCapabilities, *, whole: bool = True) -> None:
-        """Map the file. `device` is what components are to run on, or the name of its kind where no more is known. What
-        need not be `whole` is there to be saved, as `open_checkpoint` says.
+        """Map the file. `device` is what components will run on, or the name of its kind if no more is known. Unless
+        `whole`, the model is for saving only and may be incomplete, see `open_checkpoint`.
 
         Raises CorruptFile or UnknownArchitecture.
         """
         self.ref = ref
-        # whoever made the reference (`pool.catalog.catalog`) has allowed what it leads to; nothing in a pickle is run
+        # the creator of the reference (`pool.catalog.catalog`) has allowed its source; nothing in a pickle is run
         self.checkpoint: Checkpoint = open_checkpoint(ref.source, allow_pickle=True, whole=whole)
-        #: what its latents mean
+        #: facts of its latents
         self.latent = self.checkpoint.latent
         self._device = capabilities_of(device)
         self._components: dict[Role, Component] = {}
         self._keys = dict(ref.components)
         self._readings: dict[Role, RoleReading] = {}
-        self._matches: dict[str, LoraMatch] = {}
-        self._patch_sets: Recent[tuple[Role, tuple[LoraRef, ...]], PatchSet] = Recent(PATCH_SETS_REMEMBERED)
+        self._matches: LruCache[str, LoraMatch] = LruCache(LORAS_KEPT)
+        self._patch_sets: LruCache[tuple[Role, tuple[LoraRef, ...]], PatchSet] = LruCache(PATCH_SETS_REMEMBERED)
 
     def component(self, role: Role) -> Component:
-        """The component of this role, built."""
+        """Return the component of this role, built."""
         if role not in self._components:
             built = self.checkpoint.build(role)
-            weights = tuple(own_weights(built.module))
+            weights = tuple(module_weights(built.module))
             self._components[role] = Component(
                 self._keys.get(role) or component_key(self.ref.name, role, self.ref.sha256),
                 role,
@@ -104,15 +106,20 @@ class OpenModel:
             )
         return self._components[role]
 
-    def reading(self, role: Role) -> RoleReading:
-        """How the text encoder `role` is read; its tokenizer is looked for when it is first asked for.
+    @property
+    def component_keys(self) -> frozenset[ComponentKey]:
+        """The keys of the components that are built."""
+        return frozenset(component.key for component in self._components.values())
 
-        Raises TokenizerMissing, saying which file to put where, when there is none.
+    def reading(self, role: Role) -> RoleReading:
+        """Return how the text encoder `role` is read; its tokenizer is searched at the first access.
+
+        Raises TokenizerMissing, saying which file to put where, if there is none.
         """
         if role not in self._readings:
             family = self.checkpoint.family
             readings, place = readings_of(family.text_set), self.place(role)
-            assert readings is not None, f"{family.name}: nothing says how its texts are read"
+            assert readings is not None, f"{family.name}: no readings for its text encoders"
             reading = readings[place]
             tokenizer = None if reading.is_clip else self._tokenizer(role, reading)
             self._readings[role] = RoleReading(reading, place, tokenizer)
@@ -122,13 +129,14 @@ class OpenModel:
         return tokenizer_of(self.checkpoint, role, reading, self.component(role).built.module)
 
     def place(self, role: Role) -> int:
-        """The place of a text encoder among those that models of its family have."""
+        """Return the index of a text encoder among those of its family."""
         return TEXT_ROLES.index(role)
 
     def match(self, lora: LoraRef) -> LoraMatch:
-        """How a LoRA meets this model. Raises CorruptFile, or AdapterMismatch when it belongs to another."""
-        if lora.sha256 not in self._matches:
-            # both models of a pair have the same weights by name: what is found for one is for the other too
+        """Match a LoRA with this model's weights. Raises CorruptFile, or AdapterMismatch if it belongs to another."""
+
+        def find() -> LoraMatch:
+            # both experts have the same weight names: a match for one holds for the other
             left_out = (Role.VAE, Role.DIFFUSION_MODEL_2)
             components = [self.component(role) for role in self.checkpoint.roles if role not in left_out]
             match = match_lora(
@@ -138,39 +146,42 @@ class OpenModel:
                 {c.role: {n: tuple(p.shape) for n, p in c.built.module.named_parameters()} for c in components},
             )
             require_match(match, lora.name, self.ref.name, self.checkpoint.family.title)
-            self._matches[lora.sha256] = match
-        return self._matches[lora.sha256]
+            return match
+
+        return self._matches.get(lora.sha256, find)
 
     def lora_warning(self, lora: LoraRef) -> str | None:
-        """What to tell of a LoRA that is used in part only; None where all of it is. Raises as `match`."""
+        """Return a warning about a LoRA that is only partly used; None if all of it is. Raises as `match`."""
         match = self.match(lora)
-        beside = sum(len(patches) for role, patches in match.patches.items() if role.is_text_encoder)
-        told = [match.warning] if match.warning else []
-        if lora.noise and beside:
-            told.append(
-                f"{beside} of its patches are for text encoders: not used, as it is for {lora.noise} noise alone"
+        text_patches = sum(len(patches) for role, patches in match.patches.items() if role.is_text_encoder)
+        warnings = [match.warning] if match.warning else []
+        if lora.noise and text_patches:
+            warnings.append(
+                f"{text_patches} of its patches are for text encoders: not used, as it is for {lora.noise} noise only"
             )
-        return "; ".join(told) or None
+        return "; ".join(warnings) or None
 
     def touches(self, role: Role, lora: LoraRef) -> bool:
         """Whether a LoRA changes the component `role`. Raises as `match`."""
         return bool(self._patches_of(role, lora))
 
     def _patches_of(self, role: Role, lora: LoraRef) -> Sequence[WeightPatch]:
-        """What a LoRA says of one component; one for one model of a pair, of that alone. Texts are for both: two that
-        are each for one of them would change their encoders twice."""
+        """Return the patches of a LoRA for one component; a LoRA for one expert patches only that one. Text encoders
+        are shared: two LoRAs, one for each expert, would change them twice."""
         if lora.noise and _NOISE_OF.get(role) != lora.noise:
             return ()
         named = Role.DIFFUSION_MODEL if role is Role.DIFFUSION_MODEL_2 else role
         return self.match(lora).patches.get(named, ())
 
     def has_matched(self, loras: Iterable[LoraRef]) -> bool:
-        """The files of these were read before: `patch_set` takes next to no time."""
+        """Whether the files of all these were read before, so that `patch_set` takes almost no time."""
         return all(lora.sha256 in self._matches for lora in loras)
 
     def patch_set(self, role: Role, loras: Iterable[LoraRef]) -> PatchSet:
-        """The patches of `loras`, in order and at their strengths, for one component."""
+        """Return the patches of `loras`, in order and at their strengths, for one component."""
         chosen = tuple(loras)
+        for lora in chosen:
+            self.match(lora)  # a LoRA in use stays mapped, even while its patch sets are found in the cache
 
         def find() -> PatchSet:
             patches = (
@@ -183,22 +194,22 @@ class OpenModel:
 
 def form_of(
     role: Role,
-    weights: Sequence[OwnWeights],
+    weights: Sequence[ModuleWeights],
     device: DeviceCapabilities,
     dtypes: Sequence[str] = ("float16", "bfloat16", "float32"),
 ) -> WeightForm:
-    """How a component with these weights is kept and computed with on `device`; `dtypes` as `Family` has them."""
+    """Return the dtype and form of a component with these weights on `device`; `dtypes` as in `Family`."""
     storage = _largest_dtype(weights)
     parameters = sum(p.numel() for own in weights for p in own.parameters.values())
     computed = compute_dtype(role, storage, device, parameters, [getattr(torch, name) for name in dtypes])
     return WeightForm(computed, resident_form(role, storage, computed, parameters, device))
 
 
-def _largest_dtype(weights: Iterable[OwnWeights]) -> torch.dtype:
-    """The floating point dtype that holds the most bytes of a component."""
+def _largest_dtype(weights: Iterable[ModuleWeights]) -> torch.dtype:
+    """Return the floating point dtype with the most bytes of a component."""
     bytes_of: dict[torch.dtype, int] = {}
-    for own in weights:
-        for parameter in own.parameters.values():
+    for owner in weights:
+        for parameter in owner.parameters.values():
             if parameter.is_floating_point():
                 bytes_of[parameter.dtype] = bytes_of.get(parameter.dtype, 0) + stored_bytes(parameter)
     return max(bytes_of, key=lambda dtype: bytes_of[dtype])

@@ -1,4 +1,5 @@
-"""How a text encoder of an open checkpoint is read, and its tokenizer: inside its file of weights, or beside it."""
+"""Finds the reading and the tokenizer of a text encoder of an open checkpoint: inside its weights file, or next to
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from modelpool.pool.text.tokenizer_files import TENSORS, find_tokenizer
 
 
 def reading_of_role(checkpoint: Checkpoint, role: Role) -> Reading | None:
-    """How the text encoder `role` is read; None for the families of UNets, which say it themselves."""
+    """Return how the text encoder `role` is read; None for UNet families, which specify it themselves."""
     if not checkpoint.family.text_set:
         return None
     readings = readings_of(checkpoint.family.text_set)
@@ -25,9 +26,10 @@ def reading_of_role(checkpoint: Checkpoint, role: Role) -> Reading | None:
 
 
 def tokenizer_of(checkpoint: Checkpoint, role: Role, reading: Reading, module: nn.Module) -> TextTokenizer:
-    """The tokenizer of the text encoder `role`, which is no CLIP and is `module`, with weights or without.
+    """Return the tokenizer of the text encoder `role`, which is not CLIP; `module` is its module, with or without
+    weights.
 
-    Raises TokenizerMissing, saying which file to put where, when there is none.
+    Raises TokenizerMissing, saying which file to put where, if there is none.
     """
     prefix, mapped = checkpoint.family.prefixes[role], checkpoint.mapped
     config: Any = module.config  # transformers is not typed

@@ -1,6 +1,6 @@
-"""Reads what is needed to recognise weights: headers of files, folders of diffusers, lists of keys. No weights.
+"""Reads what is needed to recognise weights: headers of files, diffusers folders, key lists. No weights.
 
-The only module of this package that touches files. Whatever is wrong with a file is a typed error that names it.
+The only module of this package that opens files for recognition. Any fault of a file is a typed error that names it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from modelpool.pool.detection.facts import (
     Stored,
 )
 from modelpool.pool.detection.parts import component, diffusion_component, recognised
-from modelpool.pool.detection.prediction import prediction_word
+from modelpool.pool.detection.prediction import normalised_prediction
 from modelpool.pool.detection.recognize import recognise_contents
 from modelpool.pool.formats.containment import contained
 from modelpool.pool.formats.model_folder import (
@@ -41,12 +41,12 @@ from modelpool.pool.formats.weights_file import loose_weights
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.quant.detect_layers import layers_in_file, logical_shapes
 
-#: a tensor of more dimensions than this is no weight
-_MOST_DIMENSIONS = 8
-#: more than any dimension of a tensor has
-_MOST_SIZE = 1 << 48
+#: maximum number of dimensions of a weight
+_MAX_DIMENSIONS = 8
+#: larger than any dimension of a tensor
+_MAX_SIZE = 1 << 48
 
-#: kinds of component by the beginning of their names, as pipelines of diffusers call them
+#: prefixes of component names in diffusers pipelines -> kind
 _KINDS: tuple[tuple[str, Kind], ...] = (
     ("transformer", Kind.DIFFUSION_MODEL),
     ("unet", Kind.DIFFUSION_MODEL),
@@ -58,10 +58,10 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     ("image_encoder", Kind.VISION_ENCODER),
     ("vocoder", Kind.VOCODER),
 )
-#: what a component may be whose name says nothing
+#: possible kinds of a component whose name says nothing
 _ANY_KIND = (Kind.VAE, Kind.TEXT_ENCODER, Kind.VISION_ENCODER)
 
-#: torch's names of types, which lists of keys have as often as those of safetensors
+#: torch's dtype names, which key lists use as often as those of safetensors
 _TYPES: Mapping[str, str] = {
     "float16": "F16",
     "bfloat16": "BF16",
@@ -76,16 +76,16 @@ _TYPES: Mapping[str, str] = {
 
 
 def recognise_file(path: Path, *, allow_pickle: bool = False) -> FileFacts:
-    """What the file of weights, or the index of several, at `path` is.
+    """Recognise the file of weights, or the index of several, at `path`.
 
-    Raises CorruptFile and UnsafeFile as `read_weights_header` does, BadQuantization when quantized layers are not
-    stored as they say, UnknownArchitecture when its keys are a known model's and its shapes cannot be.
+    Raises CorruptFile and UnsafeFile as `read_weights_header` does, BadQuantization if quantized layers are not stored
+    as declared, UnknownArchitecture if its keys are a known model's with impossible shapes.
     """
     return _recognised(contents_of(read_weights_header(path, allow_pickle=allow_pickle)), path)
 
 
 def recognise_key_list(path: Path) -> FileFacts:
-    """What a file is whose keys are listed as JSON at `path`: key -> shape, or key -> [shape, type].
+    """Recognise a file whose keys are listed as JSON at `path`: key -> shape, or key -> [shape, dtype].
 
     Raises CorruptFile naming the file and the key for anything else.
     """
@@ -97,10 +97,10 @@ def recognise_key_list(path: Path) -> FileFacts:
 
 
 def recognise_folder(path: Path) -> FolderFacts:
-    """What the folder at `path` is: a model of diffusers, one component of it, or loose files.
+    """Recognise the folder at `path`: a diffusers model, one component of it, or loose files.
 
-    A loose file that cannot be read is told with what is wrong with it. Raises UserError for a folder without any of
-    these, CorruptFile, UnsafeFile and UnknownArchitecture for a model or component that is damaged.
+    A loose file that cannot be read is listed with its problem. Raises UserError for a folder without any of these,
+    CorruptFile, UnsafeFile and UnknownArchitecture for a model or component that is damaged.
     """
     if is_model_folder(path):
         return _model(path)
@@ -111,15 +111,17 @@ def recognise_folder(path: Path) -> FolderFacts:
             found = _component(part)
             return FolderFacts("", found.title, {part.name: found}, {}, {}, ())
     if not weights:
-        raise UserError(f"{path}: is a folder without {INDEX_FILE} or .safetensors or .gguf files, expected either")
+        raise UserError(
+            f"{path}: is a folder without {INDEX_FILE} or .safetensors or .gguf files, expected one of them"
+        )
     files = {file.name: _file_or_problem(file, path) for file in weights}
     return FolderFacts("", "loose files", {}, {}, files, ())
 
 
 def contents_of(header: Header) -> Contents:
-    """What a header says of a file's tensors, quantization undone; reads its markers of quantized layers.
+    """Return the tensors that a header declares, quantization undone; reads its markers of quantized layers.
 
-    Raises BadQuantization when quantized layers are not stored as they say.
+    Raises BadQuantization if quantized layers are not stored as declared.
     """
     layers = layers_in_file(header)
     shapes = logical_shapes(header.shapes, layers)
@@ -134,18 +136,18 @@ def contents_of(header: Header) -> Contents:
 
 
 def contents_of_key_list(listed: Mapping[str, Any], where: str) -> Contents:
-    """What a list of keys says: `{key: shape}`, `{key: [shape, type]}`, or a header of safetensors as JSON.
+    """Return the contents of a key list: `{key: shape}`, `{key: [shape, dtype]}`, or a safetensors header as JSON.
 
     Raises CorruptFile naming `where` and the key that has no shape.
     """
     shapes, stored = {}, {}
     metadata = listed.get("__metadata__", {})
-    for key, said in listed.items():
+    for key, entry in listed.items():
         if key == "__metadata__":
             continue
-        shape, dtype = _shape_and_type(said)
+        shape, dtype = _shape_and_type(entry)
         if shape is None:
-            raise CorruptFile(f"{where}: {brief(key)}: found {brief(said)}, expected a list of sizes")
+            raise CorruptFile(f"{where}: {brief(key)}: found {brief(entry)}, expected a list of sizes")
         shapes[key] = shape
         if dtype in DTYPE_BITS:
             stored[key] = Stored(dtype, (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8)
@@ -160,22 +162,22 @@ def _recognised(contents: Contents, path: Path) -> FileFacts:
         raise UnknownArchitecture(f"{path}: {error}") from error
 
 
-def _shape_and_type(said: Any) -> tuple[tuple[int, ...] | None, str]:
-    """The shape and the type that one entry of a list of keys gives; None for no shape."""
+def _shape_and_type(entry: Any) -> tuple[tuple[int, ...] | None, str]:
+    """Return the shape and the dtype of one entry of a key list; None for no shape."""
     dtype: Any = ""
-    if isinstance(said, dict):
-        said, dtype = said.get("shape"), said.get("dtype", "")
-    elif isinstance(said, list) and len(said) == 2 and isinstance(said[0], list):
-        said, dtype = said
-    if not isinstance(said, list) or len(said) > _MOST_DIMENSIONS:
+    if isinstance(entry, dict):
+        entry, dtype = entry.get("shape"), entry.get("dtype", "")
+    elif isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], list):
+        entry, dtype = entry
+    if not isinstance(entry, list) or len(entry) > _MAX_DIMENSIONS:
         return None, ""
-    if not all(type(size) is int and 0 <= size < _MOST_SIZE for size in said):
+    if not all(type(size) is int and 0 <= size < _MAX_SIZE for size in entry):
         return None, ""
-    return tuple(said), _TYPES.get(str(dtype).removeprefix("torch."), str(dtype))
+    return tuple(entry), _TYPES.get(str(dtype).removeprefix("torch."), str(dtype))
 
 
 def _model(path: Path) -> FolderFacts:
-    """A folder with the index of a model: what each of its components is."""
+    """Recognise the components of a folder with the index of a model."""
     folder = read_model_folder(path)
     found = {name: _component(part) for name, part in folder.components.items() if part.weights}
     other = {name: part.class_name for name, part in folder.components.items() if not part.weights}
@@ -194,10 +196,10 @@ def _model(path: Path) -> FolderFacts:
 
 
 def _component(part: FolderComponent) -> ComponentFacts:
-    """One component of a model folder, recognised from its keys; where they are not known, by its class."""
+    """Recognise one component of a model folder from its keys; if they are unknown, from its class."""
     contents = contents_of(read_weights_header(part.weights))
     keys = list(contents.shapes)
-    kind = next((kind for beginning, kind in _KINDS if part.name.startswith(beginning)), Kind.OTHER)
+    kind = next((kind for prefix, kind in _KINDS if part.name.startswith(prefix)), Kind.OTHER)
     measured = component(kind, "", keys, contents)
     if kind in (Kind.DIFFUSION_MODEL, Kind.OTHER):
         try:
@@ -216,9 +218,9 @@ def _component(part: FolderComponent) -> ComponentFacts:
 
 
 def _scheduler_hint(part: FolderComponent) -> tuple[PredictionHint, ...]:
-    said, source = part.config.get("prediction_type"), f"configuration of {part.name}"
-    if isinstance(said, str):
-        return (PredictionHint(prediction_word(said), source),)
+    prediction, source = part.config.get("prediction_type"), f"configuration of {part.name}"
+    if isinstance(prediction, str):
+        return (PredictionHint(normalised_prediction(prediction), source),)
     return (PredictionHint("flow", source),) if part.class_name.startswith("Flow") else ()
 
 

@@ -1,10 +1,10 @@
-"""What the smallest tensors of a checkpoint tell of its model that no key and no shape does. Torch-free.
+"""Reads what the smallest tensors of a checkpoint say about its model and no key or shape does. Torch-free.
 
 Knows which tensors those are, and reads their few bytes. Does not recognise families (`pool.loading.detect_family`).
 
-1. SD2 files of 768 pixels predict velocity and look like those of 512: a norm's biases of the last level are spread
-   wider. Source: ComfyUI, which tells them by a deviation above 0.09.
-2. Files of EDM's kind name the ends of their noise, or mean and deviation of their latents' channels.
+1. SD2 files of 768 pixels predict velocity and look like those of 512: the biases of a norm of the last level have a
+   larger spread. Source: ComfyUI, which uses a standard deviation above 0.09.
+2. EDM files specify the range of their noise levels, or mean and deviation of their latents' channels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.detection.prediction import NOISE_WORD, said_prediction
+from modelpool.pool.detection.prediction import NOISE_WORD, declared_prediction
 from modelpool.pool.families.family import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family
 from modelpool.pool.formats.safetensors_file import Header, stored_bytes
 from modelpool.pool.specs.spec import Role
@@ -26,37 +26,36 @@ SPREAD_KEY, VELOCITY_SPREAD = "output_blocks.11.1.transformer_blocks.0.norm1.bia
 EDM_SIGMA_MIN, EDM_SIGMA_MAX = "edm_vpred.sigma_min", "edm_vpred.sigma_max"
 EDM_MEAN, EDM_DEVIATION = "edm_mean", "edm_std"
 
-#: ends that lie closer leave no room for a thousand levels between them
-LEAST_RATIO = 1.01
+#: a smaller ratio of the ends leaves no room for a thousand levels between them
+MIN_RATIO = 1.01
 
-#: how Python's struct reads a number, and what to put before its bytes: some types are the upper half of a wider one
+#: struct format of a number, and the bytes to prepend: some dtypes are the upper half of a wider one
 _FORMATS = {"F16": ("e", b""), "F32": ("f", b""), "F64": ("d", b""), "BF16": ("f", b"\0\0"), "F8_E5M2": ("e", b"\0")}
-#: more numbers than any of these tensors has
+#: larger than any of these tensors
 _MAX_NUMBERS = 1 << 16
 
 
-def settled(family: Family, header: Header) -> Family:
-    """`family`, with what the small tensors of the file say; without any, `family` itself.
+def refine_family(family: Family, header: Header) -> Family:
+    """Return `family` with what the small tensors of the file specify; without any, `family` itself.
 
-    Raises UnknownArchitecture naming the tensor for one that cannot be what it is called, CorruptFile when the file
-    cannot be read any more.
+    Raises UnknownArchitecture naming the tensor for an invalid one, CorruptFile if the file can no longer be read.
     """
-    if header.configs:  # a folder of diffusers says all of it in words
+    if header.configs:  # the configurations of a diffusers folder specify all of it
         return family
-    family = _with_ends_of_noise(family, header)
+    family = _with_noise_range(family, header)
     if family.name == PLAYGROUND_25.name:
         return _with_latent_measures(family, header)
-    if family.name == SD2.name and _is_spread_wide(family, header):
+    if family.name == SD2.name and _has_wide_spread(family, header):
         sampling = replace(family.sampling, prediction=Prediction.VELOCITY)
         return replace(family, sampling=sampling, native_pixels=SD2_VELOCITY_PIXELS)
     return family
 
 
 def read_numbers(header: Header, name: str) -> list[float]:
-    """The numbers of the small tensor `name` of the file.
+    """Return the numbers of the small tensor `name` of the file.
 
-    Raises UnknownArchitecture when there are none or very many, or they are not of a float type; CorruptFile when the
-    file cannot be read any more.
+    Raises UnknownArchitecture if it is empty, too large, or not of a float dtype; CorruptFile if the file can no longer
+    be read.
     """
     entry = header.tensors[name]
     if not 1 <= entry.elements <= _MAX_NUMBERS or entry.dtype not in (*_FORMATS, "F8_E4M3"):
@@ -73,7 +72,7 @@ def read_numbers(header: Header, name: str) -> list[float]:
 
 
 def read_number(header: Header, name: str) -> float:
-    """The one number that the tensor `name` of the file holds. Raises as `read_numbers`, and for another count."""
+    """Return the one number of the tensor `name` of the file. Raises as `read_numbers`, and for another count."""
     entry = header.tensors[name]
     if entry.elements != 1:
         raise UnknownArchitecture(
@@ -83,30 +82,30 @@ def read_number(header: Header, name: str) -> float:
 
 
 def _of_e4m3(byte: int) -> float:
-    """The number that a byte of float8_e4m3fn stands for."""
+    """Return the value of a float8_e4m3fn byte."""
     sign, exponent, fraction = -1.0 if byte & 0x80 else 1.0, byte >> 3 & 15, byte & 7
     if exponent == 15 and fraction == 7:
         return math.nan
     return sign * (math.ldexp(8 + fraction, exponent - 10) if exponent else math.ldexp(fraction, -9))
 
 
-def _is_spread_wide(family: Family, header: Header) -> bool:
-    """Whether an SD2 file that does not say so is one of those that predict velocity."""
+def _has_wide_spread(family: Family, header: Header) -> bool:
+    """Whether an SD2 file without a marker predicts velocity."""
     key = family.prefixes[Role.DIFFUSION_MODEL] + SPREAD_KEY
-    says_noise = said_prediction(header.tensors, header.metadata) == NOISE_WORD
+    says_noise = declared_prediction(header.tensors, header.metadata) == NOISE_WORD
     if key not in header.tensors or says_noise or family.sampling.prediction is Prediction.VELOCITY:
         return False
     biases = read_numbers(header, key)
-    # a damaged file says nothing here; whoever asks for its weights is told (`mapped_file.check_finite`)
+    # a damaged file is not judged here; using its weights raises the error (`mapped_file.check_finite`)
     return _are_finite(biases) and statistics.pstdev(biases) > VELOCITY_SPREAD
 
 
-def _with_ends_of_noise(family: Family, header: Header) -> Family:
+def _with_noise_range(family: Family, header: Header) -> Family:
     noise = family.sampling.noise
     if noise.kind is not NoiseKind.EDM:
         return family
     low, high = _number(header, EDM_SIGMA_MIN, noise.sigma_min), _number(header, EDM_SIGMA_MAX, noise.sigma_max)
-    if not 0.0 < LEAST_RATIO * low < high < math.inf:
+    if not 0.0 < MIN_RATIO * low < high < math.inf:
         raise UnknownArchitecture(
             f"{header.path}: {EDM_SIGMA_MIN} and {EDM_SIGMA_MAX}: found noise from {low} to {high}, expected a rising "
             "range above 0"
@@ -115,8 +114,8 @@ def _with_ends_of_noise(family: Family, header: Header) -> Family:
     return replace(family, sampling=replace(family.sampling, noise=ends))
 
 
-def _number(header: Header, name: str, otherwise: float) -> float:
-    return read_number(header, name) if name in header.tensors else otherwise
+def _number(header: Header, name: str, default: float) -> float:
+    return read_number(header, name) if name in header.tensors else default
 
 
 def _with_latent_measures(family: Family, header: Header) -> Family:

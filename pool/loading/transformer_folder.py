@@ -1,7 +1,7 @@
-"""Folders of diffusers whose diffusion model is a transformer, as families. Torch-free and pure.
+"""Recognises diffusers folders whose diffusion model is a transformer as families. Torch-free and pure.
 
-Which family it is, the tensors tell; what no shape tells is taken from the configurations: arguments of the classes,
-the scale of latents, the shift of the scheduler. Configurations come from outside and have to fit.
+The tensors determine the family; what no shape determines comes from the configurations: arguments of the classes, the
+latent scale, the shift of the scheduler. Configurations are untrusted and must be consistent.
 """
 
 from __future__ import annotations
@@ -11,49 +11,48 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
-from modelpool.pool.families.expert_pairs import pair_of
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.supported import running_families, why_not
-from modelpool.pool.families.text_readings import ROW_OF, RUN_WITHOUT
-from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_sight
-from modelpool.pool.formats.folder_header import CLASS, PROJECTION
+from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
+from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_vision
+from modelpool.pool.families.two_experts import two_expert_family
+from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number
 from modelpool.pool.loading.incomplete_checkpoint import without_parts
 from modelpool.pool.specs.spec import Role
 
-Said: TypeAlias = Mapping[str, Any]
+FolderConfig: TypeAlias = Mapping[str, Any]
 
 TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_encoder"
-#: the folder of the diffusion model for low noise of a pair, and what the index calls the share of noise below which it
-#: takes over
+#: the folder of the low-noise expert, and the index entry of the noise fraction below which it takes over
 SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
-#: the parts of a text encoder that sees images, a LLaVA
-SEEING_TOWER, SEEING_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
+#: the vision parts of a text encoder with image input (LLaVA)
+LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
-#: pipelines that show their text encoder images, and how
-_SIGHTS = {"QwenImageEditPipeline": TextSight.WHOLE, "QwenImageEditPlusPipeline": TextSight.NUMBERED}
-#: families that nothing but the pipeline tells from another whose tensors they have
+#: pipelines whose text encoder reads images, and how
+_SIGHTS = {"QwenImageEditPipeline": ReferenceMode.WHOLE, "QwenImageEditPlusPipeline": ReferenceMode.NUMBERED}
+#: families with equal tensors that only the pipeline distinguishes
 _BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
-#: pipelines that have their text encoders in another order than the readings of their family
+#: pipelines with another order of text encoders than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}
     for name in ("hunyuan_video", "hunyuan_video_i2v")
 }
-#: how a transformer is told of an image, as its configuration says it, and the way that this version has not: such a
-#: model has the tensors of one for texts. Source: diffusers' HunyuanVideoTransformer3DModel
-_TOLD_BY, _REPLACED = "image_condition_type", "token_replace"
-#: what the shift of a scheduler may be; those of published models are between 1 and 12
+#: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
+#: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
+_IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"
+#: allowed range of a scheduler's shift; published models have 1 to 12
 _SHIFTS = (0.001, 1000.0)
-#: the same for its logarithm at the two sizes that a scheduler names, up or down; published ones are below 3
-_MOST_EXPONENT = 20.0
-#: patches of a latent that a scheduler may name
-_MOST_PATCHES = 1 << 32
+#: maximum absolute value of its logarithm at the two sizes that a scheduler specifies; published ones are below 3
+_MAX_EXPONENT = 20.0
+#: maximum number of latent patches that a scheduler may specify
+_MAX_PATCHES = 1 << 32
 #: `__init__` of FlowMatchEulerDiscreteScheduler in diffusers 0.42
-_FLOW_DEFAULTS: Said = {
+_FLOW_DEFAULTS: FolderConfig = {
     "shift": 1.0,
     "use_dynamic_shifting": False,
     "base_shift": 0.5,
@@ -65,173 +64,176 @@ _FLOW_DEFAULTS: Said = {
 
 
 def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole: bool = True) -> Family:
-    """The family of the folder that `header` is of, with tensors of `shapes`; where it need not be `whole`, with the
-    components alone that are there.
+    """Return the family of the folder of `header`, with tensors of `shapes`; unless `whole`, with only the components
+    that exist.
 
     Raises UnknownArchitecture naming the component and the key, for a model that this version does not run and for
-    configurations that cannot be.
+    invalid configurations.
     """
-    own = {key: shape for key, shape in shapes.items() if key.startswith(f"{TRANSFORMER}.")}
-    found = recognise_diffusion(own)
-    pipeline = str(header.configs.get(INDEX_FILE, {}).get(CLASS))
+    model_shapes = {key: shape for key, shape in shapes.items() if key.startswith(f"{TRANSFORMER}.")}
+    found = recognise_diffusion(model_shapes)
+    pipeline = str(header.configs.get(INDEX_FILE, {}).get(CLASS_KEY))
     base = None if found is None else TRANSFORMERS.get(_BY_PIPELINE.get((found.name, pipeline), found.name))
     if found is None or base is None:
         raise _cannot_run(found)
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
-    _check_told(base, header.configs.get(TRANSFORMER, {}))
+    _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
-    needed = [*folders.values(), *(PROJECTION for _ in base.besides)]
+    needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
     missing = [name for name in needed if not any(key.startswith(f"{name}.") for key in shapes)]
     if missing and (whole or PROJECTION in missing):
         raise UnknownArchitecture(f"recognised as {base.title}, but its folder has no {' and no '.join(missing)}")
-    gone = [role for role, name in folders.items() if name in missing]
+    absent = [role for role, name in folders.items() if name in missing]
     noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
-    there = {role: name for role, name in folders.items() if role not in gone}
-    said, seeing = header.configs.get(VAE, {}), _seeing(there, header.configs)
-    scale = _number(VAE, said, "scaling_factor", base.scaling_factor)
+    present = {role: name for role, name in folders.items() if role not in absent}
+    config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
+    scale = _number(VAE, config, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
         raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
-        besides=dict.fromkeys(base.besides, (f"{PROJECTION}.",)) | _beside_tower(base),
+        extra_prefixes=dict.fromkeys(base.extra_prefixes, (f"{PROJECTION}.",)) | _projector_prefixes(base),
         texts={role: facts for role, facts in base.texts.items() if role in folders},
-        configs={**_models(folders, header.configs), Role.VAE: said, **seeing},
+        configs={**_models(folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
-        latent_shift=_number(VAE, said, "shift_factor", base.latent_shift),
+        latent_shift=_number(VAE, config, "shift_factor", base.latent_shift),
     )
-    return with_text_sight(without_parts(family, gone), shapes, _SIGHTS.get(pipeline, TextSight.BY_NAME))
+    return with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
 
 
 def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping[str, Shape]) -> Family:
-    """`base`, whose diffusion model was `found`, or the pair that it is one of where there is a second model."""
+    """Return `base`, whose diffusion model was `found`, or the family with two experts if there is a second model."""
     start = f"{SECOND}."
     second = {key.removeprefix(start): shape for key, shape in shapes.items() if key.startswith(start)}
     if not second:
         return base
-    pair = pair_of(found, second, SECOND)
-    usual = pair.sampling.low_noise
-    assert usual is not None, f"{pair.name} is a pair"
+    pair = two_expert_family(found, second, SECOND)
+    defaults = pair.sampling.low_noise
+    assert defaults is not None, f"{pair.name} is a pair"
     boundary = finite_number(header.configs.get(INDEX_FILE, {}).get(BOUNDARY))
     if boundary is None or not 0.0 < boundary < 1.0:
-        expected = f"the share of noise below which {SECOND} takes over, such as {usual.boundary}"
+        expected = f"the noise fraction below which {SECOND} takes over, such as {defaults.boundary}"
         raise _wrong(INDEX_FILE, BOUNDARY, boundary, expected)
-    return replace(pair, sampling=replace(pair.sampling, low_noise=replace(usual, boundary=boundary)))
+    return replace(pair, sampling=replace(pair.sampling, low_noise=replace(defaults, boundary=boundary)))
 
 
-def _check_told(base: Family, said: Said) -> None:
-    """Raise UnknownArchitecture for a model of the tensors of `base` that has an image in place of its first frame."""
-    if said.get(_TOLD_BY) == _REPLACED:
-        missing = "an image in place of the first cell of time, which is told another level of noise than the others"
+def _check_image_condition(base: Family, config: FolderConfig) -> None:
+    """Raise UnknownArchitecture for a model with the tensors of `base` that replaces its first latent frame by an
+    image."""
+    if config.get(_IMAGE_CONDITION_KEY) == _REPLACED:
+        missing = "an image as the first latent frame, with another noise level than the other frames"
         raise UnknownArchitecture(
             f"recognised as {base.title} in a form that this version cannot run yet: configuration of {TRANSFORMER}: "
-            f"{_TOLD_BY}: found {_REPLACED!r}, expected none or 'latent_concat'; what is missing is {missing}"
+            f"{_IMAGE_CONDITION_KEY}: found {_REPLACED!r}, expected none or 'latent_concat'; "
+            f"not supported: {missing}"
         )
 
 
-def _models(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
-    """What the folders of the diffusion models say."""
+def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
+    """Return the configurations of the diffusion models."""
     return {role: configs.get(folder, {}) for role, folder in folders.items() if role.is_diffusion_model}
 
 
 def _cannot_run(found: DiffusionFacts | None) -> UnknownArchitecture:
     if found is None:
-        return UnknownArchitecture(f"found no model that is known in the folder {TRANSFORMER!r}")
+        return UnknownArchitecture(f"found no known model in the folder {TRANSFORMER!r}")
     if found.name in running_families():
         return UnknownArchitecture(f"found {found.title} in the folder {TRANSFORMER!r}, expected it in 'unet'")
     reason = why_not(found.runs)
-    said = f"a folder of diffusers, recognised as {found.title}, which this version cannot run yet: {reason}"
-    return UnknownArchitecture(said)
+    message = f"a folder of diffusers, recognised as {found.title}, which this version cannot run yet: {reason}"
+    return UnknownArchitecture(message)
 
 
 def text_folders(family: Family) -> dict[Role, str]:
-    """The folder of each text encoder of `family`, in the order of its readings."""
+    """Return the folder of each text encoder of `family`, in the order of its readings."""
     return dict(_TEXT_FOLDERS.get(family.name, {role: role.value for role in family.text_encoders}))
 
 
 def _folders(family: Family, shapes: Mapping[str, Shape]) -> dict[Role, str]:
-    """The folder of each component; text encoders that the model runs without are left out where they are not there."""
+    """Return the folder of each component; text encoders that the model runs without are omitted if they are
+    missing."""
     named = text_folders(family)
-    optional = RUN_WITHOUT.get(ROW_OF[family.text_set], frozenset())
+    optional = OPTIONAL_ENCODERS.get(ROW_OF[family.text_set], frozenset())
     texts = {
         role: folder
         for role, folder in named.items()
         if family.texts[role].encoder not in optional or any(key.startswith(f"{folder}.") for key in shapes)
     }
-    sight = family.sampling.sight
-    seeing = {} if sight is None else {Role.VISION_ENCODER: VISION if sight.is_told else SEEING_TOWER}
+    vision_use = family.sampling.vision_use
+    vision = {} if vision_use is None else {Role.VISION_ENCODER: VISION if vision_use.is_model_input else LLAVA_TOWER}
     second = {Role.DIFFUSION_MODEL_2: SECOND} if Role.DIFFUSION_MODEL_2 in family.prefixes else {}
-    return {**texts, **seeing, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
+    return {**texts, **vision, Role.DIFFUSION_MODEL: TRANSFORMER, **second, Role.VAE: VAE}
 
 
-def _beside_tower(family: Family) -> dict[Role, tuple[str, ...]]:
-    """What belongs to a vision encoder that is part of a text encoder, and stands beside it."""
-    sight = family.sampling.sight
-    return {} if sight is None or sight.is_told else {Role.VISION_ENCODER: (SEEING_PROJECTOR,)}
+def _projector_prefixes(family: Family) -> dict[Role, tuple[str, ...]]:
+    """Return the extra key prefixes of a vision encoder that is part of a text encoder."""
+    vision_use = family.sampling.vision_use
+    return {} if vision_use is None or vision_use.is_model_input else {Role.VISION_ENCODER: (LLAVA_PROJECTOR,)}
 
 
-def _seeing(folders: Mapping[Role, str], configs: Mapping[str, Said]) -> dict[Role, Said]:
-    """What the folder of the vision encoder says, where there is one."""
+def _vision_config(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
+    """Return the configuration of the vision encoder, if it has a folder."""
     if folders.get(Role.VISION_ENCODER) != VISION:
         return {}
-    said = configs.get(VISION, {})
-    if said.get(CLASS) not in _VISION_CLASSES:
-        raise _wrong(VISION, "class_name", said.get(CLASS), " or ".join(_VISION_CLASSES))
-    return {Role.VISION_ENCODER: said}
+    config = configs.get(VISION, {})
+    if config.get(CLASS_KEY) not in _VISION_CLASSES:
+        raise _wrong(VISION, "class_name", config.get(CLASS_KEY), " or ".join(_VISION_CLASSES))
+    return {Role.VISION_ENCODER: config}
 
 
-def _noise(noise: NoiseFacts, said: Said) -> NoiseFacts:
-    """`noise` with the shift that the scheduler was configured for; as it is where that says nothing of a flow."""
-    if noise.kind is NoiseKind.FLOW and said.get("use_flow_sigmas") is True and said.get("flow_shift") is not None:
-        return replace(noise, shift=_shift({"shift": said["flow_shift"]}), shift_by_size=None)
-    if noise.kind is not NoiseKind.FLOW or not str(said.get("_class_name", "")).startswith("FlowMatch"):
+def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
+    """Return `noise` with the shift of the scheduler's configuration; unchanged if that specifies no flow."""
+    if noise.kind is NoiseKind.FLOW and config.get("use_flow_sigmas") is True and config.get("flow_shift") is not None:
+        return replace(noise, shift=_shift({"shift": config["flow_shift"]}), shift_by_size=None)
+    if noise.kind is not NoiseKind.FLOW or not str(config.get("_class_name", "")).startswith("FlowMatch"):
         return noise
-    if said.get("invert_sigmas") is True:  # Mochi's, whose pipeline has levels of its own
+    if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself
         return noise
-    told = {**_FLOW_DEFAULTS, **{key: value for key, value in said.items() if value is not None}}
-    last = _number(SCHEDULER, told, "shift_terminal", 0.0)
+    settings = {**_FLOW_DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
+    last = _number(SCHEDULER, settings, "shift_terminal", 0.0)
     if not 0.0 <= last < 1.0:
-        raise _wrong(SCHEDULER, "shift_terminal", last, "a share of noise below 1")
-    if told["use_dynamic_shifting"] is not True:
-        return replace(noise, shift=_shift(told), shift_by_size=None, last_share=last)
+        raise _wrong(SCHEDULER, "shift_terminal", last, "a noise fraction below 1")
+    if settings["use_dynamic_shifting"] is not True:
+        return replace(noise, shift=_shift(settings), shift_by_size=None, last_share=last)
     if noise.shift_by_size is not None and not isinstance(noise.shift_by_size, ShiftBySize):
-        return noise  # the pipeline has a rule of its own
-    low, high = (_patches(told, key) for key in ("base_image_seq_len", "max_image_seq_len"))
+        return noise  # the pipeline defines the shift itself
+    low, high = (_patches(settings, key) for key in ("base_image_seq_len", "max_image_seq_len"))
     if not low < high:
         raise _wrong(SCHEDULER, "base_image_seq_len and max_image_seq_len", (low, high), "rising numbers")
-    by_size = ShiftBySize((low, high), (_exponent(told, "base_shift"), _exponent(told, "max_shift")))
+    by_size = ShiftBySize((low, high), (_exponent(settings, "base_shift"), _exponent(settings, "max_shift")))
     return replace(noise, shift_by_size=by_size, last_share=last)
 
 
-def _patches(told: Said, key: str) -> int:
-    found = _number(SCHEDULER, told, key, 0.0)
-    if not found.is_integer() or not 0 < found <= _MOST_PATCHES:
-        raise _wrong(SCHEDULER, key, found, f"a whole number from 1 to {_MOST_PATCHES}")
+def _patches(settings: FolderConfig, key: str) -> int:
+    found = _number(SCHEDULER, settings, key, 0.0)
+    if not found.is_integer() or not 0 < found <= _MAX_PATCHES:
+        raise _wrong(SCHEDULER, key, found, f"a whole number from 1 to {_MAX_PATCHES}")
     return int(found)
 
 
-def _exponent(told: Said, key: str) -> float:
-    found = _number(SCHEDULER, told, key, 0.0)
-    if not abs(found) <= _MOST_EXPONENT:
-        raise _wrong(SCHEDULER, key, found, f"a number from {-_MOST_EXPONENT} to {_MOST_EXPONENT}")
+def _exponent(settings: FolderConfig, key: str) -> float:
+    found = _number(SCHEDULER, settings, key, 0.0)
+    if not abs(found) <= _MAX_EXPONENT:
+        raise _wrong(SCHEDULER, key, found, f"a number from {-_MAX_EXPONENT} to {_MAX_EXPONENT}")
     return found
 
 
-def _shift(told: Said) -> float:
-    shift = _number(SCHEDULER, told, "shift", 1.0)
+def _shift(settings: FolderConfig) -> float:
+    shift = _number(SCHEDULER, settings, "shift", 1.0)
     least, most = _SHIFTS
     if not least <= shift <= most:
         raise _wrong(SCHEDULER, "shift", shift, f"a number from {least} to {most}")
     return shift
 
 
-def _number(name: str, said: Said, key: str, otherwise: float) -> float:
-    value = said.get(key)
+def _number(name: str, config: FolderConfig, key: str, default: float) -> float:
+    value = config.get(key)
     if value is None:
-        return otherwise
+        return default
     number = finite_number(value)
     if number is None:
         raise _wrong(name, key, value, "a number")

@@ -1,4 +1,4 @@
-"""Reads the header of weights from a file, an index, a folder or a model made of separate files. Torch-free."""
+"""Reads the header of weights from a file, an index, a folder or a model in separate files. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from modelpool.pool.loading.assembled_checkpoint import assembled_header
 
 
 def read_weights_header(source: Source, *, allow_pickle: bool = False) -> Header:
-    """Read and check what the weights at `source` say of their tensors: a file, the index of several, the first of
-    several GGUF files, the description of a model in separate files (or what it would say), or a folder of diffusers.
+    """Read and check the header of the weights at `source`: a file, the index of several, the first of several GGUF
+    files, the description of a model in separate files (or its value), or a diffusers folder.
 
-    `allow_pickle` reads PyTorch's pickles too; nothing in them is run even so. Raises UnsafeFile for a pickle that was
-    not allowed or that has code in it, and for an index or a description that leads out of its folder; MissingParts for
-    separate files that do not make a model; CorruptFile for anything else that is not whole.
+    `allow_pickle` reads PyTorch's pickles too; nothing in them is ever run. Raises UnsafeFile for a pickle that was not
+    allowed or that contains code, and for an index or a description that leads out of its folder; MissingParts for
+    separate files that do not make a model; CorruptFile for anything else that is incomplete.
     """
     if not isinstance(source, Assembly):
         place = os.fspath(source)

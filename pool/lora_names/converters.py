@@ -1,7 +1,7 @@
 """Converters for layouts that diffusers builds but has no converter for, in the same form as its own.
 
-Sources: the public key lists of the original and of the diffusers checkpoints of the same weights. Like diffusers' own,
-these functions rename and cut tensors and know nothing else, so that `pool.keymaps.key_map` can watch them.
+Sources: the public key lists of the original and of the diffusers checkpoints of the same weights. Like diffusers'
+converters, these functions only rename and cut tensors, so that `pool.keymaps.key_map` can trace them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenLayout:
-    """A transformer with numbered `blocks`, in the original's words and in those of diffusers.
+class LayoutTable:
+    """A transformer with numbered `blocks`, in the names of the original and of diffusers.
 
-    outer    beginnings of keys outside of blocks; keys that begin otherwise are left out
-    swapped  those of them whose halves change places: the original has shift before scale
-    blocks   what diffusers calls the list of blocks
+    outer    key prefixes outside of blocks; other keys are left out
+    swapped  those of them whose halves are swapped: the original has shift before scale
+    blocks   diffusers' name of the list of blocks
     block    modules of a block; one with several names is cut into equal parts. Others keep their names.
     """
 
@@ -31,7 +31,7 @@ class WrittenLayout:
     block: Mapping[str, tuple[str, ...]]
 
 
-_PIXART = WrittenLayout(
+_PIXART = LayoutTable(
     outer=(
         ("x_embedder.proj.", "pos_embed.proj."),
         ("t_embedder.mlp.0.", "adaln_single.emb.timestep_embedder.linear_1."),
@@ -59,7 +59,7 @@ _PIXART = WrittenLayout(
         "mlp.fc2": ("ff.net.2",),
     },
 )
-_SANA = WrittenLayout(
+_SANA = LayoutTable(
     outer=(
         ("x_embedder.proj.", "patch_embed.proj."),
         ("t_embedder.mlp.0.", "time_embed.emb.timestep_embedder.linear_1."),
@@ -88,7 +88,7 @@ _SANA = WrittenLayout(
         "mlp.point_conv.conv": ("ff.conv_point",),
     },
 )
-_HUNYUAN_DIT = WrittenLayout(
+_HUNYUAN_DIT = LayoutTable(
     outer=(
         ("text_embedding_padding", "text_embedding_padding"),
         ("mlp_t5.0.", "text_embedder.linear_1."),
@@ -108,7 +108,7 @@ _HUNYUAN_DIT = WrittenLayout(
     block={
         "norm1": ("norm1.norm",),
         "default_modulation.1": ("norm1.linear",),
-        # the original counts the norms as they were added, diffusers as they are used
+        # the original numbers the norms in the order of their creation, diffusers in the order of their use
         "norm2": ("norm3",),
         "norm3": ("norm2",),
         "attn1.Wqkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
@@ -126,8 +126,8 @@ _HUNYUAN_DIT = WrittenLayout(
 )
 
 
-def convert(layout: WrittenLayout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of an original checkpoint under diffusers' names."""
+def convert(layout: LayoutTable, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of an original checkpoint under diffusers' names."""
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         block = re.fullmatch(r"blocks\.(\d+)\.(.+)", key)
@@ -141,16 +141,16 @@ def convert(layout: WrittenLayout, tensors: Mapping[str, Tensor]) -> dict[str, T
     return converted
 
 
-def _of_block(layout: WrittenLayout, beginning: str, key: str, tensor: Tensor) -> dict[str, Tensor]:
+def _of_block(layout: LayoutTable, prefix: str, key: str, tensor: Tensor) -> dict[str, Tensor]:
     module, _, end = key.rpartition(".")
     if module not in layout.block:
-        return {beginning + key: tensor}
+        return {prefix + key: tensor}
     names = layout.block[module]
     pieces = tensor.chunk(len(names)) if len(names) > 1 else (tensor,)
-    return {f"{beginning}{name}.{end}": piece for name, piece in zip(names, pieces, strict=True)}
+    return {f"{prefix}{name}.{end}": piece for name, piece in zip(names, pieces, strict=True)}
 
 
-WRITTEN_CONVERTERS: Mapping[str, Callable[[dict[str, Tensor]], Mapping[str, Tensor]]] = {
+EXTRA_CONVERTERS: Mapping[str, Callable[[dict[str, Tensor]], Mapping[str, Tensor]]] = {
     "pixart": partial(convert, _PIXART),
     "hunyuan_dit": partial(convert, _HUNYUAN_DIT),
     "sana": partial(convert, _SANA),

@@ -1,6 +1,6 @@
-"""The names that LoRA files use for the weights of a diffusion model.
+"""Names that LoRA files use for the weights of a diffusion model.
 
-Joins the naming of a family (`naming`) with a key map, which has both spellings of every weight: the checkpoint's and
+Combines the naming of a family (`naming`) with a key map, which has both names of every weight: the checkpoint's and
 diffusers'. Does not read tensors and does not compute (`pool.patches`).
 """
 
@@ -10,43 +10,46 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.lora_names.naming import Ranges, Spelled, Spelling, naming_of, written_names
+from modelpool.pool.lora_names.naming import BaseNames, NameSource, Ranges, generate_names, naming_of
 
 if TYPE_CHECKING:
     from modelpool.pool.keymaps.key_map import KeyMap
 
 WEIGHT_END = ".weight"
-#: norms that some families' files call scale; a LoRA may name them like any other weight
+#: norms whose weight is named scale in some families' files; a LoRA may name them like any other weight
 SCALE_ENDS = (".query_norm.scale", ".key_norm.scale")
 
 
 def model_names(family: str, shapes: Mapping[str, Shape], prefix: str = "") -> dict[str, Ranges]:
-    """Every base name that a LoRA may use for a weight of a diffusion model, and the checkpoint rows that it means.
+    """Return every base name that a LoRA may use for a weight of a diffusion model, and the checkpoint rows that it
+    means.
 
-    `shapes` are those of the checkpoint's tensors, whose keys begin with `prefix`; others are passed over. A delta for
-    a name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up, and two ranges whose halves change
-    places are what others call swapping scale and shift. `family` is a name of `naming.NAMINGS`; any other has the
-    generic names. Raises UnknownArchitecture when the tensors are so unlike those of `family` that they do not convert.
+    `shapes` are those of the checkpoint's tensors, whose keys begin with `prefix`; others are ignored. A delta for a
+    name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up; two ranges with swapped halves express the
+    swap of scale and shift. `family` is a name of `naming.NAMINGS`; any other has the generic names. Raises
+    UnknownArchitecture if the tensors are too different from those of `family` to convert.
     """
-    from modelpool.pool.lora_names.discovered import layout_map  # diffusers takes its time, `style_of` needs none
+    from modelpool.pool.lora_names.discovered import (
+        layout_map,  # importing diffusers is slow, and `style_of` does not need it
+    )
 
     return names_of(family, layout_map(family, shapes, prefix), prefix)
 
 
 def names_of(family: str, key_map: KeyMap, prefix: str) -> dict[str, Ranges]:
-    """As `model_names`, by a key map from the checkpoint to diffusers' names."""
+    """Return the same as `model_names`, from a key map from the checkpoint to diffusers' names."""
     names: dict[str, Ranges] = {}
-    for name, ranges in written_names(naming_of(family), spellings_of(key_map, prefix)):
+    for name, ranges in generate_names(naming_of(family), base_names_of(key_map, prefix)):
         names.setdefault(name, ranges)
     return names
 
 
-def spellings_of(key_map: KeyMap, prefix: str) -> Spelled:
-    """The bases of all weights in each spelling, and the checkpoint rows that they mean."""
+def base_names_of(key_map: KeyMap, prefix: str) -> BaseNames:
+    """Return the base names of all weights from each source, and the checkpoint rows that they mean."""
     weights: dict[str, Ranges] = {}
     others: dict[str, Ranges] = {}
     for key in key_map.sources:
-        bare, ranges = key.removeprefix(prefix), key_map.whole_source(key)
+        bare, ranges = key.removeprefix(prefix), key_map.full_source(key)
         if bare.endswith(WEIGHT_END):
             weights[bare.removesuffix(WEIGHT_END)] = ranges
             for end in SCALE_ENDS:
@@ -59,19 +62,19 @@ def spellings_of(key_map: KeyMap, prefix: str) -> Spelled:
     diffusers = {
         key.removesuffix(WEIGHT_END): key_map.source_ranges(key) for key in key_map.origins if key.endswith(WEIGHT_END)
     }
-    return {Spelling.CHECKPOINT: weights, Spelling.WHOLE_KEY: others, Spelling.DIFFUSERS: diffusers}
+    return {NameSource.CHECKPOINT: weights, NameSource.WHOLE_KEY: others, NameSource.DIFFUSERS: diffusers}
 
 
 def through(names: Mapping[str, Ranges], key_map: KeyMap) -> dict[str, Ranges]:
-    """`names` whose rows are a checkpoint's, with the rows of the module's parameters that `key_map` makes of them.
+    """Return `names` with the rows of the module's parameters that `key_map` maps their checkpoint rows to.
 
-    Names whose rows no parameter is made of are left out.
+    Names whose rows become no parameter are left out.
     """
     known: dict[Ranges, Ranges] = {}
     followed: dict[str, Ranges] = {}
     for name, ranges in names.items():
         if ranges not in known:
-            known[ranges] = key_map.through(ranges)
+            known[ranges] = key_map.compose(ranges)
         if known[ranges]:
             followed[name] = known[ranges]
     return followed

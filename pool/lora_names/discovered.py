@@ -1,8 +1,8 @@
-"""The diffusers spelling of a checkpoint's keys, found by watching converters. Imports diffusers when it is asked.
+"""Finds diffusers' names of a checkpoint's keys by tracing converters. Imports diffusers when called.
 
-Knows where converters need help: the published sizes that some have built in, keys that some call by an older name, and
-tensors that a variant of a family does not have. Layouts without a converter in diffusers are in
-`pool.lora_names.converters`. Does not know how LoRA files spell anything.
+Knows where converters need help: hard-coded published sizes, keys that some know by an older name, and tensors that a
+variant of a family lacks. Layouts without a converter in diffusers are in `pool.lora_names.converters`. Does not know
+the names in LoRA files.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, key_map_of
 from modelpool.pool.keymaps.provenance import Origin, Segment, UntraceableOperationError, rows_of, trace
-from modelpool.pool.lora_names.converters import WRITTEN_CONVERTERS
+from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
 from modelpool.pool.lora_names.hunyuan import original_key
 from modelpool.pool.models.common.diffusers_private import Converter, diffusion_converter
 
 Shapes = Mapping[str, Shape]
 
-#: how many tensors a variant may miss of what its family's converter reads
-MOST_MISSING = 16
-#: a source that stands in for a tensor that is missing; it can be cut in two, three and six
-STAND_IN_SHAPE = (6, 1)
+#: maximum number of tensors of a family's converter that a variant may lack
+MAX_MISSING = 16
+#: placeholder of a missing source tensor; it can be cut in two, three and six
+PLACEHOLDER_SHAPE = (6, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class FixedCuts:
     """A converter that cuts tensors at the rows of the published model, whatever their size.
 
-    keys       which tensors, as a pattern that is searched in the key
-    published  the last row of each piece, plus one, as the converter cuts
+    keys       the tensors, as a pattern that is searched in the key
+    published  end row of each piece, as the converter cuts
     actual     the same for a tensor of a given key in a model of given shapes
     """
 
@@ -42,25 +42,25 @@ class FixedCuts:
 
 
 def _flux_cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
-    """Queries, keys and values are as wide as the model; the rest of the rows are the hidden layer."""
+    """Queries, keys and values have the width of the model; the other rows are the hidden layer."""
     hidden = _width(shapes, "txt_in.weight")
     return hidden, 2 * hidden, 3 * hidden, shapes[key][0]
 
 
 def _hunyuan_cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
-    """As Flux."""
+    """Same as Flux."""
     hidden = _width(shapes, "img_in.proj.weight")
     return hidden, 2 * hidden, 3 * hidden, shapes[key][0]
 
 
 def _width(shapes: Shapes, key: str) -> int:
     if key not in shapes:
-        raise UnknownArchitecture(f"found no {key}, expected it to tell how wide the model is")
+        raise UnknownArchitecture(f"found no {key}, expected it, as it determines the width of the model")
     return shapes[key][0]
 
 
 def _lumina_cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
-    """Queries are as wide as the model; keys and values share the rest of the rows."""
+    """Queries have the width of the model; keys and values share the other rows."""
     rows, hidden = shapes[key][0], _width(shapes, "x_embedder.weight")
     return hidden, (hidden + rows) // 2, rows
 
@@ -80,7 +80,7 @@ _SECOND_TEXT = (
     ("byt5_in.net.2.", "context_embedder_2.linear_2."),
     ("byt5_in.fc3.", "context_embedder_2.linear_3."),
 )
-#: families with the layout of another and no converter, and what diffusers calls otherwise in them
+#: families with the layout of another and no converter, and the prefixes that differ in diffusers
 CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "hunyuan_image": (
         "hunyuan_video",
@@ -105,40 +105,45 @@ CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
-#: families whose query and key norms newer files call weight, and the converters scale
+#: families whose query and key norms are named weight in newer files, and scale in the converters
 SCALES_NAMED_WEIGHT = frozenset({"flux", "chroma", "flux2"})
 
 
 def layout_map(family: str, shapes: Shapes, prefix: str = "") -> KeyMap:
-    """The key map from a diffusion model's keys, which begin with `prefix`, to diffusers' names for its weights.
+    """Return the key map from a diffusion model's keys, which begin with `prefix`, to diffusers' names for its weights.
 
-    A family without a known layout gives a map without parameters. Unlike the map that a module is built by, this one
-    leaves out parameters that are made of tensors which the file does not have, and what lies beside quantized weights.
-    Raises UnknownArchitecture when so much is missing that the converter of `family` cannot make anything of the file.
+    A family without a known layout gives a map without parameters. Unlike the map that a module is built with, this one
+    omits parameters made of tensors that the file lacks, and the companions of quantized weights. Raises
+    UnknownArchitecture if so much is missing that the converter of `family` cannot convert the file.
     """
     if family in CONVERTED_LIKE:
         relative, renames = CONVERTED_LIKE[family]
         like = layout_map(relative, shapes, prefix)
         return key_map_of(like.sources, {_renamed(key, renames): origin for key, origin in like.origins.items()})
-    own = {k: tuple(shape) for k, shape in shapes.items() if k.startswith(prefix) and not _is_companion(k, shapes)}
-    called = {_older_name(family, key.removeprefix(prefix)): key for key in own}
-    bare = {name: own[key] for name, key in called.items()}
-    convert = WRITTEN_CONVERTERS.get(family) or diffusion_converter(family, bare)
+    model_shapes = {
+        k: tuple(shape) for k, shape in shapes.items() if k.startswith(prefix) and not _is_companion(k, shapes)
+    }
+    key_of = {_older_name(family, key.removeprefix(prefix)): key for key in model_shapes}
+    bare = {name: model_shapes[key] for name, key in key_of.items()}
+    convert = EXTRA_CONVERTERS.get(family) or diffusion_converter(family, bare)
     if convert is None:
-        return key_map_of(own, {})
+        return key_map_of(model_shapes, {})
     fixed = FIXED_CUTS.get(family)
     cuts = {name: fixed.actual(bare, name) for name in bare if fixed and fixed.keys.search(name)}
-    fed = {name: (fixed.published[-1], *shape[1:]) if fixed and name in cuts else shape for name, shape in bare.items()}
-    origins = {
-        key: _moved(origin, called, fixed, cuts)
-        for key, origin in _trace_leniently(family, fed, convert).items()
-        if all(segment.source in called for segment in origin.segments)
+    traced_shapes = {
+        name: (fixed.published[-1], *shape[1:]) if fixed and name in cuts else shape for name, shape in bare.items()
     }
-    return key_map_of(own, origins)
+    origins = {
+        key: _moved(origin, key_of, fixed, cuts)
+        for key, origin in _trace_leniently(family, traced_shapes, convert).items()
+        if all(segment.source in key_of for segment in origin.segments)
+    }
+    return key_map_of(model_shapes, origins)
 
 
 def _is_companion(key: str, shapes: Shapes) -> bool:
-    """Whether `key` is a scale or a marker of a quantized weight: beside a weight, and neither it nor its bias."""
+    """Whether `key` is a scale or a marker of a quantized weight: in the same module as a weight, and neither it nor
+    its bias."""
     module, _, end = key.rpartition(".")
     return end not in ("weight", "bias") and f"{module}.weight" in shapes
 
@@ -159,35 +164,35 @@ def _older_name(family: str, name: str) -> str:
 
 
 def _trace_leniently(family: str, shapes: Shapes, convert: Converter) -> dict[str, Origin]:
-    """As `trace`, with stand-ins for tensors that `convert` misses."""
-    stand_ins: dict[str, Shape] = {}
-    while len(stand_ins) <= MOST_MISSING:
+    """Same as `trace`, with placeholders for tensors that `convert` lacks."""
+    placeholders: dict[str, Shape] = {}
+    while len(placeholders) <= MAX_MISSING:
         try:
-            return trace({**shapes, **stand_ins}, convert)
+            return trace({**shapes, **placeholders}, convert)
         except KeyError as missing:
-            if str(missing.args[0]) in stand_ins:  # it is no tensor that the converter misses
+            if str(missing.args[0]) in placeholders:  # not a missing tensor
                 break
-            stand_ins[str(missing.args[0])] = STAND_IN_SHAPE
+            placeholders[str(missing.args[0])] = PLACEHOLDER_SHAPE
         except UntraceableOperationError:
             raise
         except (IndexError, RuntimeError, ValueError) as found:
             raise UnknownArchitecture(f"{family}: found {len(shapes)} tensors that do not convert: {found}") from found
     raise UnknownArchitecture(
-        f"{family}: found {len(shapes)} tensors, expected others, such as {next(iter(stand_ins))}"
+        f"{family}: found {len(shapes)} tensors, expected others, such as {next(iter(placeholders))}"
     )
 
 
 def _moved(
-    origin: Origin, called: Mapping[str, str], fixed: FixedCuts | None, cuts: Mapping[str, tuple[int, ...]]
+    origin: Origin, key_of: Mapping[str, str], fixed: FixedCuts | None, cuts: Mapping[str, tuple[int, ...]]
 ) -> Origin:
-    """`origin` with the file's own keys and rows."""
+    """Return `origin` with the keys and rows of the file."""
     segments = []
     for segment in origin.segments:
         start, end = segment.start, segment.start + segment.rows
         if fixed and segment.source in cuts:
             places = dict(zip((0, *fixed.published), (0, *cuts[segment.source]), strict=True))
             start, end = places[start], places[end]
-        segments.append(Segment(called[segment.source], start, end - start))
+        segments.append(Segment(key_of[segment.source], start, end - start))
     rows = sum(segment.rows for segment in segments)
     if origin.operations or rows == rows_of(origin.shape):
         return replace(origin, segments=tuple(segments))

@@ -1,11 +1,12 @@
-"""The two spellings of HunyuanVideo's checkpoints: its original code's, and the one with the names of Flux. Torch-free.
+"""The two key namings of HunyuanVideo's checkpoints: that of its original code, and the one with the names of Flux.
+Torch-free.
 
 Files are published in both. diffusers converts the original one; LoRAs use either.
 """
 
 from __future__ import annotations
 
-#: the same piece of a key, as Flux calls it and as the original code does; a piece with another in it comes first
+#: a piece of a key in Flux's naming and in that of the original code; a piece that contains another precedes it
 _PIECES = (
     ("_attn.qkv.", "_attn_qkv."),
     ("_attn.proj.", "_attn_proj."),
@@ -28,7 +29,7 @@ _PIECES = (
     ("c_embedder.in_layer.", "c_embedder.linear_1."),
     ("c_embedder.out_layer.", "c_embedder.linear_2."),
 )
-#: the same in the blocks of the text refiner, which other modules call otherwise
+#: the same in the blocks of the text refiner; other modules use other names
 _REFINER = "individual_token_refiner."
 _REFINER_PIECES = (
     (".mlp.0.", ".mlp.fc1."),
@@ -37,18 +38,18 @@ _REFINER_PIECES = (
 
 
 def original_key(key: str) -> str:
-    """`key` in the original spelling, whichever it is in."""
+    """Return `key` in the original naming, whichever it is in."""
     renamed = original_base(key)
     return renamed.removesuffix("scale") + "weight" if renamed.endswith(("q_norm.scale", "k_norm.scale")) else renamed
 
 
 def original_base(base: str) -> str:
-    """As `original_key`, for a key without its last part."""
+    """Return the same as `original_key`, for a key without its last part."""
     return _renamed(base, (*_PIECES, *_REFINER_PIECES) if _REFINER in base else _PIECES)
 
 
 def flux_base(base: str) -> str:
-    """`base` in the spelling of Flux, whichever it is in."""
+    """Return `base` in the naming of Flux, whichever it is in."""
     pieces = (*_PIECES, *_REFINER_PIECES) if _REFINER in base else _PIECES
     return _renamed(base, tuple((new, old) for old, new in pieces))
 

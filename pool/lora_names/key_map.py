@@ -1,13 +1,13 @@
-"""The names that LoRA files use for a model's weights, for every family that has conventions of its own.
+"""Names that LoRA files use for a model's weights, for every family with specific conventions.
 
-Knows the public naming conventions. Which weight a name means is not written here: it follows from key maps, which have
-both spellings of every weight, the checkpoint's and the module's. Does not read tensors and does not compute
-(`pool.patches`). `style_of` costs no import of torch, nor do the maps of a component that is built.
+Knows the public naming conventions. The weight that a name means follows from key maps, which have both names of every
+weight, the checkpoint's and the module's. Does not read tensors and does not compute (`pool.patches`). `style_of` does
+not import torch, nor do the maps of a built component.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from modelpool.pool.lora_names.diffusion import model_names, names_of, through
 from modelpool.pool.lora_names.styles import style_of, styles_of
@@ -15,12 +15,12 @@ from modelpool.pool.lora_names.text import CLIP_G, CLIP_H, CLIP_L, lora_encoder,
 from modelpool.pool.specs.spec import Role
 
 if TYPE_CHECKING:
+    from modelpool.pool.families.family import Family
     from modelpool.pool.keymaps.key_map import KeyMap, RowRange
-    from modelpool.pool.loading.build_checkpoint import BuiltComponent
 
 __all__ = ["lora_key_map", "lora_targets", "model_names", "style_of", "styles_of", "text_encoder_names"]
 
-#: the text encoders of families
+#: the text encoders of UNet families
 _ENCODERS = {
     "sd1": {Role.TEXT_ENCODER: CLIP_L},
     "sd2": {Role.TEXT_ENCODER: CLIP_H},
@@ -30,22 +30,33 @@ _ENCODERS = {
 }
 
 
-def lora_key_map(built: BuiltComponent) -> dict[str, tuple[RowRange, ...]]:
-    """Every base name that a LoRA may use for a weight of `built`, and the parameter rows that it means.
+class KeyedComponent(Protocol):
+    """A built component of a family, with the key map that its weights were loaded by."""
 
-    A delta for a name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up. Names that are made of the
-    checkpoint's keys are there for biases and tables too.
+    @property
+    def family(self) -> Family: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def key_map(self) -> KeyMap: ...
+
+
+def lora_key_map(built: KeyedComponent) -> dict[str, tuple[RowRange, ...]]:
+    """Return every base name that a LoRA may use for a weight of `built`, and the parameter rows that it means.
+
+    A delta for a name has the shape `ranges[0].source_shape`; `RowRange.place` cuts it up. Names made of the
+    checkpoint's keys include biases and tables.
     """
     family = built.family
     if family.text_set and built.role.is_text_encoder:
-        company = [lora_encoder(facts.encoder, family.name) for facts in family.texts.values()]
-        own = lora_encoder(family.texts[built.role].encoder, family.name)
-        return names_of_module(own, built.key_map, company)
+        siblings = [lora_encoder(facts.encoder, family.name) for facts in family.texts.values()]
+        encoder = lora_encoder(family.texts[built.role].encoder, family.name)
+        return names_of_module(encoder, built.key_map, siblings)
     return lora_targets(built.role, built.key_map, family.prefixes[built.role], family.relative or family.name)
 
 
 def lora_targets(role: Role, key_map: KeyMap, prefix: str, family: str = "sd1") -> dict[str, tuple[RowRange, ...]]:
-    """As `lora_key_map`, for a component that is not built. `prefix` begins its keys in the checkpoint.
+    """Return the same as `lora_key_map`, for a component that is not built. `prefix` begins its keys in the checkpoint.
 
     `family` is one of `naming.NAMINGS`.
     """

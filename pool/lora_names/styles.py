@@ -1,6 +1,6 @@
-"""Which convention a base name of a LoRA file follows, told from its beginning alone. Torch-free.
+"""Determines the convention of a base name of a LoRA file from its prefix. Torch-free.
 
-Knows no model: whether a name means anything in one is the business of the maps in this package.
+Knows no model: the maps in this package determine whether a model has a weight of that name.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from modelpool.pool.specs.spec import Role
 
-#: how the base names of each component begin, and whose convention that is. The longest that fits counts.
+#: prefix of base names, their component, and their convention. The longest match counts
 STYLES: tuple[tuple[str, Role, str], ...] = (
     ("lora_unet_", Role.DIFFUSION_MODEL, "kohya"),
     ("lora_prior_unet_", Role.DIFFUSION_MODEL, "kohya"),
@@ -34,7 +34,7 @@ BARE_STYLE = "bare keys"
 
 
 def style_of(base_name: str) -> tuple[Role, str]:
-    """The component that `base_name` belongs to and the convention that it follows."""
+    """Return the component that `base_name` belongs to and its convention."""
     fitting = [style for style in STYLES if base_name.startswith(style[0])]
     if not fitting:
         return Role.DIFFUSION_MODEL, BARE_STYLE
@@ -43,5 +43,5 @@ def style_of(base_name: str) -> tuple[Role, str]:
 
 
 def styles_of(base_names: Iterable[str]) -> dict[str, int]:
-    """How many of `base_names` follow each convention, most used first."""
+    """Return how many of `base_names` follow each convention, most used first."""
     return dict(Counter(style_of(name)[1] for name in base_names).most_common())

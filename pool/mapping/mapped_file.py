@@ -1,9 +1,9 @@
-"""Tensors of a file of weights as views of one mapping. No weight is copied, none is read before it is used.
+"""Memory-maps weights files and returns their tensors as views: no weight is copied, or read before it is used.
 
-Knows how bytes become torch tensors. Does not know what they mean. Processes that map the same file share its pages;
-the mapping is private, so a write to a view would make a private copy of a page and never reaches the file: nothing in
-this project writes to one. A file must not be shortened in place while it is mapped; replace it by renaming.
-A checkpoint of several files is several mappings behind the same names.
+Knows how bytes become torch tensors, not what they mean. Processes that map the same file share its pages; the mapping
+is private, so a write to a view would copy a page and never reach the file: nothing in this project writes to one. A
+file must not be truncated in place while it is mapped; replace it by renaming. A checkpoint of several files is several
+mappings behind one set of names.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.formats.byte_ranges import ByteRange, joined
+from modelpool.pool.formats.byte_ranges import ByteRange, merge_ranges
 from modelpool.pool.formats.ggml_types import is_block_type
-from modelpool.pool.formats.page_tables import Wanted, begin_bringing
+from modelpool.pool.formats.page_tables import PrefetchRanges, start_prefetch
 from modelpool.pool.formats.regular_file import open_regular
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.formats.strict_json import brief
 from modelpool.pool.formats.weights_file import read_part
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
-from modelpool.pool.quant.gguf_codec import gguf_tensor, gguf_values, in_halves
+from modelpool.pool.quant.gguf_codec import deinterleave_halves, gguf_tensor, gguf_values
 
-#: bytes looked at in one go by `find_non_finite`; bounds its memory to a few times as many
+#: block size of `find_non_finite`; bounds its memory to a few times as much
 CHECK_BLOCK_BYTES = 4 << 20
 
 #: of Linux on x86-64 and ARM64; Python's mmap has no name for it before 3.12. Source: asm-generic/mman.h
@@ -37,8 +37,8 @@ _MAP_NORESERVE = 0x4000
 
 @dataclass(frozen=True, slots=True)
 class MappedFile:
-    """A file of weights mapped into memory, or several that are one checkpoint. The mappings live as long as this value
-    or any view of them."""
+    """A weights file mapped into memory, or several that are one checkpoint. The mappings live as long as this value or
+    any view of them."""
 
     header: Header
     #: by the path of the file
@@ -58,11 +58,12 @@ class MappedFile:
 
         Raises CorruptFile when one is not as long as it was then, or cannot be mapped.
         """
-        return cls(header, {path: _mapped(path, size_bytes) for path, size_bytes in header.files.items()})
+        return cls(header, {path: _map_file(path, size_bytes) for path, size_bytes in header.files.items()})
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor `name`: a view of the mapping, or a copy when its bytes are not aligned for its type, or the file
-        has its numbers otherwise than they are used. Packed where it is in one of ggml's formats.
+        """Return the tensor `name`: a view of the mapping, or a copy when its bytes are misaligned for its type or its
+        values are stored in a different form (`TensorEntry.is_as_stored`). Packed if it is in one of ggml's block
+        formats.
 
         Raises KeyError when the file has no such tensor, CorruptFile when torch has no such type.
         """
@@ -70,7 +71,7 @@ class MappedFile:
         if entry.dtype not in TORCH_DTYPES and is_block_type(entry.dtype):
             return gguf_tensor(self._bytes(entry), entry.dtype, entry.shape, heads=entry.heads)
         if entry.heads or entry.added:
-            return _as_used(self._plain(entry), entry)
+            return _restored(self._plain(entry), entry)
         return self._plain(entry)
 
     def _plain(self, entry: TensorEntry) -> Tensor:
@@ -85,35 +86,36 @@ class MappedFile:
         return view.set_(storage, offset, entry.shape, entry.strides)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors by name; each view is made when it is asked for."""
+        """Return all tensors by name; each view is created on access."""
         return _Views(self)
 
-    def numbers(self, name: str, at_most_bytes: int) -> Iterator[Tensor]:
-        """All numbers of the tensor `name`, flat, in blocks of so many bytes in the order of the file.
+    def numbers(self, name: str, max_bytes: int) -> Iterator[Tensor]:
+        """Yield all numbers of the tensor `name`, flat, in blocks of at most `max_bytes`, in file order.
 
-        Raises as `tensor` does. No block but a misaligned one is a copy.
+        Raises as `tensor` does. Copies only misaligned blocks.
         """
         entry = self.header.tensors[name]
         dtype = self._dtype(entry)
-        block_bytes = max(at_most_bytes // dtype.itemsize, 1) * dtype.itemsize
+        block_bytes = max(max_bytes // dtype.itemsize, 1) * dtype.itemsize
         for block in torch.split(self._bytes(entry), block_bytes):
-            # a block begins as far from an aligned byte as its tensor does
+            # a block is as misaligned as its tensor
             yield (block.clone() if entry.begin % dtype.itemsize else block).view(dtype)
 
     def raw(self, name: str) -> Tensor:
-        """The bytes of the tensor `name` as the file has them, flat, whatever its type: a view of the mapping."""
+        """Return the stored bytes of the tensor `name`, flat, whatever its type: a view of the mapping."""
         return self._bytes(self.header.tensors[name])
 
-    def read_ahead(self, names: Iterable[str] | None = None) -> None:
-        """Have the system read the tensors `names` (all when None) from the disk in the background, in the order of
-        the files: whoever uses them in the order of the module makes the disk jump. They come into the page table with
-        that, what is in memory too. Advisory; returns at once."""
+    def prefetch(self, names: Iterable[str] | None = None) -> None:
+        """Start reading the tensors `names` (all when None) into the page cache and the page table in the background,
+        in file order: reading in module order would make the disk seek. Advisory; returns at once."""
         wanted = self.header.tensors if names is None else names
         by_path: dict[str, list[ByteRange]] = {}
         for name in wanted:
             entry = self.header.tensors[name]
             by_path.setdefault(self.header.path_of(name), []).append((entry.begin, entry.end))
-        begin_bringing([Wanted(path, self._storages[path], joined(ranges)) for path, ranges in by_path.items()])
+        start_prefetch(
+            [PrefetchRanges(path, self._storages[path], merge_ranges(ranges)) for path, ranges in by_path.items()]
+        )
 
     def _dtype(self, entry: TensorEntry) -> torch.dtype:
         dtype = TORCH_DTYPES.get(entry.dtype)
@@ -129,14 +131,14 @@ class MappedFile:
         return view.set_(self._storages[self.header.path_of(entry.name)], entry.begin, (entry.storage_bytes,))  # type: ignore[call-overload, no-any-return]
 
 
-def _as_used(stored: Tensor, entry: TensorEntry) -> Tensor:
-    """A copy of a tensor of which the file has the rows in another order, or other numbers: as it is used."""
-    ordered = in_halves(stored, stored.shape[0] // entry.heads) if entry.heads else stored
+def _restored(stored: Tensor, entry: TensorEntry) -> Tensor:
+    """Return a copy of a tensor that the file stores with permuted rows or an added constant, with that undone."""
+    ordered = deinterleave_halves(stored, stored.shape[0] // entry.heads) if entry.heads else stored
     return (ordered.float() - entry.added).to(stored.dtype) if entry.added else ordered
 
 
-def _mapped(path: str, size_bytes: int) -> torch.UntypedStorage:
-    """The file as a private mapping. Raises CorruptFile when it is not `size_bytes` long any more."""
+def _map_file(path: str, size_bytes: int) -> torch.UntypedStorage:
+    """Map the file privately. Raises CorruptFile when its size is no longer `size_bytes`."""
     with open_regular(path) as (file, now_bytes):
         if now_bytes != size_bytes:
             raise CorruptFile(f"{path}: changed while it was being opened: {size_bytes} bytes, then {now_bytes}")
@@ -148,8 +150,8 @@ def _mapped(path: str, size_bytes: int) -> torch.UntypedStorage:
                 raise CorruptFile(f"{path}: cannot be mapped into memory: {error}") from error
         else:
             return storage
-        # Linux refuses private mappings that are larger than its memory and swap unless they promise to stay clean.
-        # This way costs an open file for as long as the mapping lives, so that it is the second.
+        # Linux refuses private mappings larger than memory and swap unless they are MAP_NORESERVE. That mapping keeps a
+        # file open as long as it lives, so it is only the fallback.
         try:
             room = mmap.mmap(
                 file.fileno(),
@@ -183,9 +185,9 @@ class _Views(Mapping[str, Tensor]):
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A tensor with numbers that are infinite or not numbers.
+    """A tensor with infinite or undefined numbers.
 
-    undefined  how many are no numbers; the rest of `count` is infinite
+    undefined  number of NaNs; the rest of `count` is infinite
     """
 
     name: str
@@ -195,10 +197,10 @@ class NonFinite:
 
 
 def find_non_finite(mapped: MappedFile, names: Iterable[str] | None = None) -> tuple[NonFinite, ...]:
-    """The tensors among `names` (all when None) that hold a number that is infinite or not a number.
+    """Return the tensors among `names` (all when None) that contain an infinity or NaN.
 
-    Reads every byte of them, block by block, in memory of a few blocks. Tensors of whole numbers, and of types that
-    torch cannot compute with, are passed over: their scales are tensors of their own.
+    Reads all their bytes, block by block, in memory of a few blocks. Skips integer tensors and types that torch cannot
+    compute with: their scales are separate tensors.
     """
     found = []
     for name in mapped.header.tensors if names is None else names:
@@ -218,7 +220,7 @@ def find_non_finite(mapped: MappedFile, names: Iterable[str] | None = None) -> t
 
 
 def check_finite(mapped: MappedFile) -> None:
-    """Read the whole file and make sure that every weight is a finite number.
+    """Read the complete file and check that every weight is a finite number.
 
     Raises CorruptFile naming the first tensors that are not.
     """
@@ -233,8 +235,8 @@ def check_finite(mapped: MappedFile) -> None:
 
 
 def _non_finite_in(block: Tensor) -> tuple[int, int]:
-    """How many of the numbers are infinite or undefined, and how many of those undefined."""
-    # 8-bit floats have no arithmetic of their own; complex and 64-bit numbers keep their range
+    """Return the count of infinite or undefined numbers, and the count of undefined ones."""
+    # 8-bit floats have no arithmetic; complex and 64-bit numbers keep their range
     wide = block if block.is_complex() or block.dtype == torch.float64 else block.float()
     count = int(block.numel() - torch.isfinite(wide).sum())
     return count, int(torch.isnan(wide).sum()) if count else 0

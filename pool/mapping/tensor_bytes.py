@@ -1,6 +1,6 @@
-"""Tensors as the bytes that files have: in blocks, so that a mapped tensor is never in memory whole.
+"""Converts tensors to the bytes of files, in blocks, so that a mapped tensor is never fully in memory.
 
-Knows types and their ranges. Does not know files, nor what a tensor is for.
+Knows types and their ranges. Does not know files, nor the meaning of a tensor.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.ops.packed import PackedWeight
 
-#: what is written, or converted, in one go
+#: bytes written or converted at once
 BLOCK_BYTES = 16 << 20
-#: the format's name of each type of torch
+#: safetensors' name of each torch type
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in TORCH_DTYPES.items()})
 
 
-def made(name: str, dtype: torch.dtype, shape: Iterable[int], make: Callable[[], Tensor]) -> TensorToWrite:
-    """A tensor that `make` makes when it is its turn, of `dtype` and `shape`."""
-    wanted = tuple(shape)
+def computed_tensor(name: str, dtype: torch.dtype, shape: Iterable[int], make: Callable[[], Tensor]) -> TensorToWrite:
+    """Return a tensor of `dtype` and `shape` to write; `make` computes it when it is written."""
+    sizes = tuple(shape)
 
     def blocks() -> Iterator[memoryview]:
         tensor = make()
-        assert (tensor.dtype, tuple(tensor.shape)) == (dtype, wanted), f"{name}: {tensor.dtype} {tuple(tensor.shape)}"
+        assert (tensor.dtype, tuple(tensor.shape)) == (dtype, sizes), f"{name}: {tensor.dtype} {tuple(tensor.shape)}"
         return tensor_blocks(tensor)
 
-    return TensorToWrite(name, DTYPE_NAMES[dtype], wanted, blocks)
+    return TensorToWrite(name, DTYPE_NAMES[dtype], sizes, blocks)
 
 
-def carried(mapped: MappedFile, name: str) -> TensorToWrite:
-    """The tensor `name` of a file, byte for byte, whatever its type."""
+def copied_tensor(mapped: MappedFile, name: str) -> TensorToWrite:
+    """Return the tensor `name` of a file to write byte for byte, whatever its type."""
     entry = mapped.header.tensors[name]
     if not entry.is_as_stored:
         return TensorToWrite(name, entry.dtype, entry.shape, lambda: tensor_blocks(mapped.tensor(name)))
     return TensorToWrite(name, entry.dtype, entry.shape, lambda: tensor_blocks(mapped.raw(name)))
 
 
-def unpacked(name: str, dtype: torch.dtype, weight: Callable[[], Tensor], shape: Iterable[int]) -> TensorToWrite:
-    """The packed weight that `weight` gives as plain numbers of `dtype`.
+def unpacked_tensor(name: str, dtype: torch.dtype, weight: Callable[[], Tensor], shape: Iterable[int]) -> TensorToWrite:
+    """Return the packed weight that `weight` returns, to write as plain numbers of `dtype`.
 
     Writing it raises UnusableField for numbers that `dtype` cannot hold.
     """
@@ -57,11 +57,11 @@ def unpacked(name: str, dtype: torch.dtype, weight: Callable[[], Tensor], shape:
         expect_in_range(name, numbers, converted)
         return converted
 
-    return made(name, dtype, shape, values)
+    return computed_tensor(name, dtype, shape, values)
 
 
-def cast(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWrite:
-    """The floating point tensor `name` of a file in `dtype`, converted block by block.
+def cast_tensor(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWrite:
+    """Return the floating point tensor `name` of a file to write in `dtype`, converted block by block.
 
     Writing it raises UnusableField for numbers that `dtype` cannot hold.
     """
@@ -69,7 +69,7 @@ def cast(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWrite:
 
     def blocks() -> Iterator[memoryview]:
         numbers: Iterable[Tensor] = mapped.numbers(name, BLOCK_BYTES)
-        if not entry.is_as_stored:  # in the order of the file they would be in another one's place
+        if not entry.is_as_stored:  # blocks in file order would be permuted
             numbers = (mapped.tensor(name).contiguous().reshape(-1),)
         for block in numbers:
             converted = block.to(dtype)
@@ -80,22 +80,22 @@ def cast(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWrite:
 
 
 def expect_in_range(name: str, before: Tensor, after: Tensor) -> None:
-    """Raise UnusableField when numbers of `before` that were finite are not so any more in the dtype of `after`."""
+    """Raise UnusableField if finite numbers of `before` are not finite in the dtype of `after`."""
     lost = _not_finite(after) - _not_finite(before)
     if lost > 0:
         raise UnusableField(
             f"tensor {name!r}: {lost} of {after.numel()} numbers are beyond the range of {DTYPE_NAMES[after.dtype]}, "
-            f"expected weights that it can hold: BF16 and F32 have a wider range"
+            f"expected weights in its range: BF16 and F32 have a wider one"
         )
 
 
 def _not_finite(numbers: Tensor) -> int:
-    wide = numbers.float() if numbers.dtype.itemsize == 1 else numbers  # 8-bit floats have no arithmetic of their own
+    wide = numbers.float() if numbers.dtype.itemsize == 1 else numbers  # 8-bit floats have no arithmetic
     return int(wide.numel() - torch.isfinite(wide).sum())
 
 
 def tensor_blocks(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of `tensor` in the order of its indices. Nothing is copied where they lie in that order."""
+    """Yield the bytes of `tensor` in the order of its indices. Copies nothing if they are stored in that order."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for block in torch.split(flat, BLOCK_BYTES) if flat.numel() else ():
         yield block.numpy().data

@@ -1,6 +1,6 @@
-"""How one component of a family is built, by whichever package knows its architecture: module, key map, tables.
+"""Plan one component of a family with the package for its architecture: module, key map, tables.
 
-Knows which architecture is planned where. Does not read files: it is given shapes.
+Knows which package plans which architecture. Reads no files: it takes shapes.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import Sight
+from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.families.family import Architecture, Family
-from modelpool.pool.formats.folder_header import CLASS
+from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import converter, differing_keys
 from modelpool.pool.models.common.module_classes import (
     config_of,
+    configuration_errors,
     empty_module,
     fill_tables,
-    said_configuration,
-    said_module,
+    module_from_config,
 )
 from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae
 from modelpool.pool.models.diffusion.audio_seconds import SECONDS, converted_seconds, plan_seconds
@@ -44,7 +44,7 @@ class ComponentPlan:
 
     module   on the meta device, in evaluation mode, without gradients
     key_map  between the file's tensors and the module's parameters
-    fill     gives the module the tables that no file carries, once it has its weights
+    fill     fills the module's tables that no file carries, after its weights are set
     """
 
     module: nn.Module
@@ -53,28 +53,28 @@ class ComponentPlan:
 
 
 def refuse_other_shapes(family: Family, plan: ComponentPlan) -> None:
-    """Raises UnknownArchitecture where tensors of the file are not of the shapes of the module's parameters.
+    """Raise UnknownArchitecture if tensors of the file differ in shape from the module's parameters.
 
-    Those that a package of its own plans were compared by it.
+    Packages with their own plans have compared them already.
     """
     is_compared = plan.fill is not fill_tables
     difference = "" if is_compared else differing_keys(plan.key_map, plan.module)
     if difference:
-        raise UnknownArchitecture(f"it is not that of {family.title}: {difference}")
+        raise UnknownArchitecture(f"it does not match {family.title}: {difference}")
 
 
 def plan_component(
     family: Family, role: Role, shapes: Mapping[str, Shape], config: Mapping[str, Any] | None = None
 ) -> ComponentPlan:
-    """The plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
+    """Return the plan of the component `role` of `family`, whose tensors have `shapes` (keys as in the file).
 
-    `config` are the arguments of the class where they are known already. Shapes may still differ from the module's:
-    those of weights that are stored padded do. Raises UnknownArchitecture when there is no such module.
+    `config` are the class arguments, if already known. Shapes may still differ from the module's: weights that are
+    stored padded do. Raises UnknownArchitecture if there is no such module.
     """
     prefix = family.prefixes[role]
     match family.architectures[role]:
         case Architecture.VAE:
-            with said_configuration():
+            with configuration_errors():
                 vae = vae_plan(family, shapes, prefix)
                 return ComponentPlan(vae.empty(), vae.key_map, _nothing)
         case Architecture.DIFFUSION_TRANSFORMER:
@@ -83,30 +83,30 @@ def plan_component(
         case Architecture.AUDIO_TRANSFORMER:
             return _audio_plan(shapes, prefix, family.configs.get(role))
         case Architecture.TEXT_MODEL:
-            # its place in the family says what it is, whatever its size
+            # # its role in the family determines the encoder, whatever its size
             is_open_clip = any(key.removeprefix(prefix).startswith("transformer.resblocks.") for key in shapes)
             layout = "open_clip" if is_open_clip else "transformers"
             text = plan_text_encoder(shapes, prefix, facts=facts_named(family.texts[role].encoder, layout))
             return ComponentPlan(text.empty(), text.key_map, fill_text_tables)
-        case Architecture.VISION_MODEL if family.sampling.sight is Sight.WORDS:
+        case Architecture.VISION_MODEL if family.sampling.vision_use is VisionEncoderUse.WORDS:
             words = plan_image_words(family.shapes_of(role, shapes), prefix)
             return ComponentPlan(words.empty(), words.key_map, _nothing)
         case Architecture.VISION_MODEL:
-            sight = plan_vision(shapes, prefix, said=family.configs.get(role))
-            return ComponentPlan(sight.empty(), sight.key_map, _nothing)
+            vision_use = plan_vision(shapes, prefix, folder_config=family.configs.get(role))
+            return ComponentPlan(vision_use.empty(), vision_use.key_map, _nothing)
         case Architecture.TEXT_VISION:
             seeing = plan_qwen_vision(shapes, prefix)
             return ComponentPlan(seeing.empty(), seeing.key_map, fill_text_tables)
         case architecture:
             bare = {family.bare_key(role, key): shape for key, shape in shapes.items()}
             found = dict(config) if config is not None else config_of(architecture, bare)
-            module = (said_module if role in family.configs else empty_module)(architecture, found)
+            module = (module_from_config if role in family.configs else empty_module)(architecture, found)
             key_map = discover(shapes, converter(architecture, found, prefix))
             return ComponentPlan(module, key_map, fill_tables)
 
 
 def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, Any] | None) -> ComponentPlan:
-    """A diffusion model of audio, with the model that embeds seconds as a part of it. Raises UnknownArchitecture."""
+    """Plan an audio diffusion model, including the model that embeds seconds. Raises UnknownArchitecture."""
     model, seconds = plan_diffusion_model(shapes, prefix, config=config), plan_seconds(shapes)
     module = model.empty()
     module.add_module(SECONDS, seconds.empty())
@@ -120,13 +120,17 @@ def _audio_plan(shapes: Mapping[str, Shape], prefix: str, config: Mapping[str, A
 
 
 def vae_plan(family: Family, shapes: Mapping[str, Shape], prefix: str) -> VaePlan:
-    """How the VAE of `family` is built, of whose tensors `shapes` are. Raises UnknownArchitecture."""
-    said = family.configs.get(Role.VAE)
+    """Plan the VAE of `family` with tensors of `shapes`. Raises UnknownArchitecture."""
+    folder_config = family.configs.get(Role.VAE)
     if is_spliced(family):
         names = names_in_vae(family, shapes)
         return spliced_vae({key: shapes[key] for key in names}, names)
-    return plan_vae(shapes, prefix) if said is None else plan_folder_vae(said[CLASS], said, shapes, prefix)
+    return (
+        plan_vae(shapes, prefix)
+        if folder_config is None
+        else plan_folder_vae(folder_config[CLASS_KEY], folder_config, shapes, prefix)
+    )
 
 
 def _nothing(module: nn.Module) -> None:
-    """Every table has its values already."""
+    """Do nothing: every table has its values already."""

@@ -1,8 +1,8 @@
-"""Python's search for cycles of garbage, put off while a model is built.
+"""Pause Python's cyclic garbage collector while a model is built.
 
-A module is some ten thousand objects that all stay. Making them has Python look through all that there is again and
-again, hundreds of thousands of objects where torch, diffusers and transformers are loaded: a quarter of the time that a
-model takes to build, for nothing. Knows Python's collector; no model.
+A module is some ten thousand objects that all stay. Creating them makes the collector scan all objects repeatedly,
+hundreds of thousands with torch, diffusers and transformers loaded: a quarter of the build time, for nothing. Knows
+Python's collector; no model.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """No search for cycles in this process meanwhile, or until another that is inside leaves; afterwards as it was.
-    Objects without cycles go as ever."""
+    """Disable the cyclic collector in this process until the last nested context leaves; then restore it. Reference
+    counting continues."""
     was_enabled = gc.isenabled()
     try:
-        if was_enabled:  # else another may be inside, and leave at this moment: nobody would enable it again
+        if was_enabled:  # otherwise another context is active and may leave right now: nobody would enable it again
             gc.disable()
         yield
     finally:

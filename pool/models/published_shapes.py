@@ -1,9 +1,8 @@
-"""What the tensors of a component are called in published single files, and which shapes they have, from the parameters
-of its module alone.
+"""Names and shapes of a component's tensors in published single files, from the parameters of its module.
 
-The way back of the converters that `pool.models.common.diffusers_private` watches, for the UNets of latent diffusion
-and what stands beside them. Whatever has no name here is left out: who writes a file of it lets the converter prove the
-rest.
+The inverse of the converters in `pool.models.common.diffusers_private`, for the UNets of latent diffusion and their
+text encoders and VAEs. Parameters without a name here are dropped: the code that writes a file checks it with the
+converter.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from modelpool.pool.models.common.open_clip_names import open_clip_shapes
 from modelpool.pool.models.vae.ldm_names import kl_shapes
 
 _TEXT_LEVEL = "text_model."
-#: parts of a UNet that are in none of its blocks
+#: parts of a UNet outside of its blocks
 _UNET_ENDS: Mapping[str, str] = MappingProxyType(
     {
         "time_embedding.linear_1": "time_embed.0",
@@ -30,7 +29,7 @@ _UNET_ENDS: Mapping[str, str] = MappingProxyType(
         "conv_out": "out.2",
     }
 )
-#: of a residual block
+#: parts of a residual block
 _RESIDUAL: Mapping[str, str] = MappingProxyType(
     {
         "norm1": "in_layers.0",
@@ -47,8 +46,8 @@ _FIRST_RESIDUAL = re.compile(r"down_blocks\.0\.resnets\.(\d+)\.")
 
 
 def published_shapes(architecture: Architecture, shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
-    """The tensors that a published file has for a component of `architecture`, keys with `prefix`, by the `shapes` of
-    the parameters of its module. Architectures that no such file has here give none."""
+    """Return the tensors of a published file for a component of `architecture`, keys with `prefix`, from the `shapes`
+    of its module's parameters. Empty for other architectures."""
     match architecture:
         case Architecture.LDM_UNET:
             found = _unet_shapes(shapes)
@@ -70,32 +69,32 @@ def _unet_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def _unet_key(name: str, blocks: int, attended: set[str]) -> Iterator[str]:
-    """The key of a UNet's parameter, where it has one: `blocks` residual ones are at each level of the way down, and
-    one more on the way up, where the levels `attended` have attention."""
+    """Yield the key of a UNet's parameter, if it has one: each down level has `blocks` residual blocks, each up level
+    one more, and the up levels `attended` have attention."""
     found = _IN_BLOCK.fullmatch(name)
     if found is None:
         part, _, kind = name.rpartition(".")
         if part in _UNET_ENDS:
             yield f"{_UNET_ENDS[part]}.{kind}"
         return
-    way, level, part, number, rest = found[1], found[2], found[3], int(found[4]), found[5]
-    if way is None:
+    path, level, part, number, rest = found[1], found[2], found[3], int(found[4]), found[5]
+    if path is None:
         if (part, number) in _MIDDLE:
             yield from _part_key(f"middle_block.{_MIDDLE[part, number]}", part, rest)
         return
     first = int(level) * (blocks + 1)
     match part:
         case "resnets" | "attentions":
-            block = f"input_blocks.{first + number + 1}" if way == "down" else f"output_blocks.{first + number}"
+            block = f"input_blocks.{first + number + 1}" if path == "down" else f"output_blocks.{first + number}"
             yield from _part_key(f"{block}.{0 if part == 'resnets' else 1}", part, rest)
         case "downsamplers":
             yield f"input_blocks.{first + blocks + 1}.0.op.{rest.removeprefix('conv.')}"
-        case "upsamplers":  # after the last residual block of its level, and the attention behind that
+        case "upsamplers":  # after the last residual block of its level, and its attention
             yield f"output_blocks.{first + blocks}.{2 if level in attended else 1}.{rest}"
 
 
 def _part_key(place: str, part: str, rest: str) -> Iterator[str]:
-    """The key of what is called `rest` in a residual block, or in attention, which has its names in both."""
+    """Yield the key of `rest` in a residual block, or in attention, whose names are equal in both."""
     if part == "attentions":
         yield f"{place}.{rest}"
         return

@@ -1,9 +1,8 @@
-"""Text encoders under other names than a family's own files have, or without what nobody reads. Torch-free.
+"""Detect text encoders that use another naming than the family's own files, or lack unused parts. Torch-free.
 
-Whole checkpoints spell CLIP-G and CLIP-H as open_clip does; the same weights in a file of their own are mostly spelled
-as transformers does. Programs that made such a file out of a folder of diffusers left out the last layer of CLIP-H and
-its projection, as that has them. Knows how such a family is told from its shapes. Does not know where the tensors come
-from.
+Complete checkpoints store CLIP-G and CLIP-H in the naming of open_clip; separate files of the same weights mostly use
+that of transformers. Files converted from diffusers folders lack the last layer of CLIP-H and its projection, as those
+folders do. Does not know where the tensors come from.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from modelpool.pool.models.common.infer_config import clip_text_config
 _OPEN_CLIP_KEY, _TRANSFORMERS_KEY = "ln_final.weight", "final_layer_norm.weight"
 _OPEN_CLIP_LAYERS = "transformer.resblocks."
 _LEVEL, _PROJECTION, _OPEN_CLIP_PROJECTION = "text_model.", "text_projection.weight", "text_projection"
-#: layers of CLIP-H as folders of diffusers have it: without the last, which SD2 does not read
+#: layers of CLIP-H in diffusers folders: without the last, which SD2 does not read
 _SHORT_CLIP_H = 23
 
 
-def as_spelled(family: Family, shapes: Mapping[str, Shape]) -> Family:
-    """`family` with what its text encoders are among tensors of `shapes` (keys with prefixes); `family` itself where
-    all of them are spelled as its own files do.
+def with_detected_text_encoders(family: Family, shapes: Mapping[str, Shape]) -> Family:
+    """Return `family` with the architectures of its text encoders among tensors of `shapes` (keys with prefixes);
+    `family` itself if all use the naming of its own files.
 
-    Raises UnknownArchitecture for a text encoder with shapes that it cannot have.
+    Raises UnknownArchitecture for a text encoder with impossible shapes.
     """
     architectures = dict(family.architectures)
     texts, configs = dict(family.texts), dict(family.configs)

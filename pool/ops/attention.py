@@ -1,8 +1,8 @@
-"""Which of torch's attention kernels a run may use, and in which order.
+"""Selects which of torch's attention kernels a run may use, and in which order.
 
-Governs every call of `scaled_dot_product_attention` inside a run, whoever makes it: diffusers' dispatcher calls it by
-default ("native"), transformers does where its "sdpa" is on. Torch keeps these switches for the whole process, not for
-a thread; a worker runs one task at a time, so that is enough.
+Applies to every call of `scaled_dot_product_attention` inside a run: diffusers' dispatcher calls it by default
+("native"), transformers with its "sdpa" implementation. Torch keeps these switches per process, not per thread; a
+worker runs one task at a time, so that is enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from modelpool.pool.devices.kinds import DeviceKind
 
 
 class AttentionBackend(StrEnum):
-    """A kernel of torch's for scaled dot product attention."""
+    """A torch kernel for scaled dot product attention."""
 
     CUDNN = "cudnn"
     FLASH = "flash"
@@ -37,7 +37,7 @@ DEFAULT_PRIORITY = (
     AttentionBackend.MATH,
 )
 
-#: first generation of CUDA cards that each runs on
+#: lowest CUDA compute capability of each
 _FROM: Mapping[AttentionBackend, Generation] = MappingProxyType(
     {
         AttentionBackend.CUDNN: (8, 0),
@@ -57,36 +57,36 @@ _TORCH_NAMES: Mapping[AttentionBackend, SDPBackend] = MappingProxyType(
 
 
 def attention_priority(
-    capabilities: DeviceCapabilities, wanted: Sequence[AttentionBackend] = DEFAULT_PRIORITY
+    capabilities: DeviceCapabilities, preferred: Sequence[AttentionBackend] = DEFAULT_PRIORITY
 ) -> tuple[AttentionBackend, ...]:
-    """Those of `wanted` that the device has, in that order, with "math" last: it takes any input. Pure.
+    """Return the kernels of `preferred` that the device has, in order, with "math" last: it accepts any input. Pure.
 
-    Empty where there is nothing to choose: everywhere but on CUDA.
+    Empty where there is no choice: on every device but CUDA.
     """
     generation = capabilities.generation
     if capabilities.kind is not DeviceKind.CUDA or generation is None:
         return ()
-    usable = [b for b in dict.fromkeys(wanted) if b is not AttentionBackend.MATH and generation >= _FROM[b]]
+    usable = [b for b in dict.fromkeys(preferred) if b is not AttentionBackend.MATH and generation >= _FROM[b]]
     return (*usable, AttentionBackend.MATH)
 
 
-def torch_sets_priority() -> bool:
-    """This torch can be told an order, not only which kernels are allowed."""
+def supports_kernel_priority() -> bool:
+    """Whether this torch accepts an order of kernels, not only a set of allowed ones."""
     return "set_priority" in inspect.signature(sdpa_kernel).parameters
 
 
 @contextmanager
-def attending_with(priority: Sequence[AttentionBackend], sets_priority: bool | None = None) -> Iterator[None]:
-    """Attention inside the block uses the first kernel of `priority` that takes its inputs, and none that is not named.
+def use_attention_kernels(priority: Sequence[AttentionBackend], sets_priority: bool | None = None) -> Iterator[None]:
+    """Make attention inside the block use the first kernel of `priority` that accepts its inputs, and no other.
 
-    An empty `priority` leaves everything as it is. Where torch cannot be told an order (`sets_priority`; found out when
-    None), the kernels that are not named are switched off and torch's own order holds. Restores what was.
+    An empty `priority` changes nothing. Where torch does not accept an order (`sets_priority`; detected when None),
+    kernels outside `priority` are disabled and torch's order applies. Restores the previous state.
     """
     if not priority:
         yield
         return
     if sets_priority is None:
-        sets_priority = torch_sets_priority()
+        sets_priority = supports_kernel_priority()
     if sets_priority:
         with sdpa_kernel([_TORCH_NAMES[backend] for backend in priority], set_priority=True):
             yield
@@ -102,7 +102,7 @@ def attending_with(priority: Sequence[AttentionBackend], sets_priority: bool | N
 
 
 def _switches() -> Mapping[AttentionBackend, tuple[Callable[[], bool], Callable[[bool], None]]]:
-    """For each kernel, how torch is asked whether it is on and how it is switched."""
+    """For each kernel, the functions that read and set whether torch may use it."""
     cuda = torch.backends.cuda
     return {
         AttentionBackend.CUDNN: (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),

@@ -1,7 +1,7 @@
-"""One weight, brought to where and how it is computed with. Pure functions of tensors.
+"""Moves a weight to the device and dtype that it is computed with. Pure functions of tensors.
 
-Move first in storage dtype (fewer bytes over the bus), then convert. A weight with functions is the same bit for bit
-whether it is made here for one call or kept by the patcher: both use `apply_weight_functions`.
+Moves in storage dtype first (fewer bytes over the bus), then converts. A patched weight is the same bit for bit whether
+it is computed for one call or kept by the patcher: both use `apply_weight_functions`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from modelpool.pool.ops.context import current
 from modelpool.pool.ops.float8 import converted
 from modelpool.pool.ops.packed import PackedWeight
 
-#: brings a tensor to a device; the result is the caller's alone, unless it was there already
+#: moves a tensor to a device; the result is new memory, unless the tensor was there already
 Move: TypeAlias = Callable[[Tensor, torch.device], Tensor]
-#: takes a fresh float32 (or float64) copy of a weight, which it may write into, and returns the changed weight
+#: gets a new float32 (or float64) copy of a weight, which it may modify, and returns the changed weight
 WeightFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def cast(weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Sequence[WeightFunction] = ()) -> Tensor:
-    """`weight` on `device` in `dtype` with `functions` applied; itself when there is nothing to do.
+    """Return `weight` on `device` in `dtype` with `functions` applied; `weight` itself when there is nothing to do.
 
-    What is not floating point is moved and never converted. The result may share memory with `weight`: do not write.
+    Tensors that are not floating point are moved, never converted. The result may share memory with `weight`: do not
+    write to it.
     """
     if functions:
         return apply_weight_functions(weight, functions, device, dtype)
@@ -45,10 +46,11 @@ def apply_weight_functions(
     dtype: torch.dtype,
     move: Move | None = None,
 ) -> Tensor:
-    """`weight` moved to `device`, unpacked and in float32, changed by `functions` in order, and converted to `dtype`.
+    """Return `weight` moved to `device`, unpacked and in float32, changed by `functions` in order, and converted to
+    `dtype`.
 
-    It is brought there by `move`; None is the way of the run that is under way. Computes in float64 when `dtype` is
-    that. Without functions nothing passes through float32. `weight` is not written.
+    `move` transfers it; None uses the current compute context. Computes in float64 when `dtype` is float64. Without
+    functions nothing passes through float32. `weight` is not modified.
     """
     move = move or _moved
     working_dtype = torch.float64 if dtype is torch.float64 else torch.float32
@@ -73,17 +75,17 @@ def apply_weight_functions(
 
 
 def gather_rows(table: Tensor, ids: Tensor, dtype: torch.dtype, padding_idx: int = -1) -> Tensor:
-    """The rows of `table` for `ids`, on the device of `ids` in `dtype`: only rows are moved and converted.
+    """Return the rows of `table` for `ids`, on the device of `ids` in `dtype`: only these rows are moved and converted.
 
-    A table of 250,000 rows is thus neither moved nor converted for a few of them.
+    This matters for tables of 250,000 rows.
     """
-    there = ids if table.device == ids.device else ids.to(table.device)
+    local_ids = ids if table.device == ids.device else ids.to(table.device)
     if isinstance(table, PackedWeight):
-        return cast(table.rows_for(there, dtype), ids.device, dtype)
-    if table.dtype.itemsize == 1 and table.is_floating_point():  # torch gathers no 8-bit floats
-        rows = torch.embedding(table.view(torch.uint8), there, padding_idx).view(table.dtype)
+        return cast(table.rows_for(local_ids, dtype), ids.device, dtype)
+    if table.dtype.itemsize == 1 and table.is_floating_point():  # torch cannot gather 8-bit floats
+        rows = torch.embedding(table.view(torch.uint8), local_ids, padding_idx).view(table.dtype)
     else:
-        rows = torch.embedding(table, there, padding_idx)
+        rows = torch.embedding(table, local_ids, padding_idx)
     return cast(rows, ids.device, dtype)
 
 

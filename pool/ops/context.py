@@ -1,6 +1,6 @@
-"""Where and in what dtype a model call computes, for the casting layers below it.
+"""Device and dtype of the current model call, for its casting layers.
 
-A `ContextVar`, so that a run in one thread or task never sees another's. Knows no module.
+A `ContextVar`, so that runs in different threads or tasks are independent. Knows no module.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 from modelpool.pool.devices.torch_api.torch_private import constant_when_compiled
 from modelpool.pool.devices.transfers import TransferLedger
 from modelpool.pool.devices.uploads import Uploader
-from modelpool.pool.ops.attention import AttentionBackend, attending_with
+from modelpool.pool.ops.attention import AttentionBackend, use_attention_kernels
 
-#: another way to compute a linear layer: (input, weight at rest, bias at rest) -> result, None to decline
+#: alternative computation of a linear layer: (input, stored weight, stored bias) -> result, or None to decline
 LinearKernel: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeContext:
-    """What casting layers compute with.
+    """The parameters of a computation with casting layers.
 
-    interrupt  called at the head of every stock layer, and where another module reads a parameter; raising ends the run
-               there
-    ledger     told of weights that stream to the device, for devices that do not count by themselves
-    linear     asked first by linear layers without weight functions; not while a graph is compiled
-    uploader   brings host weights to `device`; None to copy them at once
+    interrupt  called at the start of every stock layer, and where another module reads a parameter; ends the run by
+               raising
+    ledger     counts weights that stream to the device, for devices without counters
+    linear     tried first by linear layers without weight functions; not while a graph is compiled
+    uploader   moves host weights to `device`; None to copy them synchronously
     """
 
     device: torch.device
@@ -49,8 +49,8 @@ def _current() -> ComputeContext | None:
     return _CURRENT.get()
 
 
-#: the context of the call that is under way, or None. While a graph is compiled, its value at that time is a constant
-#: of the graph: torch cannot trace a `ContextVar`.
+#: the context of the current call, or None. While a graph is compiled, its value is a constant of the graph: torch
+#: cannot trace a `ContextVar`.
 current: Callable[[], ComputeContext | None] = constant_when_compiled(_current)
 
 
@@ -64,11 +64,11 @@ def compute(
     attention: Sequence[AttentionBackend] = (),
     uploader: Uploader | None = None,
 ) -> Iterator[None]:
-    """Model calls inside the block compute on `device` in `dtype`. May be nested; the inner one counts.
+    """Make model calls inside the block compute on `device` in `dtype`. Contexts nest; the innermost applies.
 
-    `attention` is the order of attention kernels (`pool.ops.attention`); empty for whatever is in force.
+    `attention` is the order of attention kernels (`pool.ops.attention`); empty to leave it unchanged.
     """
-    with attending_with(attention):
+    with use_attention_kernels(attention):
         token = _CURRENT.set(ComputeContext(device, dtype, interrupt, ledger, linear, uploader))
         try:
             yield
@@ -78,7 +78,8 @@ def compute(
 
 @contextmanager
 def without_uploader() -> Iterator[None]:
-    """Host weights that move inside the block come by themselves: they stay, and no later pass asks for them."""
+    """Move host weights inside the block without the uploader: they stay on the device, and later
+    passes do not request them again."""
     context = _CURRENT.get()
     if context is None or context.uploader is None:
         yield
@@ -91,9 +92,9 @@ def without_uploader() -> Iterator[None]:
 
 
 def check_interrupt() -> ComputeContext | None:
-    """Give the run's interrupt a chance to end it. Returns the context.
+    """Call the interrupt of the context, which may raise to end the run. Return the context.
 
-    Nothing, and None, while a graph is compiled: the question would be compiled in.
+    Returns None and calls nothing while a graph is compiled: the check would be compiled in.
     """
     if torch.compiler.is_compiling():
         return None

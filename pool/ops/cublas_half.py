@@ -1,6 +1,6 @@
-"""Linear layers that accumulate in float16, through the package `cublas_ops`. The one module that imports it.
+"""Linear layers that accumulate in float16, by the package `cublas_ops`. The only module that imports it.
 
-The package is not required, and `pool.ops.layer_choice` never chooses this where it is missing.
+The package is optional; `pool.ops.layer_choice` never chooses this kernel where it is missing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from modelpool.pool.ops.context import LinearKernel
 
-#: the package's product of (M, K) with (N, K), transposed; both float16 on one CUDA device
+#: product of (M, K) with transposed (N, K); both float16 on one CUDA device
 PRODUCT_NAME = "cublas_half_matmul_simple"
 
 
 def cublas_half_linear() -> LinearKernel | None:
-    """A linear layer's arithmetic through the package; None where it is not there or lacks the function."""
+    """Return a linear kernel that uses the package; None if it is missing or lacks the function."""
     try:
         package = importlib.import_module("cublas_ops")
     except ImportError:
@@ -28,7 +28,7 @@ def cublas_half_linear() -> LinearKernel | None:
 
 
 def half_linear_with(product: Callable[[Tensor, Tensor], Tensor]) -> LinearKernel:
-    """The arithmetic of a linear layer by `product`, for inputs of any number of dimensions."""
+    """Return a linear kernel that uses `product`, for inputs of any number of dimensions."""
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         half = x.dtype is torch.float16 and weight.dtype is torch.float16

@@ -1,7 +1,7 @@
-"""A weight that says what it will be, and becomes it when an operation reads it.
+"""A tensor that stands for a weight and is computed when an operation reads it.
 
-Models ask their weights for a dtype or a device more often than for values (`x.to(self.weight.dtype)`). Handing out a
-stand-in makes the question free, and a weight that streams cross the bus exactly once for each use. Knows tensors only.
+Models ask their weights for a dtype or a device more often than for values (`x.to(self.weight.dtype)`). A deferred
+weight answers that without moving data, and a streamed weight crosses the bus exactly once per use. Knows tensors only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _EMBEDDING = torch.ops.aten.embedding.default
 
 
 class DeferredWeight(Tensor):
-    """Stands in for `source` as computed with; made only by `as_computed`."""
+    """Stands for `source` cast for computation; created only by `deferred_cast`."""
 
-    source: Tensor  # the weight at rest
+    source: Tensor  # the stored weight
     functions: Sequence[WeightFunction]
 
     __torch_function__ = no_torch_function  # type: ignore[assignment] # as torch's own wrapper classes do
@@ -45,16 +45,16 @@ class DeferredWeight(Tensor):
         return f"DeferredWeight({tuple(self.shape)}, {self.dtype}, {self.device})"
 
 
-def as_computed(
+def deferred_cast(
     weight: Tensor, device: torch.device, dtype: torch.dtype, functions: Sequence[WeightFunction] = ()
 ) -> Tensor:
-    """What `cast` gives, but not before it is read; `weight` itself when there is nothing to do.
+    """Return the result of `cast`, computed when it is read; `weight` itself when there is nothing to do.
 
-    While a graph is compiled, and where a gradient may be wanted, it is computed at once.
+    While a graph is compiled, and where a gradient may be needed, it is computed at once.
     """
     is_packed = isinstance(weight, PackedWeight)
-    is_there = weight.device == device and (weight.dtype == dtype or not weight.is_floating_point())
-    if is_there and not functions and not is_packed:
+    is_ready = weight.device == device and (weight.dtype == dtype or not weight.is_floating_point())
+    if is_ready and not functions and not is_packed:
         return weight
     if torch.compiler.is_compiling() or (weight.requires_grad and torch.is_grad_enabled()):
         return cast(weight, device, dtype, functions)

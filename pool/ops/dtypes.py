@@ -1,4 +1,4 @@
-"""Names of safetensors dtypes as torch dtypes."""
+"""Maps safetensors dtype names to torch dtypes."""
 
 from __future__ import annotations
 

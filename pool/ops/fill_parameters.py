@@ -1,9 +1,8 @@
-"""Modules that were built without values get them.
+"""Assigns values to modules that were built on the meta device.
 
-Does what `nn.Module.load_state_dict(assign=True)` does for modules whose keys and shapes are known to fit, in less than
-a third of its time: torch looks through all of the values again for each level of the tree. Calls no hooks of loading,
-and a module that is in two places has one name, the first. Knows torch's modules; no class of anybody else, and no
-file.
+Does the work of `nn.Module.load_state_dict(assign=True)` for modules whose keys and shapes are known to match, in less
+than a third of its time: torch scans all values again at each level of the tree. Calls no load hooks, and a module in
+two places has one name, the first. Knows torch's modules; no other classes and no files.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from torch import Tensor, nn
 
 
 def fill(module: nn.Module, values: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Make `values` the parameters, without gradients, and the buffers of `module` that they are named for. Nothing is
-    copied: what `module` had there is dropped.
+    """Make `values` the parameters, without gradients, and the buffers of `module` of the same names. Nothing is
+    copied: the previous tensors are dropped.
 
-    Returns the names that it has no place for. Those that `values` lacks stay as they are (`assert_filled`). Asserts
-    that the shapes are those of what is replaced.
+    Returns the names that `module` does not have. Tensors missing from `values` stay as they are (`assert_filled`).
+    Asserts that the shapes match.
     """
     left = dict(values)
     for path, part in module.named_modules():
@@ -33,16 +32,17 @@ def fill(module: nn.Module, values: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(left)
 
 
-def _taken(left: dict[str, Tensor], name: str, own: Tensor) -> Tensor | None:
-    """The value `name`, taken from `left`, for what a module has as `own`."""
+def _taken(left: dict[str, Tensor], name: str, current: Tensor) -> Tensor | None:
+    """Remove the value `name` from `left` and return it; it replaces `current`."""
     value = left.pop(name, None)
-    assert value is None or value.shape == own.shape, f"{name}: found {tuple(value.shape)} for {tuple(own.shape)}"
+    assert value is None or value.shape == current.shape, (
+        f"{name}: found {tuple(value.shape)} for {tuple(current.shape)}"
+    )
     return value
 
 
 def assert_filled(module: nn.Module) -> None:
-    """Assert that nothing of a module that was built without values is without them: no parameter and no buffer is on
-    the meta device."""
+    """Assert that no parameter or buffer of `module` is still on the meta device."""
     left = [
         f"{path}.{key}".removeprefix(".")
         for path, part in module.named_modules()

@@ -1,8 +1,7 @@
-"""Which kind of layers a component runs with. A pure decision, explained.
+"""Selects the kind of layers that a component runs with, and explains the choice. Pure.
 
-Knows dtypes, a device's abilities and flags; neither models nor files. What a kind means is done elsewhere: casting by
-`pool.ops.layers`, 8-bit products and packed weights by `pool.quant`, half-precision cuBLAS by
-`pool.ops.cublas_half`.
+Knows dtypes, device capabilities and flags; neither models nor files. Other modules implement the kinds:
+`pool.ops.layers` casting, `pool.quant` 8-bit products and packed weights, `pool.ops.cublas_half` half-precision cuBLAS.
 Source of the order: comfyui-behaviour facts, section 1, `pick_operations`.
 """
 
@@ -16,15 +15,15 @@ import torch
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities, Generation
 
-#: the weights that are multiplied in 8 bits
+#: dtype of the weights that can be multiplied in 8 bits
 FP8_WEIGHTS = torch.float8_e4m3fn
 
 
 class OperationsKind(StrEnum):
-    """How layers compute."""
+    """Kinds of layer computation."""
 
     PLAIN = "plain"
-    """Weights are used as they rest; casting layers cost what torch's cost."""
+    """Weights are used as stored; casting layers cost the same as torch's."""
     MANUAL_CAST = "manual_cast"
     """Weights are converted to the compute dtype at each use."""
     FP8_MATMUL = "fp8_matmul"
@@ -32,15 +31,15 @@ class OperationsKind(StrEnum):
     CUBLAS_HALF = "cublas_half"
     """Linear layers in float16 accumulate in float16 as well, through the package `cublas_ops`."""
     MIXED_PRECISION = "mixed_precision"
-    """Each layer is as its file says: packed in its own format, or plain."""
+    """Each layer as stored in its file: packed in its format, or plain."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationFlags:
-    """What people may ask for.
+    """Options that users can set.
 
     fp8_matmul     multiply in 8 bits where card and weights allow it; faster, and less exact
-    no_fp8_matmul  never, whoever else asks
+    no_fp8_matmul  never do so; overrides fp8_matmul
     cublas_half    accumulate in float16; faster on consumer cards, and less exact
     """
 
@@ -53,9 +52,9 @@ class OperationFlags:
 class Operations:
     """The chosen kind.
 
-    compute_dtype  what layers compute in
-    reasons        why this kind and not another, in words, in the order in which it was decided
-    native         formats of quantized weights that the card multiplies as they are
+    compute_dtype  dtype of the computation
+    reasons        why this kind and not another, as text, in the order of the decisions
+    native         formats of quantized weights that the card multiplies packed
     emulated       formats whose weights are unpacked at each use instead
     """
 
@@ -76,11 +75,11 @@ def pick_operations(
     quantization: Mapping[str, Generation | None] | None = None,
     flags: OperationFlags | None = None,
 ) -> Operations:
-    """The kind of layers for weights that rest in `storage_dtype`.
+    """Choose the kind of layers for weights stored in `storage_dtype`.
 
-    `compute_dtype` None: as they rest. `quantization` has, for each format of the file's packed weights, the generation
-    of cards from which it is multiplied natively (None: by none). Never refuses: what a card cannot do is computed
-    another way.
+    `compute_dtype` None means `storage_dtype`. `quantization` maps each format of the file's packed weights to the
+    generation of cards from which it is multiplied natively (None: by none). Never fails: whatever a card cannot do is
+    computed in another way.
     """
     flags = flags or OperationFlags()
     dtype = compute_dtype or storage_dtype
@@ -89,21 +88,21 @@ def pick_operations(
     no_fp8 = _why_no_fp8(storage_dtype, capabilities, flags)
     if no_fp8 is None:
         name = dtype_name(storage_dtype)
-        said = f"the weights are {name}, 8-bit products are asked for and {capabilities.name} has them"
-        return Operations(OperationsKind.FP8_MATMUL, dtype, (said,))
+        reason = f"the weights are {name}, 8-bit products are requested and {capabilities.name} has them"
+        return Operations(OperationsKind.FP8_MATMUL, dtype, (reason,))
     no_cublas = _why_no_cublas(storage_dtype, compute_dtype, capabilities)
     if flags.cublas_half and no_cublas is None:
-        said = "the weights are float16, half-precision cuBLAS is asked for and its package is there"
-        return Operations(OperationsKind.CUBLAS_HALF, dtype, (said,))
+        reason = "the weights are float16, half-precision cuBLAS is requested and its package is installed"
+        return Operations(OperationsKind.CUBLAS_HALF, dtype, (reason,))
     reasons = []
     if flags.fp8_matmul:
-        reasons.append(f"no 8-bit products although asked for: {no_fp8}")
+        reasons.append(f"no 8-bit products although requested: {no_fp8}")
     if flags.cublas_half:
-        reasons.append(f"no half-precision cuBLAS although asked for: {no_cublas}")
+        reasons.append(f"no half-precision cuBLAS although requested: {no_cublas}")
     if dtype == storage_dtype:
-        reasons.append(f"the weights rest in {dtype_name(dtype)}, which is what they are computed in")
+        reasons.append(f"the weights are stored and computed in {dtype_name(dtype)}")
         return Operations(OperationsKind.PLAIN, dtype, tuple(reasons))
-    reasons.append(f"the weights rest in {dtype_name(storage_dtype)} and are computed in {dtype_name(dtype)}")
+    reasons.append(f"the weights are stored in {dtype_name(storage_dtype)} and computed in {dtype_name(dtype)}")
     return Operations(OperationsKind.MANUAL_CAST, dtype, tuple(reasons))
 
 
@@ -118,7 +117,7 @@ def _mixed(
         why_not = _why_not_native(first, capabilities, flags)
         if why_not is None:
             native.add(name)
-            reasons.append(f"{name} is multiplied as it is")
+            reasons.append(f"{name} is multiplied packed")
         else:
             reasons.append(f"{name} is unpacked at each use: {why_not}")
     emulated = frozenset(quantization) - native
@@ -127,7 +126,7 @@ def _mixed(
 
 def _why_not_native(first: Generation | None, capabilities: DeviceCapabilities, flags: OperationFlags) -> str | None:
     if not flags.fp8_matmul or flags.no_fp8_matmul:
-        return "products of quantized numbers are not asked for"
+        return "products of quantized numbers are not requested"
     if first is None:
         return "no card multiplies it"
     if capabilities.generation is None:
@@ -139,9 +138,9 @@ def _why_not_native(first: Generation | None, capabilities: DeviceCapabilities, 
 
 def _why_no_fp8(storage: torch.dtype, capabilities: DeviceCapabilities, flags: OperationFlags) -> str | None:
     if flags.no_fp8_matmul:
-        return "they are switched off"
+        return "they are disabled"
     if not flags.fp8_matmul:
-        return "they are not asked for"
+        return "they are not requested"
     if storage is not FP8_WEIGHTS:
         return f"the weights are {dtype_name(storage)}, expected {dtype_name(FP8_WEIGHTS)}"
     if not capabilities.fp8_matmul:
@@ -151,7 +150,7 @@ def _why_no_fp8(storage: torch.dtype, capabilities: DeviceCapabilities, flags: O
 
 def _why_no_cublas(storage: torch.dtype, compute: torch.dtype | None, capabilities: DeviceCapabilities) -> str | None:
     if not capabilities.cublas_half:
-        return "the package cublas_ops is not there, or not for this device"
+        return "the package cublas_ops is not installed, or does not support this device"
     if storage is not torch.float16:
         return f"the weights are {dtype_name(storage)}, expected float16"
     if compute not in (None, torch.float16):

@@ -1,8 +1,8 @@
-"""The forwards of torch's stock layers, with weights that follow the input's device and dtype.
+"""Forwards of torch's stock layers, with weights that follow the input's device and dtype.
 
-Used through `pool.ops.classes`: each function here takes the place of `forward` in a casting class. The arithmetic is
-torch's; only where the weights come from differs. When they are resident in the input's dtype and have no functions,
-this costs what the plain layer costs.
+Used through `pool.ops.classes`: each function here replaces `forward` in a casting class. The arithmetic is torch's;
+only the source of the weights differs. With resident weights in the input's dtype and without functions, a layer costs
+the same as torch's.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.ops.cast import cast, gather_rows
 from modelpool.pool.ops.context import ComputeContext, check_interrupt, current
-from modelpool.pool.ops.low_rank_linear import SIDE_PATH_ATTRIBUTE, SidePath
+from modelpool.pool.ops.low_rank_linear import LOW_RANK_ATTRIBUTE, LowRankPath
 from modelpool.pool.ops.packed import PackedWeight
 
 
 def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """`layer`'s weight and bias as `x` needs them, each None where it has none."""
-    held = layer._parameters
+    """Return `layer`'s weight and bias cast for `x`, each None if the layer has none."""
+    parameters = layer._parameters
     functions = layer.__dict__.get("_weight_functions")
-    weight, bias = held["weight"], held.get("bias")
+    weight, bias = parameters["weight"], parameters.get("bias")
     if functions:
         return (
             None if weight is None else cast(weight, x.device, x.dtype, functions.get("weight", ())),
             None if bias is None else cast(bias, x.device, x.dtype, functions.get("bias", ())),
         )
     device, dtype = x.device, x.dtype
-    # the type itself: `isinstance` takes twice as long with classes of tensors, and nothing is derived from this one
+    # compare the type: `isinstance` takes twice as long with tensor classes, and PackedWeight has no subclasses
     stored_as: type[Any] = type(weight)
     if weight is not None and (weight.dtype != dtype or weight.device != device or stored_as is PackedWeight):
         weight = cast(weight, device, dtype)  # type: ignore[assignment]
@@ -43,32 +43,32 @@ def _weights(layer: nn.Module, x: Tensor) -> tuple[Tensor | None, Tensor | None]
 
 def _linear(self: nn.Linear, x: Tensor) -> Tensor:
     context = check_interrupt()
-    own = self.__dict__
-    if SIDE_PATH_ATTRIBUTE in own:
-        return _linear_beside(self, x, context)
-    if context is not None and context.linear is not None and not own.get("_weight_functions"):
-        held = self._parameters
-        out = context.linear(x, held["weight"], held.get("bias"))  # type: ignore[arg-type] # a linear layer has a weight
+    attributes = self.__dict__
+    if LOW_RANK_ATTRIBUTE in attributes:
+        return _linear_low_rank(self, x, context)
+    if context is not None and context.linear is not None and not attributes.get("_weight_functions"):
+        parameters = self._parameters
+        out = context.linear(x, parameters["weight"], parameters.get("bias"))  # type: ignore[arg-type] # a linear layer has a weight
         if out is not None:
             return out
     weight, bias = _weights(self, x)
     return F.linear(x, weight, bias)  # type: ignore[arg-type] # the same
 
 
-def _linear_beside(self: nn.Linear, x: Tensor, context: ComputeContext | None) -> Tensor:
-    """A linear layer whose weight's functions are a product beside it."""
-    held = self._parameters
-    weight, bias = held["weight"], held.get("bias")
+def _linear_low_rank(self: nn.Linear, x: Tensor, context: ComputeContext | None) -> Tensor:
+    """A linear layer whose weight functions are computed as a separate low-rank product."""
+    parameters = self._parameters
+    weight, bias = parameters["weight"], parameters.get("bias")
     assert weight is not None
     bias_functions = self.__dict__.get("_weight_functions", {}).get("bias", ())
     out = None
     if context is not None and context.linear is not None and not bias_functions:
         out = context.linear(x, weight, bias)
     if out is None:
-        there = None if bias is None else cast(bias, x.device, x.dtype, bias_functions)
-        out = F.linear(x, cast(weight, x.device, x.dtype), there)
-    side_path: SidePath = self.__dict__[SIDE_PATH_ATTRIBUTE]
-    return side_path.add_to(out, x)
+        cast_bias = None if bias is None else cast(bias, x.device, x.dtype, bias_functions)
+        out = F.linear(x, cast(weight, x.device, x.dtype), cast_bias)
+    low_rank: LowRankPath = self.__dict__[LOW_RANK_ATTRIBUTE]
+    return low_rank.add_to(out, x)
 
 
 def _conv(self: Any, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """Rows in `out_dtype`, else in what the context computes in, else as stored."""
+    """Return rows in `out_dtype`, else in the dtype of the context, else as stored."""
     check_interrupt()
     if self.max_norm is not None:
         raise NotImplementedError("an embedding with max_norm writes to its table; pooled weights are read-only")
@@ -123,7 +123,7 @@ def _embedding(self: nn.Embedding, ids: Tensor, out_dtype: torch.dtype | None = 
     return gather_rows(table, ids, dtype)
 
 
-#: torch's forward -> ours
+#: torch's forward -> the replacement
 FORWARDS: Mapping[Any, Callable[..., Tensor]] = MappingProxyType(
     {
         nn.Linear.forward: _linear,

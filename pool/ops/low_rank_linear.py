@@ -1,6 +1,6 @@
-"""A low-rank product beside a linear layer: `x @ (W + up @ down).T` without touching W.
+"""Adds a low-rank product to the result of a linear layer: `x @ (W + up @ down).T` without changing W.
 
-For weights that stay packed on the device, where adding a delta would mean unpacking or rounding them anew. Knows
+For weights that stay packed on the device, where adding a delta would require unpacking, or rounding again. Knows
 neither patches nor formats.
 """
 
@@ -13,21 +13,22 @@ from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.ops.cast import cast
 
-#: where an instance keeps its side path
-SIDE_PATH_ATTRIBUTE = "_side_path"
+#: attribute of an instance with its low-rank path
+LOW_RANK_ATTRIBUTE = "_low_rank_path"
 
 
 @dataclass(frozen=True, slots=True)
-class SidePath:
-    """Factors of a delta for a weight of shape (O, I). They may be elsewhere and in another dtype; cast at use."""
+class LowRankPath:
+    """Factors of a delta for a weight of shape (O, I). They may be on another device or in another dtype; cast at
+    use."""
 
     up_OR: Tensor
     down_RI: Tensor
 
     def add_to(self, out: Tensor, x: Tensor) -> Tensor:
-        """Add the delta's share to `out`, the layer's fresh result for `x` of shape (..., I). Returns `out`.
+        """Add the delta's contribution to `out`, the layer's new result for `x` of shape (..., I). Returns `out`.
 
-        In place: beside `out` there is never another tensor of its size.
+        In place: no other tensor of the size of `out` is allocated.
         """
         low_NR = F.linear(x, cast(self.down_RI, x.device, x.dtype)).reshape(-1, self.down_RI.shape[0])
         up_OR = cast(self.up_OR, x.device, x.dtype)
@@ -37,12 +38,12 @@ class SidePath:
         return out
 
 
-def set_side_path(module: nn.Linear, side_path: SidePath | None) -> None:
-    """Let `module` add `side_path` to every result from now on; None takes it off.
+def set_low_rank_path(module: nn.Linear, path: LowRankPath | None) -> None:
+    """Make `module` add `path` to every result from now on; None removes it.
 
-    It stands for the weight's functions, which stay for code that reads the weight without calling the layer.
+    It replaces the weight's functions, which stay for code that reads the weight without calling the layer.
     """
-    if side_path is None:
-        module.__dict__.pop(SIDE_PATH_ATTRIBUTE, None)
+    if path is None:
+        module.__dict__.pop(LOW_RANK_ATTRIBUTE, None)
     else:
-        module.__dict__[SIDE_PATH_ATTRIBUTE] = side_path
+        module.__dict__[LOW_RANK_ATTRIBUTE] = path

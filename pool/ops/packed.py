@@ -1,8 +1,8 @@
-"""A weight whose values are computed from several stored tensors: quantized weights, as casting layers see them.
+"""A tensor subclass for quantized weights, whose values are computed from several stored tensors.
 
-From outside a `PackedWeight` is one tensor with the shape of the weight and the dtype that it stands for; inside are
-the tensors of the file. It moves between devices packed and becomes values only where it is computed with. Knows no
-format: a `Codec` does (`pool.quant`).
+From outside a `PackedWeight` is one tensor with the shape of the weight and its nominal dtype; inside are the tensors
+of the file. It moves between devices packed and is unpacked only for computation. Knows no format: a `Codec` does
+(`pool.quant`).
 """
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ from torch.utils import _pytree as pytree
 
 from modelpool.pool.devices.torch_api.torch_private import make_wrapper, no_torch_function
 
-#: what packed weights of a file stand for unless the reader says otherwise: what quantized models are computed in
-STANDS_FOR = torch.bfloat16
+#: default nominal dtype of a file's packed weights: the one in which quantized models are computed
+NOMINAL_DTYPE = torch.bfloat16
 
 _aten = torch.ops.aten
 
 
 class Codec(Protocol):
-    """One format of packed weights, with everything about it that is no tensor."""
+    """One format of packed weights, with all its parameters that are not tensors."""
 
     @property
     def name(self) -> str:
-        """What files call the format."""
+        """Name of the format in files."""
 
     @property
     def row_step(self) -> int:
-        """Rows can be taken apart at multiples of this; 0 where they cannot."""
+        """Rows can be separated at multiples of this; 0 where they cannot."""
 
     def row_dims(self, parts: Mapping[str, Tensor]) -> Mapping[str, int]:
-        """For each part that has an entry for every row of the weight: the dimension of it that runs over the rows."""
+        """Return, for each part with an entry for every row of the weight, its dimension that runs over the rows."""
 
     def reshaped(
         self, parts: Mapping[str, Tensor], before: Sequence[int], after: Sequence[int]
     ) -> Mapping[str, Tensor] | None:
-        """The parts, as views, of the weight of shape `before` in the shape `after` (of as many values); None where
-        the format cannot have it in that shape."""
+        """Return the parts, as views, of the weight of shape `before` reshaped to `after` (of as many values); None
+        where the format cannot represent that."""
 
     def unpack(self, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The weight's values as a fresh tensor of `shape` and `dtype`, on the device of `parts`. Writes nothing."""
+        """Return the weight's values as a new tensor of `shape` and `dtype`, on the device of `parts`. Writes
+        nothing."""
 
     def scratch_bytes(self, elements: int, dtype: torch.dtype) -> int:
-        """Bytes that `unpack` needs at most beside the parts and its result, for a weight of so many values."""
+        """Upper bound of the bytes that `unpack` needs besides the parts and its result, for a weight of `elements`
+        values."""
 
 
 class PackedWeight(Tensor):
-    """One weight in packed form; made only by `packed_weight`. Read-only.
+    """One weight in packed form; created only by `packed_weight`. Read-only.
 
-    An operation that knows nothing of it gets its values, unpacked in the dtype that it stands for. What stays packed:
-    detach, clone, copy.deepcopy, a move to another device, and where the format allows it a slice of rows and another
-    shape. Looking rows up in it unpacks those rows only.
+    An operation without a packed implementation gets its values, unpacked in its nominal dtype. Operations that stay
+    packed: detach, clone, copy.deepcopy, a move to another device, and, if the format allows it, row slices and
+    reshapes. Embedding lookups unpack only the rows they need.
     """
 
     codec: Codec
@@ -81,21 +83,21 @@ class PackedWeight(Tensor):
         return func(*args, **kwargs)
 
     def unpack(self, dtype: torch.dtype) -> Tensor:
-        """The values, in `dtype`, on the device that the parts are on."""
+        """Return the values in `dtype`, on the device of the parts."""
         return self.codec.unpack(self.parts, self.shape, dtype)
 
     def scratch_bytes(self, dtype: torch.dtype) -> int:
-        """Bytes that `unpack` needs at most beside the parts and its result."""
+        """Upper bound of the bytes that `unpack` needs besides the parts and its result."""
         return self.codec.scratch_bytes(self.numel(), dtype)
 
     def moved(self, device: torch.device, move: Callable[[Tensor], Tensor]) -> PackedWeight:
-        """The same weight on `device`; `move` brings one part there. Itself when it is there already."""
+        """Return the same weight on `device`; `move` transfers one part. Returns self if it is on `device` already."""
         if self.device == device:
             return self
         return packed_weight(self.codec, {k: move(p) for k, p in self.parts.items()}, self.shape, self.dtype)
 
     def rows(self, start: int, count: int) -> PackedWeight | None:
-        """The rows `start` to `start + count`, still packed and as views; None where the format does not allow it."""
+        """Return the rows `start` to `start + count`, packed, as views; None where the format does not allow it."""
         end, step = start + count, self.codec.row_step
         assert 0 <= start <= end <= self.shape[0], f"rows {start} to {end} of {tuple(self.shape)}"
         if count == self.shape[0]:
@@ -105,14 +107,14 @@ class PackedWeight(Tensor):
         dims, parts = self.codec.row_dims(self.parts), dict(self.parts)
         for name, dim in dims.items():
             part = self.parts[name]
-            # formats that pad their rows keep the padding of the last one
+            # formats that pad their rows keep the padding after the last row
             parts[name] = part.narrow(dim, start, part.shape[dim] - start if end == self.shape[0] else count)
         return packed_weight(self.codec, parts, (count, *self.shape[1:]), self.dtype)
 
     def rows_for(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """The values of the rows `ids`, any shape of them, in `dtype`; only those rows are unpacked where possible.
+        """Return the values of the rows `ids` (any shape) in `dtype`; unpacks only those rows where possible.
 
-        `ids` are on the device of the parts. Formats whose rows hang together are unpacked whole.
+        `ids` are on the device of the parts. Formats with dependent rows are unpacked completely.
         """
         flat = ids.reshape(-1)
         if self.codec.row_step == 1:
@@ -124,11 +126,11 @@ class PackedWeight(Tensor):
         return rows.reshape(*ids.shape, *self.shape[1:])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
-        """A copy with parts of its own, of the same codec; a module's parameter stays one."""
+        """Return a copy with copied parts and the same codec; a module's parameter stays a parameter."""
         if id(self) in memo:
             known: PackedWeight = memo[id(self)]
             return known
-        twin = _clone(self)  # torch's own way would copy the storage that a part is a view of: a whole mapped file
+        twin = _clone(self)  # torch's default would copy the storage that a part is a view of: a complete mapped file
         memo[id(self)] = twin
         twin.requires_grad_(self.requires_grad)
         for name, value in vars(self).items():  # torch marks parameters by an attribute
@@ -141,7 +143,7 @@ class PackedWeight(Tensor):
 
 
 def packed_weight(codec: Codec, parts: Mapping[str, Tensor], shape: Sequence[int], dtype: torch.dtype) -> PackedWeight:
-    """A packed weight of `shape` that stands for values of `dtype`. `parts`, all on one device, are kept."""
+    """Create a packed weight of `shape` with the nominal dtype `dtype`. Keeps `parts`, all on one device."""
     device = next(iter(parts.values())).device
     strides = torch.empty(tuple(shape), device="meta").stride()
     packed: PackedWeight = make_wrapper(PackedWeight, tuple(shape), strides, dtype=dtype, device=device)
@@ -151,14 +153,14 @@ def packed_weight(codec: Codec, parts: Mapping[str, Tensor], shape: Sequence[int
 
 
 def stored_bytes(weight: Tensor) -> int:
-    """Bytes of `weight` as it is stored: of all its parts where it is packed."""
+    """Stored bytes of `weight`: of all its parts if it is packed."""
     if isinstance(weight, PackedWeight):
         return sum(part.nbytes for part in weight.parts.values())
     return weight.nbytes
 
 
 def _index_select(part: Tensor, dim: int, ids: Tensor) -> Tensor:
-    if part.dtype.itemsize == 1 and part.is_floating_point():  # torch selects no 8-bit floats
+    if part.dtype.itemsize == 1 and part.is_floating_point():  # torch cannot index 8-bit floats
         return part.view(torch.uint8).index_select(dim, ids).view(part.dtype)
     return part.index_select(dim, ids)
 
@@ -172,7 +174,7 @@ def _clone(packed: PackedWeight, *, memory_format: Any = None) -> PackedWeight:
 
 
 def _to_copy(packed: PackedWeight, **options: Any) -> Any:
-    """A move stays packed; a change of dtype asks for values."""
+    """Keep a move packed; unpack for a change of dtype."""
     dtype, device = options.get("dtype"), options.get("device")
     if dtype is not None and dtype != packed.dtype:
         values = packed.unpack(dtype)
@@ -190,21 +192,21 @@ def _slice(packed: PackedWeight, dim: int = 0, start: int | None = None, end: in
     rows = packed.rows(first, max(last - first, 0))
     if rows is None:
         return NotImplemented
-    return _shared(packed) if rows is packed else rows  # torch lets no view be its own base
+    return _shared(packed) if rows is packed else rows  # torch does not allow a view to be its own base
 
 
 def _view(packed: PackedWeight, shape: Sequence[int]) -> Any:
-    after = _whole_shape(shape, packed.numel())
+    after = _resolved_shape(shape, packed.numel())
     if after == tuple(packed.shape):
         return _shared(packed)
     if after is None:
-        return NotImplemented  # torch says what is wrong with it
+        return NotImplemented  # torch raises the error
     parts = packed.codec.reshaped(packed.parts, packed.shape, after)
     return NotImplemented if parts is None else packed_weight(packed.codec, parts, after, packed.dtype)
 
 
-def _whole_shape(shape: Sequence[int], numel: int) -> tuple[int, ...] | None:
-    """`shape` with the size that it leaves open (-1); None where it does not hold `numel` values."""
+def _resolved_shape(shape: Sequence[int], numel: int) -> tuple[int, ...] | None:
+    """Return `shape` with its open size (-1) filled in; None if it does not hold `numel` values."""
     open_sizes, known = [i for i, size in enumerate(shape) if size == -1], math.prod(s for s in shape if s != -1)
     if len(open_sizes) == 1 and known and numel % known == 0:
         return tuple(numel // known if size == -1 else size for size in shape)

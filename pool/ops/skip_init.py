@@ -1,7 +1,7 @@
-"""Modules built without drawing weights that a file will replace.
+"""Builds modules without initialising weights that a file will replace.
 
-Knows how torch's layers and its `nn.init` fill their parameters. The better way, where a builder allows it, is the meta
-device (`pool.models.common.module_classes`); this is for code that needs real memory, tables that it computes, or both.
+Knows how torch's layers and its `nn.init` fill their parameters. Where a builder allows it, the meta device is better
+(`pool.models.common.module_classes`); this is for code that needs real memory, computed tables, or both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-#: what `reset_parameters` and `nn.init` call on a tensor to fill it
+#: functions by which `reset_parameters` and `nn.init` fill a tensor
 _FILLERS = frozenset(
     {
         Tensor.uniform_,
@@ -48,10 +48,10 @@ class _NoFilling(TorchFunctionMode):
 
 @contextmanager
 def without_initialisation() -> Iterator[None]:
-    """Parameters of modules that are built inside stay as they were allocated: no number is drawn, no page touched.
+    """Leave the parameters of modules built inside the block as allocated: no random numbers, no page touched.
 
-    Their values are arbitrary: load weights over all of them. Buffers are computed as ever. For this thread only.
-    `nn.init.trunc_normal_` and `orthogonal_`, which work in tensors of their own, still draw.
+    Their values are arbitrary: load weights over all of them. Buffers are computed as usual. Affects this thread only.
+    `nn.init.trunc_normal_` and `orthogonal_`, which use temporary tensors, still draw numbers.
     """
     with _NoFilling():
         yield

@@ -1,6 +1,6 @@
-"""Callbacks: functions that are told when something happened to a patcher.
+"""Callbacks: functions that are called at events of a patcher.
 
-Knows who wants to hear of what; `pool.patcher.model_patcher` calls. Names are those that ComfyUI's users know.
+Stores the callbacks; `pool.patcher.model_patcher` calls them. Names are those of ComfyUI.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any, TypeAlias
 
 
 class CallbackPoint(Enum):
-    """What happened. Every callback gets the patcher first; what else it gets follows.
+    """The event. Every callback gets the patcher first, then the arguments listed.
 
-    ON_CLONE         a clone was made: (patcher, clone)
-    ON_LOAD          a target was realized with something resident: (patcher, report)
+    ON_CLONE         a clone was created: (patcher, clone)
+    ON_LOAD          a residency target was realized with something resident: (patcher, report)
     ON_DETACH        the last byte left the device: (patcher, report)
     ON_PRE_RUN       a run begins: (patcher)
-    ON_CLEANUP       a run ended, well or not: (patcher)
+    ON_CLEANUP       a run ended, successfully or not: (patcher)
     ON_APPLY_HOOKS   weight hooks changed the patch set of a run: (patcher, patch set)
-    ON_INJECT_MODEL  all injections are in: (patcher)
-    ON_EJECT_MODEL   all injections are out: (patcher)
+    ON_INJECT_MODEL  all injections are applied: (patcher)
+    ON_EJECT_MODEL   all injections are removed: (patcher)
     """
 
     ON_CLONE = "on_clone"
@@ -40,9 +40,9 @@ Callback: TypeAlias = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Who is told of what, in the order of their adding.
+    """The callbacks of each event, in the order in which they were added.
 
-    entries  (key, callback) pairs of each point; keys need not differ
+    entries  (key, callback) pairs of each event; keys need not be unique
     """
 
     entries: Mapping[CallbackPoint, tuple[tuple[str, Callback], ...]] = field(
@@ -50,16 +50,16 @@ class Callbacks:
     )
 
     def with_callback(self, point: CallbackPoint, callback: Callback, key: str = "") -> Callbacks:
-        """These, and `callback` after the ones of `point` that are there."""
+        """Return these with `callback` added after the others of `point`."""
         return Callbacks(MappingProxyType({**self.entries, point: (*self.entries.get(point, ()), (key, callback))}))
 
     def without(self, point: CallbackPoint, key: str) -> Callbacks:
-        """These but for the ones that were added to `point` under `key`."""
+        """Return these without the ones added to `point` under `key`."""
         left = tuple(e for e in self.entries.get(point, ()) if e[0] != key)
         joined = {**self.entries, point: left}
         return Callbacks(MappingProxyType({p: e for p, e in joined.items() if e}))
 
     def call(self, point: CallbackPoint, *args: Any) -> None:
-        """Tell everyone who wants to hear of `point`. What a callback raises comes out, and later ones are not told."""
+        """Call all callbacks of `point`. An exception of one propagates, and later ones are not called."""
         for _, callback in self.entries.get(point, ()):
             callback(*args)

@@ -1,6 +1,6 @@
-"""Injections: pairs of functions that put something into a model and take it out again.
+"""Injections: pairs of functions that modify a model and undo it.
 
-Knows the order and what to undo when one fails; does not know models. `pool.patcher.model_patcher` says when.
+Knows the order and what to undo when one fails; no models. `pool.patcher.model_patcher` decides when.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One pair. Both get the patcher; `eject` must undo what `inject` did, also when `inject` raised half way."""
+    """One pair. Both get the patcher; `eject` must undo what `inject` did, also when `inject` raised half-way."""
 
     inject: Callable[[Any], None]
     eject: Callable[[Any], None]
@@ -23,7 +23,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class Injections:
-    """All pairs of a patcher, in the order of their adding.
+    """All pairs of a patcher, in the order in which they were added.
 
     entries  the pairs of each key
     """
@@ -31,20 +31,20 @@ class Injections:
     entries: Mapping[str, tuple[Injection, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     def with_injections(self, key: str, *pairs: Injection) -> Injections:
-        """These with `pairs` under `key`, in place of the ones that were there."""
+        """Return these with `pairs` under `key`, replacing the previous ones."""
         return Injections(MappingProxyType({**self.entries, key: pairs}))
 
     def without(self, key: str) -> Injections:
-        """These but for the ones of `key`."""
+        """Return these without those of `key`."""
         return Injections(MappingProxyType({k: v for k, v in self.entries.items() if k != key}))
 
     @property
     def pairs(self) -> tuple[Injection, ...]:
-        """All of them, in order."""
+        """All pairs, in order."""
         return tuple(pair for pairs in self.entries.values() for pair in pairs)
 
     def inject(self, patcher: Any) -> None:
-        """Put all in, in order. When one raises, it and the ones before it are taken out again, last first."""
+        """Call `inject` of all pairs, in order. When one raises, eject it and the ones before it, last first."""
         done: list[Injection] = []
         try:
             for pair in self.pairs:
@@ -55,49 +55,49 @@ class Injections:
             raise
 
     def eject(self, patcher: Any) -> None:
-        """Take all out, last first. Every one is asked, even if another raises; the first error comes out."""
+        """Call `eject` of all pairs, last first, even if one raises; then raise the first error."""
         _eject(self.pairs, patcher)
 
 
-class Placement:
-    """The injections of one run: in the model or out of it. Each is taken out once for each time that it was put in."""
+class InjectionState:
+    """The injections of one run and whether they are applied. Each is ejected exactly once per inject."""
 
-    def __init__(self, injections: Injections, patcher: object, is_in: bool = False) -> None:
+    def __init__(self, injections: Injections, patcher: object, is_injected: bool = False) -> None:
         self._injections, self._patcher = injections, patcher
-        self.is_in = is_in
+        self.is_injected = is_injected
 
-    def put_in(self) -> None:
-        """All in. When one raises, all are out."""
-        assert not self.is_in, "injections are in already"
+    def inject(self) -> None:
+        """Inject all. When one raises, all are ejected."""
+        assert not self.is_injected, "injections are applied already"
         self._injections.inject(self._patcher)
-        self.is_in = True
+        self.is_injected = True
 
-    def take_out(self) -> None:
-        """All out, also when one raises."""
-        assert self.is_in, "injections are out already"
-        self.is_in = False
+    def eject(self) -> None:
+        """Eject all, also when one raises."""
+        assert self.is_injected, "injections are not applied"
+        self.is_injected = False
         self._injections.eject(self._patcher)
 
-    def is_of(self, patcher: object) -> bool:
-        """It belongs to a run of `patcher`."""
+    def belongs_to(self, patcher: object) -> bool:
+        """Whether this is a run of `patcher`."""
         return self._patcher is patcher
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Inside the block `placements_of` finds it."""
-        token = _PLACEMENTS.set((*_PLACEMENTS.get(), self))
+    def active(self) -> Iterator[None]:
+        """Make `active_injections` return this inside the block."""
+        token = _ACTIVE.set((*_ACTIVE.get(), self))
         try:
             yield
         finally:
-            _PLACEMENTS.reset(token)
+            _ACTIVE.reset(token)
 
 
-_PLACEMENTS: ContextVar[tuple[Placement, ...]] = ContextVar("placements", default=())
+_ACTIVE: ContextVar[tuple[InjectionState, ...]] = ContextVar("placements", default=())
 
 
-def placements_of(patcher: object) -> tuple[Placement, ...]:
-    """Those of the runs of `patcher` that are under way in this context, the innermost first."""
-    return tuple(placement for placement in reversed(_PLACEMENTS.get()) if placement.is_of(patcher))
+def active_injections(patcher: object) -> tuple[InjectionState, ...]:
+    """Return the states of the current runs of `patcher` in this context, the innermost first."""
+    return tuple(state for state in reversed(_ACTIVE.get()) if state.belongs_to(patcher))
 
 
 def _eject(pairs: tuple[Injection, ...] | list[Injection], patcher: Any) -> None:
@@ -105,7 +105,7 @@ def _eject(pairs: tuple[Injection, ...] | list[Injection], patcher: Any) -> None
     for pair in reversed(pairs):
         try:
             pair.eject(patcher)
-        except BaseException as error:  # every pair must get its chance
+        except BaseException as error:  # eject the remaining pairs too
             first = first or error
     if first is not None:
         raise first

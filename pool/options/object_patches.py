@@ -1,6 +1,6 @@
-"""Objects inside a module, replaced for the time of one run.
+"""Replaces objects inside a module for the duration of one run.
 
-Knows attribute paths, not what is behind them.
+Knows attribute paths, not the objects.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from modelpool.pool.core.errors import unknown_name, unusable_field
 
 
 def object_at(module: nn.Module, path: str) -> Any:
-    """What is at `path` in `module`: attributes and indices joined by dots, "down_blocks.0.resnets". Raises
+    """Return the object at `path` in `module`: attributes and indices joined by dots, "down_blocks.0.resnets". Raises
     UnknownName."""
     return patched_object_at(module, path, {})
 
 
 def patched_object_at(module: nn.Module, path: str, patches: Mapping[str, Any]) -> Any:
-    """What `object_at` would find while `patches` are in. Raises UnknownName.
+    """Return what `object_at` would return while `patches` are applied. Raises UnknownName.
 
-    The walk starts at the longest path of `patches` that `path` is or goes through.
+    Starts at the longest path of `patches` that `path` equals or passes through.
     """
     found: Any = module
     names = path.split(".")
@@ -42,29 +42,29 @@ def patched_object_at(module: nn.Module, path: str, patches: Mapping[str, Any]) 
 
 @contextmanager
 def objects_replaced(module: nn.Module, patches: Mapping[str, Any]) -> Iterator[None]:
-    """The objects at the paths of `patches` are the given ones inside the block, exactly the former ones after it.
+    """Replace the objects at the paths of `patches` inside the block; restore exactly the previous ones after it.
 
-    Shorter paths first, whatever the order of `patches`: "norm.eps" is the attribute of what is put in at "norm".
-    Modules that are put in are used as they are: their weights must be where, and in the dtype that, the run computes.
-    Raises UnknownName for a path that leads nowhere and UnusableField for what cannot be replaced: a parameter or
-    buffer, which are patched as weights, a property, an entry of a tuple. Nothing is replaced then.
+    Shorter paths first, whatever the order of `patches`: "norm.eps" is the attribute of the replacement at "norm".
+    Replacement modules are used as they are: their weights must be on the device and in the dtype of the run. Raises
+    UnknownName for a path that does not exist and UnusableField for what cannot be replaced: a parameter or buffer,
+    which are patched as weights, a property, an entry of a tuple. Nothing is replaced then.
     """
     with ExitStack() as undo:
         for path in sorted(patches, key=lambda path: path.count(".")):
-            owner, name = _place(module, path)
+            owner, name = _owner_of(module, path)
             undo.callback(_restorer(owner, name))
-            _put(owner, name, patches[path], path)
+            _set_attribute(owner, name, patches[path], path)
         yield
 
 
-def _place(module: nn.Module, path: str) -> tuple[Any, str]:
+def _owner_of(module: nn.Module, path: str) -> tuple[Any, str]:
     found = object_at(module, path)
     if isinstance(found, Tensor):
-        raise unusable_field("object patch", path, "an object that is no weight; weights have patches of their own")
+        raise unusable_field("object patch", path, "an object other than a weight; weights have their own patches")
     above, _, name = path.rpartition(".")
     owner = object_at(module, above) if above else module
     is_entry = name.isdigit() and not isinstance(owner, nn.Module)
-    # a property is computed by its class: there is nothing to put back
+    # a property is computed by its class and cannot be restored
     computed = inspect.isdatadescriptor(inspect.getattr_static(type(owner), name, None))
     if is_entry or computed or not hasattr(owner, "__dict__"):
         kind = type(owner).__name__
@@ -72,20 +72,20 @@ def _place(module: nn.Module, path: str) -> tuple[Any, str]:
     return owner, name
 
 
-def _put(owner: Any, name: str, value: Any, path: str) -> None:
+def _set_attribute(owner: Any, name: str, value: Any, path: str) -> None:
     if isinstance(owner, nn.Module) and not isinstance(value, nn.Module):
-        owner._modules.pop(name, None)  # a module refuses a plain object in the place of a module
+        owner._modules.pop(name, None)  # a module does not accept a plain object in place of a submodule
     try:
         setattr(owner, name, value)
-    except Exception as error:  # classes may refuse with whatever they like
-        expected = f"one that {type(owner).__name__} lets be set ({error})"
+    except Exception as error:  # classes may raise anything
+        expected = f"an attribute that {type(owner).__name__} allows to be set ({error})"
         raise unusable_field("object patch", path, expected) from error
 
 
 def _restorer(owner: Any, name: str) -> Callable[[], None]:
-    """Puts the attribute `name` of `owner` back as it is now, and touches no other."""
+    """Return a function that restores the attribute `name` of `owner` to its present value, and nothing else."""
     is_module = isinstance(owner, nn.Module)
-    # where torch keeps what is set on a module, by what it is
+    # where torch stores attributes of a module, by their kind
     tables = [owner._modules, owner._parameters, owner._buffers, owner.__dict__] if is_module else [owner.__dict__]
     holder = next((table for table in tables if name in table), None)
     former, order = (None, ()) if holder is None else (holder[name], tuple(holder))

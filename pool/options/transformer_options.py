@@ -1,12 +1,12 @@
-"""`TransformerOptions`: what a run changes inside the diffusion model, as a frozen value.
+"""`TransformerOptions`: changes of a run inside the diffusion model, as an immutable value.
 
-Names and signatures are the ones that ComfyUI's users know. Knows functions and where they go; `pool.patcher.blocks`
-makes them act. A builder returns a new value that shares what did not change.
+Names and signatures are those of ComfyUI. Defines functions and where they apply; `pool.patcher.blocks` applies them. A
+builder returns a new value that shares everything unchanged.
 
-Every function gets `extra`, a fresh dictionary: "block" (("input"|"middle"|"output", n), or ("double_block", i)),
+Every function gets `extra`, a new dictionary: "block" (("input"|"middle"|"output", n), or ("double_block", i)),
 "block_index" (transformer block inside it), "transformer_index" (counted over the model), "n_heads", "dim_head",
-"original_shape", what `pool.options.run_context.call_facts` says of the call ("sigmas", "cond_or_uncond", ...) and
-`extra` of the options.
+"original_shape", the values of `pool.options.run_context.call_facts` ("sigmas", "cond_or_uncond", ...) and `extra` of
+the options.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Patch: TypeAlias = Callable[..., Any]
 
 
 class PatchPoint(Enum):
-    """Where a patch goes; each value is ComfyUI's name. See the builders for the signatures."""
+    """Point of a patch; each value is ComfyUI's name. See the builders for the signatures."""
 
     ATTN1_PATCH = "attn1_patch"
     ATTN2_PATCH = "attn2_patch"
@@ -44,7 +44,7 @@ class PatchPoint(Enum):
 
 
 class ReplacePoint(Enum):
-    """What a replacement takes the place of: an attention's softmax product, or a whole block of a DiT."""
+    """Point of a replacement: an attention's softmax product, or a complete block of a DiT."""
 
     ATTN1 = "attn1"
     ATTN2 = "attn2"
@@ -65,11 +65,13 @@ class RopeOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransformerOptions:
-    """Patches and replacements of a run. Equal ones do the same; entries of `extra` that cannot be compared differ.
+    """Patches and replacements of a run. Equal values have equal effect; entries of `extra` that cannot be compared
+    differ.
 
-    patches          functions of each point in the order of their adding; each gets what the one before returned
-    patches_replace  at most one function for a block; the key with a transformer index is preferred
-    rope             None: positions as the model makes them
+    patches          functions of each point in the order in which they were added; each gets the result of the previous
+                     one
+    patches_replace  at most one function per block; a key with a transformer index takes precedence
+    rope             None: the model's positions
     extra            entries for the dictionary that functions get
     """
 
@@ -81,15 +83,15 @@ class TransformerOptions:
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __eq__(self, other: object) -> bool:
-        """Equal functions at equal places, equal positions, and entries for functions that are alike."""
+        """Equal functions at equal points, equal positions, and equal `extra`."""
         if not isinstance(other, TransformerOptions):
             return NotImplemented
         same = (self.patches, self.patches_replace, self.rope) == (other.patches, other.patches_replace, other.rope)
-        return same and _alike(self.extra, other.extra)
+        return same and _surely_equal(self.extra, other.extra)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing in here makes the model compute anything else."""
+        """Whether nothing here changes the model's computation."""
         return not self.patches and not self.patches_replace and self.rope is None
 
     def with_attn1_patch(self, patch: Patch) -> TransformerOptions:
@@ -109,23 +111,23 @@ class TransformerOptions:
         return _with(self, PatchPoint.ATTN2_OUTPUT_PATCH, patch)
 
     def with_attn1_replace(self, patch: Patch, block: str, number: int, index: int | None = None) -> TransformerOptions:
-        """`(q, k, v, extra) -> out` in place of self-attention between the projections, heads side by side."""
+        """`(q, k, v, extra) -> out` replaces self-attention between the projections, heads concatenated."""
         return _with_replace(self, ReplacePoint.ATTN1, patch, block, number, index)
 
     def with_attn2_replace(self, patch: Patch, block: str, number: int, index: int | None = None) -> TransformerOptions:
-        """`(q, k, v, extra) -> out` in place of cross-attention between the projections, heads side by side."""
+        """`(q, k, v, extra) -> out` replaces cross-attention between the projections, heads concatenated."""
         return _with_replace(self, ReplacePoint.ATTN2, patch, block, number, index)
 
     def with_block_replace(self, patch: Patch, block: str, number: int) -> TransformerOptions:
-        """`(args, {"original_block": f}) -> dict` in place of a block of a DiT: "double_block" or "single_block".
+        """`(args, {"original_block": f}) -> dict` replaces a block of a DiT: "double_block" or "single_block".
 
-        args has "img", "vec", "pe" and, for double blocks, "txt"; so has the result its "img" and "txt". A single
-        block whose text runs along has both in "img", the text first.
+        args has "img", "vec", "pe" and, for double blocks, "txt"; the result has "img" and "txt" likewise. A single
+        block with concatenated text has both in "img", the text first.
         """
         return _with_replace(self, ReplacePoint.DIT, patch, block, number, None)
 
     def with_input_block_patch(self, patch: Patch, after_skip: bool = False) -> TransformerOptions:
-        """`(h, extra) -> h` after each input block; with `after_skip` the skip connection keeps what it was."""
+        """`(h, extra) -> h` after each input block; with `after_skip` the skip connection keeps the unpatched h."""
         point = PatchPoint.INPUT_BLOCK_PATCH_AFTER_SKIP if after_skip else PatchPoint.INPUT_BLOCK_PATCH
         return _with(self, point, patch)
 
@@ -134,7 +136,7 @@ class TransformerOptions:
         return _with(self, PatchPoint.MIDDLE_BLOCK_PATCH, patch)
 
     def with_output_block_patch(self, patch: Patch) -> TransformerOptions:
-        """`(h, skip, extra) -> the two` before each output block joins them."""
+        """`(h, skip, extra) -> the two` before each output block concatenates them."""
         return _with(self, PatchPoint.OUTPUT_BLOCK_PATCH, patch)
 
     def with_emb_patch(self, patch: Patch) -> TransformerOptions:
@@ -150,29 +152,29 @@ class TransformerOptions:
         return _with(self, PatchPoint.DOUBLE_BLOCK, patch)
 
     def with_post_input_patch(self, patch: Patch) -> TransformerOptions:
-        """`({"img", "txt", "img_ids", "txt_ids", "transformer_options"}) -> dict` on the inputs of a DiT's first
-        block; of the result, "img" and "txt" count."""
+        """`({"img", "txt", "img_ids", "txt_ids", "transformer_options"}) -> dict` on the inputs of a DiT's first block;
+        only "img" and "txt" of the result are used."""
         return _with(self, PatchPoint.POST_INPUT, patch)
 
     def with_rope_options(self, rope: RopeOptions | None) -> TransformerOptions:
-        """These with the rotary positions changed by `rope`, in place of what was there."""
+        """Change the rotary positions by `rope`, replacing the previous change."""
         return replace(self, rope=rope)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerHandler:
-    """One `forward_timestep_embed` patch: which layers, and what runs in their place."""
+    """One `forward_timestep_embed` patch: the layer class, and the function that replaces its layers."""
 
     layer_class: type
     handler: Patch
 
     def __call__(self, *args: Any) -> Any:
-        """What the handler returns."""
+        """Return the handler's result."""
         return self.handler(*args)
 
 
 def merged(first: TransformerOptions, second: TransformerOptions) -> TransformerOptions:
-    """Both: patches of `first` run first, replacements, positions and extras of `second` win."""
+    """Combine both: patches of `first` run first; replacements, positions and extras of `second` take precedence."""
     patches = dict(first.patches)
     for point, functions in second.patches.items():
         patches[point] = (*patches.get(point, ()), *functions)
@@ -188,55 +190,55 @@ def merged(first: TransformerOptions, second: TransformerOptions) -> Transformer
 
 
 def functions_of(options: TransformerOptions) -> Iterator[Patch]:
-    """Every function in `options`, handlers unwrapped."""
+    """Yield every function in `options`, handlers unwrapped."""
     for patches in options.patches.values():
         yield from (p.handler if isinstance(p, LayerHandler) else p for p in patches)
     for table in options.patches_replace.values():
         yield from table.values()
 
 
-def moved(options: TransformerOptions, move: Callable[[Patch], Patch]) -> TransformerOptions:
-    """`options` with `move` done to every function; `options` itself when it changed none."""
+def map_functions(options: TransformerOptions, change: Callable[[Patch], Patch]) -> TransformerOptions:
+    """Apply `change` to every function of `options`; return `options` itself when it changed none."""
 
     def one(patch: Patch) -> Patch:
         if isinstance(patch, LayerHandler):
-            return LayerHandler(patch.layer_class, move(patch.handler))
-        return move(patch)
+            return LayerHandler(patch.layer_class, change(patch.handler))
+        return change(patch)
 
-    if all(move(f) is f for f in functions_of(options)):
+    if all(change(f) is f for f in functions_of(options)):
         return options
     return replace(
         options,
         patches=MappingProxyType({p: tuple(map(one, fs)) for p, fs in options.patches.items()}),
         patches_replace=MappingProxyType(
-            {w: MappingProxyType({k: move(f) for k, f in t.items()}) for w, t in options.patches_replace.items()}
+            {w: MappingProxyType({k: change(f) for k, f in t.items()}) for w, t in options.patches_replace.items()}
         ),
     )
 
 
 def on_device(options: TransformerOptions, device: torch.device) -> TransformerOptions:
-    """`options` with the functions that can be moved (by a method `to`) on `device`."""
+    """Return `options` with the movable functions (those with a method `to`) on `device`."""
 
     def to_device(function: Patch) -> Patch:
         move = getattr(function, "to", None)
         return move(device) if callable(move) else function
 
-    return moved(options, to_device)
+    return map_functions(options, to_device)
 
 
-def _alike(left: object, right: object) -> bool:
-    """Surely equal: tensors by their numbers, collections entry by entry, the rest as they compare themselves."""
+def _surely_equal(left: object, right: object) -> bool:
+    """Whether they are surely equal: tensors by their numbers, collections by entry, others by their own comparison."""
     if left is right:
         return True
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return left.device == right.device and left.dtype == right.dtype and torch.equal(left, right)
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(_alike(left[key], right[key]) for key in left)
+        return left.keys() == right.keys() and all(_surely_equal(left[key], right[key]) for key in left)
     if isinstance(left, (list, tuple)) and type(left) is type(right):
-        return len(left) == len(right) and all(map(_alike, left, right))
+        return len(left) == len(right) and all(map(_surely_equal, left, right))
     try:
         return bool(left == right)
-    except Exception:  # an array says that it is ambiguous; anything may be in there
+    except Exception:  # arrays raise because they are ambiguous; other values may raise anything
         return False
 
 

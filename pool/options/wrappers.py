@@ -1,6 +1,6 @@
-"""Wrappers: functions around the fixed points of a run, each called with the next one to call.
+"""Wrappers: functions around fixed points of a run, each of which calls the next.
 
-Knows chains of callables, not what the points do: `pool.sampling` and `pool.patcher.blocks` execute them.
+Builds the chains; `pool.sampling` and `pool.patcher.blocks` execute them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, TypeAlias
 
 
 class WrapperPoint(Enum):
-    """Where a wrapper goes, outermost first. The arguments are those of the function that is wrapped there.
+    """Point of a wrapper, outermost first. The arguments are those of the function that is wrapped there.
 
-    OUTER_SAMPLE      the whole run of one image, preparation included: (noise_source, sigmas) -> latent
-    PREPARE_SAMPLING  making the `denoise` function: () -> denoise
+    OUTER_SAMPLE      the complete run of one image, including preparation: (noise_source, sigmas) -> latent
+    PREPARE_SAMPLING  creation of the `denoise` function: () -> denoise
     SAMPLER_SAMPLE    the sampler: (denoise, x_BCHW, sigmas, noise, on_step) -> latent
-    PREDICT_NOISE     one guided guess: (x_BCHW, sigma) -> clean latent
-    CALC_COND_BATCH   the guesses of all conditions: (conditions, x_BCHW, sigma) -> list of clean latents
-    APPLY_MODEL       one call of the model in sampling's terms: (x_BCHW, sigma_B, context_BLD) -> clean latents
-    DIFFUSION_MODEL   one call of the diffusion module with the module's own arguments and result
+    PREDICT_NOISE     one guided prediction: (x_BCHW, sigma) -> denoised latent
+    CALC_COND_BATCH   the predictions of all conditions: (conditions, x_BCHW, sigma) -> list of denoised latents
+    APPLY_MODEL       one call of the model in terms of sampling: (x_BCHW, sigma_B, context_BLD) -> denoised latents
+    DIFFUSION_MODEL   one call of the diffusion module with the module's arguments and result
     """
 
     OUTER_SAMPLE = "outer_sample"
@@ -33,19 +33,19 @@ class WrapperPoint(Enum):
     DIFFUSION_MODEL = "diffusion_model"
 
 
-#: (executor, *arguments of the wrapped function) -> its result; calls `executor(*arguments)` to go on
+#: (executor, *arguments of the wrapped function) -> its result; calls `executor(*arguments)` to continue
 Wrapper: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class WrapperExecutor:
-    """What a wrapper calls to go on: the next wrapper, or `original` after the last."""
+    """Calls the next wrapper of a chain, or `original` after the last."""
 
     original: Callable[..., Any]
     wrappers: tuple[Wrapper, ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of the rest of the chain for these arguments."""
+        """Return the result of the rest of the chain for these arguments."""
         if not self.wrappers:
             return self.original(*args, **kwargs)
         return self.wrappers[0](WrapperExecutor(self.original, self.wrappers[1:]), *args, **kwargs)
@@ -53,9 +53,9 @@ class WrapperExecutor:
 
 @dataclass(frozen=True, slots=True)
 class Wrappers:
-    """The wrappers of each point in the order of their adding; the first one added is the outermost.
+    """The wrappers of each point in the order in which they were added; the first one is the outermost.
 
-    entries  (key, wrapper) pairs of each point; keys need not differ, they name who added it
+    entries  (key, wrapper) pairs of each point; keys need not be unique, they name who added the wrapper
     """
 
     entries: Mapping[WrapperPoint, tuple[tuple[str, Wrapper], ...]] = field(
@@ -63,26 +63,26 @@ class Wrappers:
     )
 
     def with_wrapper(self, point: WrapperPoint, wrapper: Wrapper, key: str = "") -> Wrappers:
-        """These, and `wrapper` inside those of `point` that are there."""
+        """Return these with `wrapper` added inside the others of `point`."""
         return self._with(point, (*self.entries.get(point, ()), (key, wrapper)))
 
     def without(self, point: WrapperPoint, key: str) -> Wrappers:
-        """These but for the ones that were added to `point` under `key`."""
+        """Return these without the ones added to `point` under `key`."""
         return self._with(point, tuple(e for e in self.entries.get(point, ()) if e[0] != key))
 
     def merged(self, other: Wrappers) -> Wrappers:
-        """These, and inside them the ones of `other`."""
+        """Return these with those of `other` inside them."""
         joined = dict(self.entries)
         for point, entries in other.entries.items():
             joined[point] = (*joined.get(point, ()), *entries)
         return Wrappers(MappingProxyType(joined))
 
     def at(self, point: WrapperPoint) -> tuple[Wrapper, ...]:
-        """The wrappers of `point`, outermost first."""
+        """Return the wrappers of `point`, outermost first."""
         return tuple(wrapper for _, wrapper in self.entries.get(point, ()))
 
     def around(self, point: WrapperPoint, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`original` inside the wrappers of `point`: `original` itself when there are none."""
+        """Return `original` inside the wrappers of `point`; `original` itself when there are none."""
         wrappers = self.at(point)
         return WrapperExecutor(original, wrappers) if wrappers else original
 

@@ -1,6 +1,6 @@
-"""Patches in ComfyUI's form, and functions that have the last word on a weight, as `WeightPatch` values.
+"""Converts patches in ComfyUI's form, and functions applied last to a weight, to `WeightPatch` values.
 
-Knows how patches are said, not how they are applied (`pool.patches`) nor to which module.
+Knows the notation of patches, not how they are applied (`pool.patches`) nor to which module.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from modelpool.pool.patches.weight_patch import Shape, expect_shape
 
 #: parameter, (parameter, (dim, start, length)) or (parameter, offset, function on the delta)
 PatchKey: TypeAlias = str | tuple[Any, ...]
-#: a value, or ComfyUI's spelling of one: (tensor,), ("diff", (tensor,)), ("set", (tensor,)),
-#: ("model_as_lora", (tensor,)), [(weight, convert), *patches]
+#: a value, or ComfyUI's form of one: (tensor,), ("diff", (tensor,)), ("set", (tensor,)), ("model_as_lora", (tensor,)),
+#: [(weight, convert), *patches]
 KeyedPatches: TypeAlias = Mapping[PatchKey, Any]
-#: patched weight, float32, to be written into or not -> the weight that is used, of the same shape
+#: patched weight, float32, which may be modified in place -> the weight to use, of the same shape
 WeightWrapper: TypeAlias = Callable[[Tensor], Tensor]
 
-#: kinds of values that have a name -> what belongs beside it
+#: named kinds of values -> the expected content
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
         "diff": '(tensor,) or (tensor, {"pad_weight": True})',
@@ -54,16 +54,16 @@ class WrapperValue:
 
     @property
     def working_bytes(self) -> int:
-        """Not known; a wrapper that needs more than the weight's own copy must make room itself."""
+        """Unknown; a wrapper that needs more memory than the weight's copy must free it itself."""
         return 0
 
     @property
     def acts_at_zero(self) -> bool:
-        """It has no strength."""
+        """True: a wrapper has no strength."""
         return True
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The same shape."""
+        """Return the same shape."""
         return shape
 
     def apply(self, weight: Tensor, strength: float, function: DeltaFunction | None) -> Tensor:
@@ -77,18 +77,18 @@ class WrapperValue:
 
 
 def weight_wrapper(parameter: str, wrapper: WeightWrapper, identity: str | None = None) -> WeightPatch:
-    """`wrapper` as a patch that a patcher keeps behind all others: called with the patched weight of `parameter`.
+    """Return `wrapper` as a patch that a patcher keeps after all others: called with the patched weight of `parameter`.
 
-    Equal identities mean equal results; without one, no two wrappers are ever taken for equal.
+    Equal identities mean equal results; without one, no two wrappers are equal.
     """
     return WeightPatch(parameter, f"wrapper:{identity or uuid.uuid4().hex}", WrapperValue(parameter, wrapper))
 
 
-def with_wrappers_last(there: PatchSet, added: tuple[WeightPatch, ...]) -> PatchSet:
-    """`there` with `added` after it, but for weight wrappers: these come last, in the order of their adding."""
-    if not any(_is_wrapper(patch) for patch in there.patches):
-        return there.with_patches(sorted(added, key=_is_wrapper))
-    return PatchSet(tuple(sorted((*there.patches, *added), key=_is_wrapper)))
+def with_wrappers_last(existing: PatchSet, added: tuple[WeightPatch, ...]) -> PatchSet:
+    """Return `existing` followed by `added`, except that weight wrappers come last, in the order of their adding."""
+    if not any(_is_wrapper(patch) for patch in existing.patches):
+        return existing.with_patches(sorted(added, key=_is_wrapper))
+    return PatchSet(tuple(sorted((*existing.patches, *added), key=_is_wrapper)))
 
 
 def patches_from(
@@ -98,11 +98,11 @@ def patches_from(
     strength_model: float = 1.0,
     identity: str | None = None,
 ) -> Iterator[WeightPatch]:
-    """The patches of `keyed` whose key is one of `weights`, in order: parameter -> unpatched weight, on the host.
-    `identity` names the values for digests, and the functions on deltas too: the same one with the same keys in the
-    same order must mean equal values and equal functions.
+    """Yield the patches of `keyed` whose key is one of `weights` (parameter -> unpatched weight, on the host), in
+    order. `identity` names the values for digests, and the functions on deltas too: the same identity with the same
+    keys in the same order must mean equal values and equal functions.
 
-    Raises PatchFailed, naming the key, for a value or key of no known kind, for numbers that are not finite, and for a
+    Raises PatchFailed, naming the key, for a value or key of an unknown kind, for non-finite numbers, and for a
     strength that is no number.
     """
     name = identity or uuid.uuid4().hex
@@ -147,7 +147,7 @@ def _number(what: str, found: Any) -> float:
 
 
 def _delta_function(key: str, function: Any, identity: str) -> DeltaFunction | None:
-    """`function` under the `identity` of its patch, for whose digest it counts."""
+    """Return `function` under the `identity` of its patch, whose digest includes it."""
     if function is None or isinstance(function, DeltaFunction):
         return function
     if not callable(function):
@@ -175,25 +175,26 @@ class _Reader:
                 return ModelDifference(self._finite(tensor), self.weight)
             case [(Tensor() as tensor, convert), *patches] if isinstance(value, list):
                 if convert is not None and not callable(convert):
-                    raise self._refused(f"the conversion {convert!r}", "a function or None")
+                    raise self._error(f"the conversion {convert!r}", "a function or None")
                 nested = tuple(self._nested(number, patch) for number, patch in enumerate(patches))
                 return PatchedWeight(self._finite(tensor), nested, convert)
             case (str() as kind, *_) if kind in _KINDS:
-                raise self._refused(f"something else than tensors for {kind!r}", _KINDS[kind])
+                raise self._error(f"something else than tensors for {kind!r}", _KINDS[kind])
             case (str() as kind, *_):
-                raise self._refused(f"the kind {kind!r}", f"one of {sorted(_KINDS)}, or a value of pool.patches")
+                raise self._error(f"the kind {kind!r}", f"one of {sorted(_KINDS)}, or a value of pool.patches")
         if isinstance(value, type) or not hasattr(value, "apply") or not hasattr(value, "patched_shape"):
-            raise self._refused(type(value).__name__, "a patch value or tensors")
+            raise self._error(type(value).__name__, "a patch value or tensors")
         known: PatchValue = value
         return known
 
     def _nested(self, number: int, patch: Any) -> WeightPatch:
-        """One of ComfyUI's tuples (strength, value, strength_model, offset, function), or a ready patch."""
+        """Convert one of ComfyUI's tuples (strength, value, strength_model, offset, function), or return a ready
+        patch."""
         if isinstance(patch, WeightPatch):
             return patch
         if not isinstance(patch, (tuple, list)) or len(patch) != 5:
             expected = "(strength, value, strength_model, offset, function)"
-            raise self._refused(f"{_described(patch)} among the patches of a weight", expected)
+            raise self._error(f"{_described(patch)} among the patches of a weight", expected)
         strength, value, strength_model, offset, function = patch
         inner = _Reader(self.key, self.weight, f"{self.identity}/{number}")
         what = f"patch of {self.key!r}: strength of a patch in it"
@@ -211,12 +212,12 @@ class _Reader:
         # packed weights were checked when their file was read
         if isinstance(tensor, PackedWeight) or not tensor.is_floating_point():
             return tensor
-        plain = tensor if tensor.itemsize > 1 else tensor.float()  # the small formats cannot tell
+        plain = tensor if tensor.itemsize > 1 else tensor.float()  # 8-bit formats have no isfinite
         if not bool(torch.isfinite(plain).all()):
-            raise self._refused("numbers that are infinite or not numbers", "finite ones")
+            raise self._error("non-finite numbers", "finite ones")
         return tensor
 
-    def _refused(self, found: str, expected: str) -> PatchFailed:
+    def _error(self, found: str, expected: str) -> PatchFailed:
         return PatchFailed(f"patch of {self.key!r}: found {found}, expected {expected}")
 
 

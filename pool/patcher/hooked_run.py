@@ -1,7 +1,7 @@
-"""One run whose weights change between model calls, as the hooks of its conditions say.
+"""One run whose weights change between model calls, as the hooks of its conditions require.
 
-Weights on the device are a function of (host weights, patch set); a hook only says which patch set. So each change is
-one `realize`, and the end of the run is one more, with the patcher's own patches. Decides nothing about guidance.
+Weights on the device are a function of (host weights, patch set); a hook only selects the patch set. So each change is
+one `realize`, and the end of the run is another, with the patcher's patches. Does not decide about guidance.
 """
 
 from __future__ import annotations
@@ -18,29 +18,28 @@ from modelpool.pool.options.run_context import current_run
 from modelpool.pool.options.transformer_options import TransformerOptions, merged, on_device
 from modelpool.pool.patcher.blocks.applied import applied
 from modelpool.pool.patcher.hooks import HookGroup, WeightHook
-from modelpool.pool.patcher.keyframes import KeyframePlace, SigmaAtPercent
+from modelpool.pool.patcher.keyframes import KeyframePosition, SigmaAtPercent
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.patched_weight_cache import PatchedShelf
+from modelpool.pool.patcher.patched_weight_cache import PatchedWeightCache
 from modelpool.pool.patches.patch_set import PatchSet
 
 
 @contextmanager
 def hooked_run(
-    patcher: ModelPatcher, max_sigma: float, sigma_at: SigmaAtPercent, shelf_bytes: int = 0
+    patcher: ModelPatcher, max_sigma: float, sigma_at: SigmaAtPercent, cache_bytes: int = 0
 ) -> Iterator[Callable[[object | None, float], None]]:
-    """Yields `apply_hooks(group, sigma)`, which gives the weights what `group` wants at noise level `sigma`.
+    """Yield `apply_hooks(group, sigma)`, which gives the weights the patches of `group` at noise level `sigma`.
 
-    `group` is a HookGroup, or None for the plain weights: those with the patcher's own patches, which are realized when
-    the run begins. What is resident then stays resident. Enter it inside `patcher.running()`: a group's transformer
-    options act until the next `apply_hooks`, beside those of the run.
-    `max_sigma` is the noise level of the first step, `sigma_at` says where keyframes start.
-    `shelf_bytes` is for weights that are likely to be wanted again, on the device: 0 saves memory at the price of an
-    upload for each change (ComfyUI's "min VRAM"), more saves time ("max speed"). Given up when the device runs out.
-    `HookMode.shelf_bytes` says how many there can be.
-    After the block, whatever happened in it, the weights carry the patcher's own patches again.
+    `group` is a HookGroup, or None for the weights with only the patcher's patches, which are realized when the run
+    begins. What is resident then stays resident. Enter it inside `patcher.running()`: a group's transformer options act
+    until the next `apply_hooks`, in addition to those of the run. `max_sigma` is the noise level of the first step,
+    `sigma_at` defines where keyframes start. `cache_bytes` is device memory for weights that are likely to be needed
+    again: 0 saves memory at the price of an upload for each change (ComfyUI's "min VRAM"), more saves time ("max
+    speed"). The cache is dropped if the device runs out of memory. `HookMode.cache_bytes` computes how many there can
+    be. On exit, whatever happened, the weights have only the patcher's patches again.
     """
-    shelf = PatchedShelf(shelf_bytes) if shelf_bytes else None
-    run = _HookedRun(patcher, max_sigma, sigma_at, shelf)
+    cache = PatchedWeightCache(cache_bytes) if cache_bytes else None
+    run = _HookedRun(patcher, max_sigma, sigma_at, cache)
     run.restore()
     try:
         yield run.apply
@@ -48,32 +47,32 @@ def hooked_run(
         try:
             run.restore()
         finally:
-            if shelf is not None:
-                shelf.clear()
+            if cache is not None:
+                cache.clear()
             run.leave_options()
 
 
 class _HookedRun:
-    """The places of all hooks among their keyframes, and the patch set in force."""
+    """The keyframe positions of all hooks, and the patch set in force."""
 
     def __init__(
-        self, patcher: ModelPatcher, max_sigma: float, sigma_at: SigmaAtPercent, shelf: PatchedShelf | None
+        self, patcher: ModelPatcher, max_sigma: float, sigma_at: SigmaAtPercent, cache: PatchedWeightCache | None
     ) -> None:
-        self._patcher, self._base, self._shelf = patcher, patcher.patches, shelf
+        self._patcher, self._base, self._cache = patcher, patcher.patches, cache
         self._resident = patcher.resident_modules()
         self._max_sigma, self._sigma_at = max_sigma, sigma_at
-        self._places: list[tuple[WeightHook, KeyframePlace]] = []
-        #: group and strengths that were asked for last; None while it is not known what the weights carry
+        self._places: list[tuple[WeightHook, KeyframePosition]] = []
+        #: the last group and strengths; None while the patches of the weights are unknown
         self._in_force: tuple[object | None, tuple[float, ...]] | None = None
         self._digest = ""
-        #: what undoes the transformer options of the group in force
+        #: undoes the transformer options of the group in force
         self._options = ExitStack()
         self._transformer = TransformerOptions()
-        #: transformer options of groups, as they are given and on the device
+        #: transformer options of groups: as passed, and on the device
         self._moved: list[tuple[TransformerOptions, TransformerOptions]] = []
 
     def apply(self, group: object | None, sigma: float) -> None:
-        """See `hooked_run`. Nothing is done, or looked up, while group and strengths stay what they are."""
+        """See `hooked_run`. Does nothing while group and strengths are unchanged."""
         assert group is None or isinstance(group, HookGroup), f"hooks of a condition are {type(group).__name__}"
         strengths = () if group is None else tuple(self._strength(hook, sigma) for hook in group.hooks)
         before = self._in_force
@@ -82,16 +81,16 @@ class _HookedRun:
         self._enter_options(TransformerOptions() if group is None else group.transformer)
         patches = self._base if group is None else group.on(self._base, strengths)
         if self._switch(patches):
-            self._patcher.extras.callbacks.call(CallbackPoint.ON_APPLY_HOOKS, self._patcher, patches)
+            self._patcher.state.callbacks.call(CallbackPoint.ON_APPLY_HOOKS, self._patcher, patches)
         self._in_force = (group, strengths)
 
     def restore(self) -> None:
-        """The patcher's own patches, as the run finds them and leaves them."""
+        """Apply only the patcher's patches, as before and after the run."""
         self._switch(self._base)
         self._in_force = (None, ())
 
     def leave_options(self) -> None:
-        """The options of the run alone."""
+        """Remove the options of the group; those of the run remain."""
         self._options.close()
         self._transformer = TransformerOptions()
 
@@ -107,37 +106,37 @@ class _HookedRun:
         self._transformer = transformer
 
     def _on_device(self, transformer: TransformerOptions) -> TransformerOptions:
-        """Moved once in a run, however often conditions take turns."""
-        for given, there in self._moved:
-            if given is transformer:
-                return there
-        there = on_device(transformer, self._patcher.device)
-        self._moved.append((transformer, there))
-        return there
+        """Return the options on the device; moved once per run, however often conditions alternate."""
+        for original, moved in self._moved:
+            if original is transformer:
+                return moved
+        moved = on_device(transformer, self._patcher.device)
+        self._moved.append((transformer, moved))
+        return moved
 
     def _switch(self, patches: PatchSet) -> bool:
-        """The weights with `patches`. Whether something had to be done for it."""
+        """Give the weights `patches`. Returns whether that needed a change."""
         if self._in_force is not None and patches.digest == self._digest:
             return False
         self._in_force = None
         target = WeightsTarget(self._resident, patches)
         try:
-            self._patcher.realize(target, self._shelf)
+            self._patcher.realize(target, self._cache)
         except torch.OutOfMemoryError:
-            if self._shelf is None or not self._shelf.held_bytes:
+            if self._cache is None or not self._cache.held_bytes:
                 raise
-            self._shelf.clear()
-            self._patcher.realize(target, self._shelf)
+            self._cache.clear()
+            self._patcher.realize(target, self._cache)
         self._digest = patches.digest
         return True
 
     def _strength(self, hook: WeightHook, sigma: float) -> float:
-        """The keyframe's strength of `hook` at this step, the same for every condition that has it."""
+        """Return the keyframe strength of `hook` at this step, the same for every condition that has it."""
         for number, (known, place) in enumerate(self._places):
             if known is hook or known == hook:
                 moved = hook.keyframes.advance(place, sigma, self._max_sigma, self._sigma_at)
                 self._places[number] = (known, moved)
                 return hook.keyframes.strength_at(moved)
-        first = hook.keyframes.advance(KeyframePlace(), sigma, self._max_sigma, self._sigma_at)
+        first = hook.keyframes.advance(KeyframePosition(), sigma, self._max_sigma, self._sigma_at)
         self._places.append((hook, first))
         return hook.keyframes.strength_at(first)

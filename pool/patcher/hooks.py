@@ -1,4 +1,4 @@
-"""Hooks of conditions as values: weight patches with a strength that follows keyframes, and options of the model.
+"""Hooks of conditions as values: weight patches with a strength that follows keyframes, and transformer options.
 
 Knows patches and options, not models; `pool.patcher.hooked_run` puts them into effect.
 """
@@ -18,7 +18,7 @@ from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
 class WeightHook:
     """Patches that are in force while the model predicts for the conditions that have this hook.
 
-    strength  multiplied with each patch's own strength and with the keyframe's
+    strength  multiplied by each patch's strength and the keyframe's
     """
 
     patches: tuple[WeightPatch, ...]
@@ -26,7 +26,7 @@ class WeightHook:
     keyframes: HookKeyframes = field(default_factory=HookKeyframes)
 
     def patches_at(self, strength: float) -> tuple[WeightPatch, ...]:
-        """The patches when the keyframe's strength is `strength`; none at all when the product is 0."""
+        """Return the patches at the keyframe strength `strength`; none if the product is 0."""
         product = self.strength * strength
         if product == 0.0:
             return ()
@@ -37,17 +37,17 @@ class WeightHook:
 
 @dataclass(frozen=True, slots=True)
 class HookGroup:
-    """All hooks of one condition. Equal groups may run together.
+    """All hooks of one condition. Conditions with equal groups can be batched.
 
     hooks        in the order in which their patches are applied
-    transformer  what the model does for this condition beside what the run's options say
+    transformer  transformer options for this condition, in addition to those of the run
     """
 
     hooks: tuple[WeightHook, ...] = ()
     transformer: TransformerOptions = field(default_factory=TransformerOptions)
 
     def with_hooks(self, hooks: Iterable[WeightHook]) -> HookGroup:
-        """These, and `hooks` after them, those that are here already left out."""
+        """Return a copy with `hooks` appended, without duplicates."""
         added = list(self.hooks)
         for hook in hooks:
             if hook not in added:
@@ -55,17 +55,17 @@ class HookGroup:
         return replace(self, hooks=tuple(added))
 
     def with_transformer_options(self, options: TransformerOptions) -> HookGroup:
-        """These, with `options` after and over the ones that are there."""
+        """Return a copy with `options` added; they override existing ones."""
         return replace(self, transformer=merged(self.transformer, options))
 
     def on(self, base: PatchSet, strengths: Sequence[float]) -> PatchSet:
-        """`base` and then the patches of every hook at its keyframe's strength, which `strengths` tells.
+        """Return `base` plus the patches of every hook at the keyframe strengths `strengths`.
 
-        Weight wrappers of `base` stay behind them.
+        Weight wrappers of `base` stay after them.
         """
         patches = [p for hook, s in zip(self.hooks, strengths, strict=True) for p in hook.patches_at(s)]
         return with_wrappers_last(base, tuple(patches)) if patches else base
 
     def at_most(self, base: PatchSet) -> PatchSet:
-        """`base` with every patch of the group: what to plan memory with, for no step has more."""
+        """Return `base` with every patch of the group: the upper bound of all steps, to plan memory with."""
         return with_wrappers_last(base, tuple(p for hook in self.hooks for p in hook.patches))

@@ -1,6 +1,6 @@
-"""How strong a hook is at each step: keyframes over the share of the schedule that is done.
+"""Strength of a hook at each step: keyframes over the completed fraction of the schedule.
 
-Pure: a run's place among the keyframes is a value that each step makes a new one of. Knows neither weights nor models.
+Pure: a run's position among the keyframes is a value; each step creates a new one. Knows neither weights nor models.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 from modelpool.pool.core.errors import unusable_field
 
-#: share of the schedule that is done, 0.0 to 1.0 -> noise level; infinity at 0.0, 0 at 1.0
+#: completed fraction of the schedule, 0.0 to 1.0 -> noise level; infinity at 0.0, 0 at 1.0
 SigmaAtPercent: TypeAlias = Callable[[float], float]
-#: a keyframe that starts at a step's noise level has started at that step: the levels of a run are rounded to float32
-NEARLY = 1.0 - 1e-6
+#: tolerance: a keyframe that starts at a step's noise level has started at that step; the levels of a run are float32
+SIGMA_TOLERANCE = 1.0 - 1e-6
 
 
 class Interpolation(StrEnum):
-    """How strength goes from the first keyframe to the last."""
+    """Interpolation of the strength from the first keyframe to the last."""
 
     LINEAR = "linear"
     EASE_IN = "ease_in"
@@ -28,7 +28,7 @@ class Interpolation(StrEnum):
     EASE_IN_OUT = "ease_in_out"
 
     def weight(self, share: float) -> float:
-        """How much of the way is gone at `share` of the time; 0.0 at 0.0 and 1.0 at 1.0."""
+        """Return the interpolation weight at `share` of the time; 0.0 at 0.0 and 1.0 at 1.0."""
         match self:
             case Interpolation.LINEAR:
                 return share
@@ -42,10 +42,10 @@ class Interpolation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HookKeyframe:
-    """From when on a hook is how strong.
+    """The strength of a hook from a point of the schedule on.
 
-    start_percent    share of the schedule that is done by then, 0.0 to 1.0
-    guarantee_steps  steps that it lasts at least, however soon the next one starts; counts only for a keyframe that
+    start_percent    completed fraction of the schedule at its start, 0.0 to 1.0
+    guarantee_steps  minimum number of steps it lasts, however soon the next one starts; counts only for a keyframe that
                      starts inside the run
     """
 
@@ -56,7 +56,7 @@ class HookKeyframe:
     def __post_init__(self) -> None:
         """Raises UnusableField for a share outside 0.0 to 1.0, a strength that is no number, fewer than 0 steps."""
         if not 0.0 <= self.start_percent <= 1.0:
-            raise unusable_field("start_percent", self.start_percent, "a share between 0.0 and 1.0")
+            raise unusable_field("start_percent", self.start_percent, "a fraction between 0.0 and 1.0")
         if not math.isfinite(self.strength):
             raise unusable_field("strength", self.strength, "a finite number")
         if self.guarantee_steps < 0:
@@ -64,10 +64,10 @@ class HookKeyframe:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyframePlace:
-    """Where a run is among the keyframes.
+class KeyframePosition:
+    """The position of a run among the keyframes.
 
-    used_steps  steps that the keyframe at `index` was in force, the one at `sigma` counted
+    used_steps  steps that the keyframe at `index` was in force, including the one at `sigma`
     sigma       noise level of the last step; None before the first
     """
 
@@ -78,7 +78,7 @@ class KeyframePlace:
 
 @dataclass(frozen=True, slots=True)
 class HookKeyframes:
-    """Keyframes by their start. Without any, the strength is 1.0 throughout.
+    """Keyframes, sorted by start. Without any, the strength is 1.0 throughout.
 
     The first one is in force from the start, whatever its `start_percent`.
     """
@@ -90,25 +90,27 @@ class HookKeyframes:
         object.__setattr__(self, "keyframes", tuple(sorted(self.keyframes, key=lambda k: k.start_percent)))
 
     def with_keyframe(self, keyframe: HookKeyframe) -> HookKeyframes:
-        """These and `keyframe`, after the ones that start when it does."""
+        """Return a copy with `keyframe`, after those with the same start."""
         return HookKeyframes((*self.keyframes, keyframe))
 
-    def strength_at(self, place: KeyframePlace) -> float:
-        """The strength in force at `place`."""
+    def strength_at(self, place: KeyframePosition) -> float:
+        """Return the strength in force at `place`."""
         return self.keyframes[place.index].strength if self.keyframes else 1.0
 
-    def advance(self, place: KeyframePlace, sigma: float, max_sigma: float, sigma_at: SigmaAtPercent) -> KeyframePlace:
-        """The place of the step at noise level `sigma` in a run that begins at `max_sigma`.
+    def advance(
+        self, place: KeyframePosition, sigma: float, max_sigma: float, sigma_at: SigmaAtPercent
+    ) -> KeyframePosition:
+        """Return the position of the step at noise level `sigma` in a run that begins at `max_sigma`.
 
-        A second call at the same level is the same step. Once the keyframe in force had its guaranteed steps, the last
-        of the following ones that have started takes over, or the first of them that has steps guaranteed.
+        A second call at the same level is the same step. After the guaranteed steps of the keyframe in force, the last
+        of the following ones that have started takes over, or the first of them that has guaranteed steps.
         """
         if not self.keyframes or sigma == place.sigma:
             return place
         index, used_steps = place.index, place.used_steps
         if used_steps >= self._guaranteed(index, max_sigma, sigma_at):
             for following in range(index + 1, len(self.keyframes)):
-                if sigma_at(self.keyframes[following].start_percent) < sigma * NEARLY:
+                if sigma_at(self.keyframes[following].start_percent) < sigma * SIGMA_TOLERANCE:
                     break
                 index, used_steps = following, 0
                 if self._guaranteed(following, max_sigma, sigma_at) > 0:
@@ -128,14 +130,15 @@ def interpolated(
     count: int = 5,
     method: Interpolation = Interpolation.LINEAR,
 ) -> HookKeyframes:
-    """`count` keyframes evenly over a part of the schedule, strengths by `method`; the first has a step guaranteed.
+    """Return `count` keyframes, evenly spaced over a part of the schedule, strengths by `method`; the first has one
+    guaranteed step.
 
     Raises UnusableField for fewer than 2, or an end before the start.
     """
     if count < 2:
         raise unusable_field("count", count, "2 keyframes or more")
     if end_percent < start_percent:
-        raise unusable_field("end_percent", end_percent, f"{start_percent} or more, where it starts")
+        raise unusable_field("end_percent", end_percent, f"start_percent ({start_percent}) or more")
     keyframes = []
     for number in range(count):
         share = number / (count - 1)

@@ -1,7 +1,7 @@
-"""Running out of memory, on a device and on the host: how it is recognised, and the errors that say so.
+"""Recognises out-of-memory errors of the device and of the host, and defines typed errors for them.
 
-torch, numpy and the kernel each have their own word for it; here are two. Does not know what to do about it
-(`pool.plan.oom_ladder`), nor who does it (`pool.engine.engine`).
+torch, numpy and the kernel each report it differently; here are two types. Does not know how to react
+(`pool.plan.oom_ladder`), nor who does (`pool.engine.engine`).
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ import torch
 
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.kinds import DeviceMemory
-from modelpool.pool.specs.spec import Rung
+from modelpool.pool.specs.spec import OomStep
 
-#: what torch's host allocator says; it raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp
-_HOST_ALLOCATOR_WORDS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+#: messages of torch's host allocator, which raises a plain RuntimeError. Source: c10/core/impl/alloc_cpu.cpp
+_HOST_ALLOCATOR_ERRORS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
-_CUDA_WORDS = (
-    # what torch's allocator did not ask for: the driver's own needs, pinned memory, graphs. AcceleratorError, but the
-    # device goes on: cudaErrorMemoryAllocation is not among those that CUDA's documentation says end the context
+_CUDA_ERRORS = (
+    # memory that torch's allocator did not request: for the driver, pinned memory, graphs. AcceleratorError, but the
+    # device continues: cudaErrorMemoryAllocation is not among those that CUDA's documentation says end the context
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
-    # a handle that finds no room for its workspace is not made
+    # a handle without memory for its workspace is not created
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
     "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # its name since cuDNN 9
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # renamed in cuDNN 9
     "CUDNN_STATUS_NOT_INITIALIZED",
 )
-_ROCM_WORDS = (
+_ROCM_ERRORS = (
     "HIP error: out of memory",
     "HIPBLAS_STATUS_ALLOC_FAILED",
     "HIPBLAS_STATUS_NOT_INITIALIZED when calling `hipblasCreate",
     "miopenStatusAllocFailed",
 )
-#: what devices say in a plain RuntimeError or an AcceleratorError, where torch has no OutOfMemoryError for it. Nothing
-#: of it is in a torch for CPUs, against which the words of the host were checked. Sources: for CUDA and ROCm torch's
+#: messages of devices in a plain RuntimeError or an AcceleratorError, where torch has no OutOfMemoryError. None of them
+#: is in a torch for CPUs, against which the messages of the host were checked. Sources: for CUDA and ROCm torch's
 #: aten/src/ATen/cuda/Exceptions.cpp and the status names in the documentation of cuBLAS, cuDNN, hipBLAS and MIOpen; for
-#: the others what their makers' packages print, as reported to pytorch (MPS, XPU), vllm-ascend, microsoft/DirectML, and
-#: the tests of torch_mlu. That a library could not be initialised may have other causes: the tries that follow then
-#: fail with the same words, which the last error repeats
-_DEVICE_WORDS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType(
+#: the others the output of the vendors' packages, as reported to pytorch (MPS, XPU), vllm-ascend, microsoft/DirectML,
+#: and the tests of torch_mlu. A library that could not be initialised may have other causes: the retries then fail with
+#: the same message, which the last error repeats
+_DEVICE_ERRORS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType(
     {
-        DeviceKind.CUDA: _CUDA_WORDS,
-        DeviceKind.ROCM: _ROCM_WORDS,
+        DeviceKind.CUDA: _CUDA_ERRORS,
+        DeviceKind.ROCM: _ROCM_ERRORS,
         DeviceKind.XPU: ("XPU out of memory", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"),
         DeviceKind.MPS: ("MPS backend out of memory",),
         DeviceKind.NPU: ("NPU out of memory",),
@@ -60,71 +60,71 @@ _DEVICE_WORDS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType(
 
 
 class RanOutOfMemory(torch.OutOfMemoryError):
-    """A run did not find the device memory it needed, though it fits the budget.
+    """A run did not get the device memory it needed, though it fits the budget.
 
-    rungs  what was done about it, in order; all of it was not enough
+    rungs  measures that were tried, in order; together they were not enough
     """
 
-    def __init__(self, message: str, rungs: tuple[Rung, ...] = ()) -> None:
+    def __init__(self, message: str, oom_steps: tuple[OomStep, ...] = ()) -> None:
         super().__init__(message)
-        self.rungs = rungs
+        self.oom_steps = oom_steps
 
 
 class OutOfHostMemory(MemoryError):
     """The host has no memory left for what a run needs there.
 
-    rungs  what was done about memory before it
+    rungs  measures that were tried before
     """
 
-    def __init__(self, message: str, rungs: tuple[Rung, ...] = ()) -> None:
+    def __init__(self, message: str, oom_steps: tuple[OomStep, ...] = ()) -> None:
         super().__init__(message)
-        self.rungs = rungs
+        self.oom_steps = oom_steps
 
 
-class Exhausted(Enum):
-    """Whose memory."""
+class ExhaustedMemory(Enum):
+    """The memory that is exhausted."""
 
     DEVICE = "device"
     HOST = "host"
 
 
-def exhausted(error: BaseException, device: torch.device | None = None) -> Exhausted | None:
-    """Whose memory `error` says is exhausted, in a process that computes on `device` (None: it is not known on which);
-    None when it is about something else. Where the device is the CPU, its memory is the host's."""
-    if isinstance(error, torch.OutOfMemoryError) or _device_says_so(error, device):
-        return Exhausted.DEVICE
+def exhausted_memory(error: BaseException, device: torch.device | None = None) -> ExhaustedMemory | None:
+    """Return which memory `error` reports as exhausted, in a process that computes on `device` (None: unknown); None
+    for any other error. If the device is the CPU, its memory is the host's."""
+    if isinstance(error, torch.OutOfMemoryError) or _is_device_error(error, device):
+        return ExhaustedMemory.DEVICE
     is_host = (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_ALLOCATOR_WORDS))
+        or (isinstance(error, RuntimeError) and any(message in str(error) for message in _HOST_ALLOCATOR_ERRORS))
     )
     if not is_host:
         return None
-    return Exhausted.DEVICE if device is not None and device.type == "cpu" else Exhausted.HOST
+    return ExhaustedMemory.DEVICE if device is not None and device.type == "cpu" else ExhaustedMemory.HOST
 
 
-def _device_says_so(error: BaseException, device: torch.device | None) -> bool:
+def _is_device_error(error: BaseException, device: torch.device | None) -> bool:
     if not isinstance(error, RuntimeError):  # AcceleratorError is one
         return False
     return any(
-        words in str(error)
-        for kind, told in _DEVICE_WORDS.items()
+        message in str(error)
+        for kind, signatures in _DEVICE_ERRORS.items()
         if device is None or device.type == kind.facts.torch_type
-        for words in told
+        for message in signatures
     )
 
 
-def let_go(error: BaseException) -> None:
-    """Drop what the functions that `error` came out of had in hand: device tensors, which their frames would hold for
-    as long as the error lives. Its lines can still be printed."""
+def release_frames(error: BaseException) -> None:
+    """Clear the frames of the functions that `error` passed through, which would keep device tensors alive as long as
+    the error. The traceback can still be printed."""
     for one in _chain(error):
         traceback.clear_frames(one.__traceback__)
 
 
-def give_back_unused(memory: DeviceMemory) -> None:
-    """Let the device have back what this process holds of it without using it: garbage, and the allocator's cache.
+def release_unused(memory: DeviceMemory) -> None:
+    """Return unused memory of this process to the device: garbage, and the allocator's cache.
 
-    Never raises: it is called when things go wrong already, and a device that is gone has nothing to give back.
+    Never raises: it is called during error handling, and a lost device has nothing to release.
     """
     gc.collect()
     with suppress(RuntimeError):
@@ -132,7 +132,7 @@ def give_back_unused(memory: DeviceMemory) -> None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what it was raised from, and what was being handled; each once."""
+    """Yield `error`, its causes and its contexts; each once."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

@@ -1,6 +1,6 @@
-"""`PatchedShelf`: patched weights of modules that were switched away from, kept for when they are switched back to.
+"""`PatchedWeightCache`: device copies of patched weights, kept after a switch to another patch set for switching back.
 
-A module's device tensors move onto the shelf and off it again; nothing is copied, so the bytes of a tensor are counted
+A module's device tensors move into the cache and out of it; nothing is copied, so the bytes of a tensor are counted
 either as resident or here. Knows sizes and digests, not modules.
 """
 
@@ -16,63 +16,64 @@ from torch import Tensor, nn
 
 
 class HookMode(StrEnum):
-    """What a run whose weights change is to save: time or memory."""
+    """Whether a run whose weights change should save time or memory."""
 
     MAX_SPEED = "max_speed"
     MIN_VRAM = "min_vram"
 
-    def shelf_bytes(self, free_bytes: int, activation_bytes: int) -> int:
-        """Bytes for a shelf on a device with `free_bytes` left beside the weights, for a run whose forward pass takes
-        `activation_bytes`: all that is free but twice that, or none. Source: ComfyUI's margin for its hook cache."""
+    def cache_bytes(self, free_bytes: int, activation_bytes: int) -> int:
+        """Return the size of the cache on a device with `free_bytes` left next to the weights, for a run whose forward
+        pass takes `activation_bytes`: all free bytes except twice that, or 0. Source: ComfyUI's margin for its hook
+        cache."""
         return max(0, free_bytes - 2 * activation_bytes) if self is HookMode.MAX_SPEED else 0
 
 
-#: (module name, digest of the patches that its bytes carry)
-ShelfKey: TypeAlias = tuple[str, str]
+#: (module name, digest of the patches merged into its bytes)
+CacheKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
-    """The device tensors of one module, by the names that it has for them."""
+class CachedWeights:
+    """The device tensors of one module, by the module's names for them."""
 
     parameters: Mapping[str, nn.Parameter | None]
     buffers: Mapping[str, Tensor | None]
     held_bytes: int
 
 
-class PatchedShelf:
-    """Least recently shelved first out. Invariant: `held_bytes` never exceeds `budget_bytes`."""
+class PatchedWeightCache:
+    """An LRU cache. Invariant: `held_bytes` never exceeds `budget_bytes`."""
 
     def __init__(self, budget_bytes: int) -> None:
         assert budget_bytes >= 0, f"a budget of {budget_bytes} bytes"
         self.budget_bytes = budget_bytes
-        self._shelved: OrderedDict[ShelfKey, Shelved] = OrderedDict()
+        self._cached: OrderedDict[CacheKey, CachedWeights] = OrderedDict()
         self._held_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of everything on the shelf."""
+        """Bytes of everything in the cache."""
         return self._held_bytes
 
-    def put(self, key: ShelfKey, shelved: Shelved) -> None:
-        """Keep `shelved`, giving up older ones for it; not kept at all when it is larger than the budget."""
-        assert key not in self._shelved, f"{key} is on the shelf already"
-        if shelved.held_bytes > self.budget_bytes:
+    def put(self, key: CacheKey, cached: CachedWeights) -> None:
+        """Keep `cached`, dropping the oldest to make room; not kept if it is larger than the budget."""
+        assert key not in self._cached, f"{key} is cached already"
+        if cached.held_bytes > self.budget_bytes:
             return
-        while self._held_bytes + shelved.held_bytes > self.budget_bytes:
-            _, oldest = self._shelved.popitem(last=False)
+        while self._held_bytes + cached.held_bytes > self.budget_bytes:
+            _, oldest = self._cached.popitem(last=False)
             self._held_bytes -= oldest.held_bytes
-        self._shelved[key] = shelved
-        self._held_bytes += shelved.held_bytes
+        self._cached[key] = cached
+        self._held_bytes += cached.held_bytes
 
-    def take(self, key: ShelfKey) -> Shelved | None:
-        """What was kept under `key`, no longer on the shelf; None when it is not there."""
-        shelved = self._shelved.pop(key, None)
-        if shelved is not None:
-            self._held_bytes -= shelved.held_bytes
-        return shelved
+    def take(self, key: CacheKey) -> CachedWeights | None:
+        """Remove and return the entry of `key`; None if there is none."""
+        cached = self._cached.pop(key, None)
+        if cached is not None:
+            self._held_bytes -= cached.held_bytes
+        return cached
 
     def clear(self) -> None:
-        """Give up everything."""
-        self._shelved.clear()
+        """Drop everything."""
+        self._cached.clear()
         self._held_bytes = 0

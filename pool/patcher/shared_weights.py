@@ -1,9 +1,9 @@
-"""One module on the host and, where asked for, on the device: the weights that all clones of a patcher share.
+"""The weights that all clones of a patcher share: one module on the host and, in part or fully, on a device.
 
-Host weights are views of the mapped file and are never written. What is on the device is said by a `WeightsTarget`;
-`SharedWeights.realize` works out the difference and moves only that. Taking patches off is uploading again, so there is
+Host weights are views of the mapped file and are never written. A `WeightsTarget` states what should be on the device;
+`SharedWeights.realize` computes the difference and moves only that. Patches are removed by uploading again, so there is
 nothing to restore. Knows one component on one device; not what should be resident (`pool.plan.residency`), nor when
-(`pool.vram.vram_manager`), nor which patches a clone wants (`pool.patcher.model_patcher`).
+(`pool.vram.vram_manager`), nor which patches a clone has (`pool.patcher.model_patcher`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.ops.cast import apply_weight_functions
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import without_uploader
-from modelpool.pool.ops.low_rank_linear import SidePath, set_side_path
+from modelpool.pool.ops.low_rank_linear import LowRankPath, set_low_rank_path
 from modelpool.pool.ops.packed import PackedWeight
-from modelpool.pool.patcher.compute_context import ComputeTools, StreamMemory
-from modelpool.pool.patcher.patched_weight_cache import PatchedShelf, Shelved
+from modelpool.pool.patcher.compute_context import RunTools, StreamHistory
+from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
 from modelpool.pool.patcher.weight_bytes import (
-    OwnWeights,
+    ModuleWeights,
     component_spec,
     merged_bytes,
     merges,
     module_bytes,
-    own_weights,
+    module_weights,
 )
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
@@ -44,7 +44,7 @@ from modelpool.pool.tracing.module_flops import module_work
 
 @dataclass(frozen=True, slots=True)
 class WeightsTarget:
-    """What should be on the device: these modules with these patches. The rest streams, with the same patches."""
+    """The desired state of the device: these modules with these patches. The others stream, with the same patches."""
 
     resident: frozenset[str]
     patches: PatchSet
@@ -52,10 +52,10 @@ class WeightsTarget:
 
 @dataclass(frozen=True, slots=True)
 class RealizeReport:
-    """What moving to a target took.
+    """The cost of moving to a target.
 
-    uploaded_bytes  weights as they crossed the bus, in storage dtype
-    freed_bytes     resident bytes given back
+    uploaded_bytes  weights that crossed the bus, in storage dtype
+    freed_bytes     resident bytes that were evicted
     switched        something was resident with another patch set
     """
 
@@ -65,17 +65,17 @@ class RealizeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """How one module's patches should reach it.
+class _PatchPlacement:
+    """Where the patches of one module are applied.
 
-    merged  digest of those that its resident bytes carry
-    live    names of own parameters whose patches are computed at each use
-    digest  of these
+    merged_digest  digest of the patches merged into its resident bytes
+    lazy           names of its parameters whose patches are computed at each use
+    lazy_digest    digest of those
     """
 
-    merged: str
-    live: tuple[str, ...]
-    digest: str
+    merged_digest: str
+    lazy: tuple[str, ...]
+    lazy_digest: str
 
 
 class SharedWeights:
@@ -88,50 +88,52 @@ class SharedWeights:
         module: nn.Module,
         device: torch.device,
         form: WeightForm,
-        tools: ComputeTools | None = None,
-        usual_call: Callable[[nn.Module], object] | None = None,
+        tools: RunTools | None = None,
+        typical_call: Callable[[nn.Module], object] | None = None,
     ) -> None:
         """Take `module`, whose parameters are host tensors that nobody writes from now on.
 
-        Gives every instance in `module` its casting class. Moves nothing. `usual_call` is for `worked_sizes`.
+        Gives every instance in `module` its casting class. Moves nothing. `typical_call` is for `sizes_with_flops`.
         """
         self.key = key
         self.role = role
         self.module = module
         self.device = device
         self.form = form
-        self.tools = tools or ComputeTools()
-        self._stream_memory = StreamMemory()
-        self.owned = {own.name: own for own in own_weights(module)}
-        self._usual_call = usual_call
-        self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owned.values(), form)}
+        self.tools = tools or RunTools()
+        self._stream_history = StreamHistory()
+        self.owners = {owner.name: owner for owner in module_weights(module)}
+        self._typical_call = typical_call
+        self.sizes: dict[str, ModuleBytes] = {m.name: m for m in module_bytes(self.owners.values(), form)}
         self._realized = PatchSet()
-        #: digest of the patches that each resident module's bytes carry; resident exactly when named here
-        self._carried: dict[str, str] = {}
-        #: digest of the patches that each module computes at use; absent when it computes none
-        self._hooked: dict[str, str] = {}
+        #: module name -> digest of the patches merged into its bytes; a module is resident exactly if it is listed here
+        self._merged_digests: dict[str, str] = {}
+        #: module name -> digest of the patches that it computes at each use; absent if none
+        self._lazy_digests: dict[str, str] = {}
         self._settled = True
         self._merged_bytes = 0
-        #: changes that were begun
+        #: number of changes started
         self._changes = 0
-        #: runs that are under way, one inside another
+        #: number of nested runs in progress
         self._blocks = 0
-        #: what is around each change of weights while a run is under way
-        self._around: Callable[[], AbstractContextManager[None]] = nullcontext
+        #: context of each weight change during a run
+        self._change_context: Callable[[], AbstractContextManager[None]] = nullcontext
         swap_to_casting(module)
 
     @cached_property
     def host_parameters(self) -> Mapping[str, Tensor]:
-        """Every parameter on the host, by its full name. Nobody may write into them."""
-        own_parameters = ((own, name, host) for own in self.owned.values() for name, host in own.parameters.items())
-        return MappingProxyType({own.full_name(name): host for own, name, host in own_parameters})
+        """Every parameter on the host, by its full name. Must not be written to."""
+        own_parameters = (
+            (owner, name, host) for owner in self.owners.values() for name, host in owner.parameters.items()
+        )
+        return MappingProxyType({owner.full_name(name): host for owner, name, host in own_parameters})
 
     @cached_property
-    def worked_sizes(self) -> tuple[ModuleBytes, ...]:
-        """`sizes` with the work of each module, in the order in which a pass uses them; unused ones last."""
-        if self._usual_call is None:
+    def sizes_with_flops(self) -> tuple[ModuleBytes, ...]:
+        """`sizes` with the FLOPs of each module, in execution order; unused modules last."""
+        if self._typical_call is None:
             return tuple(self.sizes.values())
-        work = module_work(self.module, self.form.compute_dtype, self._usual_call)
+        work = module_work(self.module, self.form.compute_dtype, self._typical_call)
         used = [name for name in work if name in self.sizes]
         unused = [name for name in self.sizes if name not in work]
         return tuple(replace(self.sizes[name], flops=work.get(name, 0)) for name in (*used, *unused))
@@ -139,73 +141,73 @@ class SharedWeights:
     @cached_property
     def spec(self) -> ComponentSpec:
         """The component's sizes."""
-        return component_spec(self.key, self.role, self.owned.values(), self.form)
+        return component_spec(self.key, self.role, self.owners.values(), self.form)
 
     @property
     def resident_modules(self) -> frozenset[str]:
         """Names of the modules that are on the device now."""
-        return frozenset(self._carried)
+        return frozenset(self._merged_digests)
 
     @property
-    def stream_memory(self) -> StreamMemory | None:
-        """What earlier runs with these weights streamed; None when nothing does: neither weights nor patches."""
-        has_live = any(digest != UNPATCHED for digest in self._hooked.values())
-        return self._stream_memory if has_live or len(self._carried) < len(self.owned) else None
+    def stream_history(self) -> StreamHistory | None:
+        """The streaming order of earlier runs with these weights; None if neither weights nor patches stream."""
+        has_lazy = any(digest != UNPATCHED for digest in self._lazy_digests.values())
+        return self._stream_history if has_lazy or len(self._merged_digests) < len(self.owners) else None
 
     def resident(self) -> Resident:
-        """What is on the device now, with the patch set it was realized with."""
-        held_bytes = sum(self.sizes[name].resident_bytes for name in self._carried)
+        """Return what is on the device now and the patch set it was realized with."""
+        held_bytes = sum(self.sizes[name].resident_bytes for name in self._merged_digests)
         return Resident(self.key, held_bytes, self._realized.digest, self._merged_bytes)
 
     @contextmanager
     def around_changes(self, around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-        """Weights that change inside the block do so inside `around()`, itself inside what was there before."""
-        before = self._around
+        """Make weight changes inside the block run inside `around()`, itself inside the context set before."""
+        before = self._change_context
 
         @contextmanager
         def both() -> Iterator[None]:
             with around(), before():
                 yield
 
-        self._around = both
+        self._change_context = both
         try:
             yield
         finally:
-            self._around = before
+            self._change_context = before
 
     @contextmanager
-    def carrying(self, patches: PatchSet) -> Iterator[None]:
-        """Inside the block the weights carry `patches`, what is resident staying so.
+    def with_patches(self, patches: PatchSet) -> Iterator[None]:
+        """Inside the block the weights have `patches`; resident modules stay resident.
 
-        A block inside another one's gives it back what it carried. Raises as `realize` does.
+        A nested block restores the patches of the enclosing one on exit. Raises as `realize` does.
         """
         before = self._realized if self._blocks else None
-        self._carry(patches)
+        self._switch_patches(patches)
         self._blocks += 1
         try:
             yield
         finally:
             self._blocks -= 1
             if before is not None:
-                self._carry(before)
+                self._switch_patches(before)
 
-    def _carry(self, patches: PatchSet) -> None:
+    def _switch_patches(self, patches: PatchSet) -> None:
         self.realize(WeightsTarget(self.resident_modules, patches))
 
-    def realize(self, target: WeightsTarget, shelf: PatchedShelf | None = None) -> RealizeReport:
-        """Bring the module to `target`, moving the difference only: first what leaves, then what arrives.
+    def realize(self, target: WeightsTarget, cache: PatchedWeightCache | None = None) -> RealizeReport:
+        """Bring the module to `target`, moving only the difference: evict first, then upload.
 
-        What leaves goes on `shelf`, if there is one, and what is found there need not be computed and moved again.
-        When something raises (out of memory, say) what arrived leaves again and what left stays away: every module is
-        either wholly on the device or wholly off it, and `resident()` tells the truth; call again with a target to go
-        on. Raises PatchFailed for a patch that fits no parameter; nothing has moved then.
+        Evicted weights go to `cache`, if there is one; weights found there need not be computed and moved again. If
+        something raises (out of memory, for example), the uploaded modules are evicted again and the evicted ones stay
+        on the host: every module is either fully on the device or fully off it, and `resident()` is accurate; call
+        again with a target to resume. Raises PatchFailed for a patch that fits no parameter, before anything has moved.
         """
         is_same = self._realized.digest == target.patches.digest
-        if self._settled and is_same and self._carried.keys() == target.resident:
+        if self._settled and is_same and self._merged_digests.keys() == target.resident:
             return RealizeReport(0, 0, False)
         self.check(target.patches)
-        with self._around(), without_uploader():
-            steps = self._change(target, shelf)
+        with self._change_context(), without_uploader():
+            steps = self._change(target, cache)
             try:
                 while True:
                     next(steps)
@@ -213,121 +215,128 @@ class SharedWeights:
                 report: RealizeReport = end.value
                 return report
 
-    def realizing(self, target: WeightsTarget) -> Generator[int, None, RealizeReport]:
-        """`realize` in steps: what leaves before the first, then one for each module that arrives, which yields the
-        bytes that it brought over the bus. No run of these weights may be under way.
+    def realize_in_steps(self, target: WeightsTarget) -> Generator[int, None, RealizeReport]:
+        """`realize` in steps: evictions before the first step, then one step for each uploaded module, which yields the
+        bytes that crossed the bus. No run of these weights may be in progress.
 
-        Whoever asks for no more leaves every module wholly on the device or wholly off it, and `resident()` tells the
-        truth; `realize` goes on from there. Another change of these weights ends the steps. Raises as `realize` does.
+        A caller that stops early leaves every module either fully on the device or fully off it, and `resident()` is
+        accurate; `realize` resumes from there. Another change of these weights ends the steps. Raises as `realize`
+        does.
         """
-        assert not self._blocks, f"{self.key} is changed step by step while a run is under way"
+        assert not self._blocks, f"{self.key} is changed in steps while a run is in progress"
         is_same = self._realized.digest == target.patches.digest
-        if self._settled and is_same and self._carried.keys() == target.resident:
+        if self._settled and is_same and self._merged_digests.keys() == target.resident:
             return RealizeReport(0, 0, False)
         self.check(target.patches)
         return (yield from self._change(target, None))
 
     def check(self, patches: PatchSet) -> None:
-        """Raise PatchFailed when a patch is for no parameter, or does not fit it."""
+        """Raise PatchFailed if a patch names no parameter, or does not fit its parameter."""
         hosts = self.host_parameters
         unknown = sorted(patches.parameters - hosts.keys())
         if unknown:
             patch = patches.patches_for(unknown[0])[0]
-            raise PatchFailed(f"{patch.name}: found no such parameter in {self.key}, expected one of its own")
+            raise PatchFailed(f"{patch.name}: found no such parameter in {self.key}, expected one of its parameters")
         patches.check({name: tuple(hosts[name].shape) for name in patches.parameters})
 
-    def _change(self, target: WeightsTarget, shelf: PatchedShelf | None) -> Generator[int, None, RealizeReport]:
-        """A step for each module that arrives; bytes on the bus."""
+    def _change(self, target: WeightsTarget, cache: PatchedWeightCache | None) -> Generator[int, None, RealizeReport]:
+        """Move to `target`; yields after each uploaded module the bytes that crossed the bus."""
         patches = target.patches
         self._settled = False
         self._changes += 1
         this = self._changes
-        self._stream_memory = StreamMemory()
-        switched = bool(self._carried) and self._realized.digest != patches.digest
-        wanted = {n: self._wanted(own, patches, n in target.resident) for n, own in self.owned.items()}
+        self._stream_history = StreamHistory()
+        switched = bool(self._merged_digests) and self._realized.digest != patches.digest
+        placement = {n: self._placement_of(owner, patches, n in target.resident) for n, owner in self.owners.items()}
         freed_bytes = 0
-        for name in [n for n, d in self._carried.items() if n not in target.resident or d != wanted[n].merged]:
-            freed_bytes += self._put_back(self.owned[name], shelf)
+        for name in [
+            n for n, d in self._merged_digests.items() if n not in target.resident or d != placement[n].merged_digest
+        ]:
+            freed_bytes += self._evict(self.owners[name], cache)
         self._realized = patches
-        self._merged_bytes = merged_bytes(self.owned.values(), self.form, patches)
-        arriving = [n for n in self.owned if n in target.resident and n not in self._carried]
+        self._merged_bytes = merged_bytes(self.owners.values(), self.form, patches)
+        arriving = [n for n in self.owners if n in target.resident and n not in self._merged_digests]
         uploaded_bytes = 0
         try:
             for name in arriving:
-                arrived_bytes = self._bring(self.owned[name], patches, wanted[name], shelf)
+                arrived_bytes = self._load(self.owners[name], patches, placement[name], cache)
                 uploaded_bytes += arrived_bytes
                 yield arrived_bytes
                 if self._changes != this:
                     return RealizeReport(uploaded_bytes, freed_bytes, switched)
-            for name, own in self.owned.items():
-                self._hook(own, patches, wanted[name])
+            for name, owner in self.owners.items():
+                self._set_lazy(owner, patches, placement[name])
         except GeneratorExit:
-            raise  # nothing is wrong with what has arrived
+            raise  # what has been uploaded is valid
         except BaseException:
-            for name in self._carried.keys() & set(arriving):
-                self._put_back(self.owned[name], None)
+            for name in self._merged_digests.keys() & set(arriving):
+                self._evict(self.owners[name], None)
             raise
         self._settled = True
         return RealizeReport(uploaded_bytes, freed_bytes, switched)
 
-    def shrink(self, kept: Iterable[str]) -> RealizeReport:
-        """Keep only these modules on the device, with the patches they carry."""
+    def evict_except(self, kept: Iterable[str]) -> RealizeReport:
+        """Keep only these modules on the device, with their current patches."""
         return self.realize(WeightsTarget(self.resident_modules & frozenset(kept), self._realized))
 
     def unload(self) -> RealizeReport:
-        """Take every byte off the device."""
+        """Evict all bytes from the device."""
         return self.realize(WeightsTarget(frozenset(), PatchSet()))
 
-    def _wanted(self, own: OwnWeights, patches: PatchSet, resident: bool) -> _Wanted:
-        merged = [n for n, h in own.parameters.items() if resident and merges(h, own.full_name(n), self.form, patches)]
-        live = tuple(n for n in own.parameters if n not in merged)
-        return _Wanted(
-            patches.digest_for(own.full_name(n) for n in merged),
-            live,
-            patches.digest_for(own.full_name(n) for n in live),
+    def _placement_of(self, owner: ModuleWeights, patches: PatchSet, resident: bool) -> _PatchPlacement:
+        merged = [
+            n for n, h in owner.parameters.items() if resident and merges(h, owner.full_name(n), self.form, patches)
+        ]
+        lazy = tuple(n for n in owner.parameters if n not in merged)
+        return _PatchPlacement(
+            patches.digest_for(owner.full_name(n) for n in merged),
+            lazy,
+            patches.digest_for(owner.full_name(n) for n in lazy),
         )
 
-    def _put_back(self, own: OwnWeights, shelf: PatchedShelf | None) -> int:
-        """Host views in place of device copies, which go on `shelf`. Returns the bytes given back."""
-        held_bytes = self.sizes[own.name].resident_bytes
-        if shelf is not None:
-            parameters = {name: own.module._parameters[name] for name in own.parameters}
-            buffers = {name: own.module._buffers[name] for name in own.buffers}
-            shelf.put((own.name, self._carried[own.name]), Shelved(parameters, buffers, held_bytes))
-        for name, host in own.parameters.items():
-            own.module._parameters[name] = nn.Parameter(host, requires_grad=False)
-        for name, buffer in own.buffers.items():
-            own.module._buffers[name] = buffer
-        del self._carried[own.name]
+    def _evict(self, owner: ModuleWeights, cache: PatchedWeightCache | None) -> int:
+        """Replace device copies by host views; the copies go to `cache`. Returns the bytes freed."""
+        held_bytes = self.sizes[owner.name].resident_bytes
+        if cache is not None:
+            parameters = {name: owner.module._parameters[name] for name in owner.parameters}
+            buffers = {name: owner.module._buffers[name] for name in owner.buffers}
+            cache.put((owner.name, self._merged_digests[owner.name]), CachedWeights(parameters, buffers, held_bytes))
+        for name, host in owner.parameters.items():
+            owner.module._parameters[name] = nn.Parameter(host, requires_grad=False)
+        for name, buffer in owner.buffers.items():
+            owner.module._buffers[name] = buffer
+        del self._merged_digests[owner.name]
         return held_bytes
 
-    def _bring(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted, shelf: PatchedShelf | None) -> int:
-        """Device copies in place of host views, off the shelf if they are there. Returns the bytes uploaded."""
-        shelved = None if shelf is None else shelf.take((own.name, wanted.merged))
-        if shelved is None:
-            return self._upload(own, patches, wanted)
-        self._hook(own, patches, wanted)
-        own.module._parameters.update(shelved.parameters)
-        own.module._buffers.update(shelved.buffers)
-        self._carried[own.name] = wanted.merged
+    def _load(
+        self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement, cache: PatchedWeightCache | None
+    ) -> int:
+        """Replace host views by device copies, from the cache if they are in it. Returns the bytes uploaded."""
+        cached = None if cache is None else cache.take((owner.name, placement.merged_digest))
+        if cached is None:
+            return self._upload(owner, patches, placement)
+        self._set_lazy(owner, patches, placement)
+        owner.module._parameters.update(cached.parameters)
+        owner.module._buffers.update(cached.buffers)
+        self._merged_digests[owner.name] = placement.merged_digest
         return 0
 
-    def _upload(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> int:
-        """Device copies in place of host views. Returns the bytes that crossed the bus."""
-        arrived = {
-            name: self._arrive(host, own.full_name(name), PatchSet() if name in wanted.live else patches)
-            for name, host in own.parameters.items()
+    def _upload(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> int:
+        """Replace host views by device copies. Returns the bytes that crossed the bus."""
+        uploaded = {
+            name: self._device_copy(host, owner.full_name(name), PatchSet() if name in placement.lazy else patches)
+            for name, host in owner.parameters.items()
         }
-        buffers = {name: self.tools.bring(host, self.device) for name, host in own.buffers.items()}
-        self.tools.keep((*arrived.values(), *buffers.values()))
-        self._hook(own, patches, wanted)
-        for name, weight in arrived.items():
-            own.module._parameters[name] = nn.Parameter(weight, requires_grad=False)
-        own.module._buffers.update(buffers)
-        self._carried[own.name] = wanted.merged
-        return self.sizes[own.name].upload_bytes
+        buffers = {name: self.tools.bring(host, self.device) for name, host in owner.buffers.items()}
+        self.tools.keep((*uploaded.values(), *buffers.values()))
+        self._set_lazy(owner, patches, placement)
+        for name, weight in uploaded.items():
+            owner.module._parameters[name] = nn.Parameter(weight, requires_grad=False)
+        owner.module._buffers.update(buffers)
+        self._merged_digests[owner.name] = placement.merged_digest
+        return self.sizes[owner.name].upload_bytes
 
-    def _arrive(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
+    def _device_copy(self, host: Tensor, name: str, patches: PatchSet) -> Tensor:
         functions = patches.functions(name)
         if not self.form.stays_stored(host):
             return apply_weight_functions(host, functions, self.device, self.form.compute_dtype, self.tools.bring)
@@ -343,26 +352,29 @@ class SharedWeights:
             return host.moved(self.device, lambda part: self.tools.bring(part, self.device))
         return self.tools.bring(host, self.device)
 
-    def _hook(self, own: OwnWeights, patches: PatchSet, wanted: _Wanted) -> None:
-        """Let a module compute at each use what its bytes do not carry."""
-        if self._hooked.get(own.name, UNPATCHED) == wanted.digest:
+    def _set_lazy(self, owner: ModuleWeights, patches: PatchSet, placement: _PatchPlacement) -> None:
+        """Make a module compute at each use the patches that are not merged into its bytes."""
+        if self._lazy_digests.get(owner.name, UNPATCHED) == placement.lazy_digest:
             return
-        for name, host in own.parameters.items():
-            functions = patches.functions(own.full_name(name)) if name in wanted.live else ()
-            beside = self._side_path(own.module, host, patches, own.full_name(name)) if functions else None
-            set_weight_functions(own.module, name, functions)
-            if isinstance(own.module, nn.Linear) and name == "weight":
-                set_side_path(own.module, beside)
-        self._hooked[own.name] = wanted.digest
+        for name, host in owner.parameters.items():
+            functions = patches.functions(owner.full_name(name)) if name in placement.lazy else ()
+            low_rank_path = (
+                self._low_rank_path(owner.module, host, patches, owner.full_name(name)) if functions else None
+            )
+            set_weight_functions(owner.module, name, functions)
+            if isinstance(owner.module, nn.Linear) and name == "weight":
+                set_low_rank_path(owner.module, low_rank_path)
+        self._lazy_digests[owner.name] = placement.lazy_digest
 
-    def _side_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> SidePath | None:
-        """The patches of a packed weight as a product beside its layer; None when they cannot be one, or need not.
+    def _low_rank_path(self, module: nn.Module, host: Tensor, patches: PatchSet, parameter: str) -> LowRankPath | None:
+        """Return the patches of a packed weight as a low-rank product computed next to its layer; None if that is
+        impossible or not needed.
 
-        In compute dtype already on the host: no more bytes cross the bus than are computed with.
+        Converted to compute dtype on the host already: no more bytes cross the bus than are computed with.
         """
         if not isinstance(module, nn.Linear) or not isinstance(host, PackedWeight):
             return None
         factors = patches.low_rank_factors(parameter, tuple(host.shape))
         if factors is None:
             return None
-        return SidePath(*(factor.to(self.form.compute_dtype) for factor in factors))
+        return LowRankPath(*(factor.to(self.form.compute_dtype) for factor in factors))

@@ -1,7 +1,7 @@
-"""How a component's weights are kept on a device, and how patches reach them. Pure decisions.
+"""Storage form of a component's weights on a device, and how patches are applied to each form. Pure decisions.
 
-Whatever the form, what is computed is a function of (host weights, patch set). The forms differ in bytes, in speed and
-in where rounding happens. Does not move anything (`pool.patcher.model_patcher`).
+In every form the computed values are a function of (host weights, patch set). The forms differ in bytes, in speed and
+in where rounding happens. Moves nothing (`pool.patcher.model_patcher`).
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from torch import Tensor
 
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.ops.packed import PackedWeight, stored_bytes
-from modelpool.pool.patcher.compute_dtype import LARGE_TEXT_ENCODER, rests_in_half
+from modelpool.pool.patcher.compute_dtype import LARGE_TEXT_ENCODER, stored_in_half
 from modelpool.pool.quant.quantize import can_requantize
 from modelpool.pool.specs.spec import Role
 
 
 class ResidentForm(StrEnum):
-    """What a resident weight is."""
+    """The form of a resident weight."""
 
     COMPUTE = "compute"
-    """In compute dtype, patches merged: the fastest forward, resident and streamed runs equal bit for bit."""
+    """In compute dtype, patches merged: the fastest forward; resident and streamed runs are equal bit for bit."""
     STORED = "stored"
-    """As in the file, converted at each use, patches computed at each use: the fewest bytes and no rounding."""
+    """As in the file; converted and patched at each use: fewest bytes, no rounding."""
     STORED_MERGED = "stored merged"
-    """As in the file with patches merged, rounded back into the storage format: fewest bytes, fast, least exact."""
+    """As in the file with patches merged and rounded to the storage format: fewest bytes, fast, least exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """The dtype that a component computes in, and the form of what is resident."""
+    """The dtype that a component computes in, and the form of its resident weights."""
 
     compute_dtype: torch.dtype
     resident: ResidentForm = ResidentForm.COMPUTE
 
     def stays_stored(self, weight: Tensor) -> bool:
-        """A resident copy of `weight` has the bytes of the stored one.
+        """Whether a resident copy of `weight` keeps the bytes of the stored one.
 
-        Packed weights always do: they are packed to be small. So does what is not floating point.
+        Packed weights always do, as they are packed to be small; so do weights that are not floating point.
         """
         return self.resident is not ResidentForm.COMPUTE or not weight.is_floating_point() or is_packed(weight)
 
     def merges(self, weight: Tensor) -> bool:
-        """Patches are merged into the resident copy of `weight`; else they are computed at each use."""
+        """Whether patches are merged into the resident copy of `weight`; else they are computed at each use."""
         if not weight.is_floating_point():
             return False
         if self.resident is not ResidentForm.STORED_MERGED:
@@ -53,27 +53,28 @@ class WeightForm:
         return not isinstance(weight, PackedWeight) or can_requantize(weight)
 
     def resident_bytes(self, weight: Tensor) -> int:
-        """Bytes of `weight` on the device."""
+        """Return the bytes of `weight` on the device."""
         return stored_bytes(weight) if self.stays_stored(weight) else self.computed_bytes(weight)
 
     def computed_bytes(self, weight: Tensor) -> int:
-        """Bytes of `weight` as it is computed with."""
+        """Return the bytes of `weight` in compute dtype."""
         return weight.numel() * (self.compute_dtype.itemsize if weight.is_floating_point() else weight.dtype.itemsize)
 
     def converts(self, weight: Tensor) -> bool:
-        """Computing with `weight` needs another tensor than the stored one."""
+        """Whether computing with `weight` needs another tensor than the stored one."""
         return is_packed(weight) or (weight.is_floating_point() and weight.dtype != self.compute_dtype)
 
 
 def resident_form(
     role: Role, storage: torch.dtype, computed: torch.dtype, parameters: int, device: DeviceCapabilities
 ) -> ResidentForm:
-    """The form for a component of so many `parameters`, stored mostly in `storage` and computed in `computed`.
+    """Return the form for a component of `parameters` parameters, stored mostly in `storage` and computed in
+    `computed`.
 
-    Weights of 8 bits are that small so that more of them fit on a GPU: there they stay so. A diffusion model in half
-    precision stays so where a card computes it in float32 but keeps it well
-    (`pool.patcher.compute_dtype.rests_in_half`). Where the
-    CPU computes, memory is the host's anyway, and conversion at each use costs more than it saves.
+    8-bit weights stay stored, as they are small so that more of them fit on a GPU. A half-precision diffusion model
+    stays stored where the device computes in float32 but stores half precision well
+    (`pool.patcher.compute_dtype.stored_in_half`). On the CPU, memory is the host's anyway, and conversion at each use
+    costs more than it saves.
     """
     if device.kind.computes_on_host or not storage.is_floating_point:
         return ResidentForm.COMPUTE
@@ -81,7 +82,7 @@ def resident_form(
     if role.is_text_encoder and is_widened and parameters > LARGE_TEXT_ENCODER:
         return ResidentForm.STORED
     is_widened = role.is_diffusion_model and is_widened
-    if storage.itemsize == 1 or (is_widened and rests_in_half(parameters, device)):
+    if storage.itemsize == 1 or (is_widened and stored_in_half(parameters, device)):
         return ResidentForm.STORED
     return ResidentForm.COMPUTE
 

@@ -1,7 +1,7 @@
-"""How strong the adapters of a file are by the configuration that diffusers keeps in its header.
+"""Reads the strengths of a file's adapters from the configuration that diffusers writes to its header.
 
-Knows the header entry `lora_adapter_metadata` (diffusers.loaders.lora_base) and PEFT's rules for it. Does not know
-tensors. Files that it is in carry no alphas; without it their deltas would have the strength rank / alpha.
+Knows the header entry `lora_adapter_metadata` (diffusers.loaders.lora_base) and PEFT's rules for it; no tensors. Files
+with this entry contain no alphas; without it the strength of their deltas would be too large by rank / alpha.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 from modelpool.pool.core.errors import CorruptFile
 
-#: name of the entry of the header
+#: name of the header entry
 METADATA_ENTRY = "lora_adapter_metadata"
-#: what PEFT calls alpha: in a LoRA's configuration, and in those of LoHa and LoKr
+#: PEFT's names of alpha: in the configuration of LoRA, and in those of LoHa and LoKr
 _ALPHAS = ("lora_alpha", "alpha")
-#: a group that repeats can take for ever to match, and no name of a module needs one
+#: repeated groups can take exponential time to match, and no module name needs one
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 
@@ -30,7 +30,7 @@ class SavedStrength:
     """The strength of one adapter.
 
     rank   of its factors
-    scale  what the product of its factors is multiplied with
+    scale  factor of the product of its factors
     """
 
     rank: int
@@ -41,31 +41,31 @@ class SavedStrength:
 class _Config:
     """PEFT's configuration of the adapters of one component.
 
-    ranks, alphas  by patterns of names of modules: the first that fits counts, before `rank` and `alpha`
+    ranks, alphas  by patterns of module names: the first match applies, else `rank` and `alpha`
     """
 
     rank: int
     alpha: float
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
-    by_root: bool
+    use_rslora: bool
 
     def strength(self, module: str) -> SavedStrength:
-        rank = next((found for pattern, found in self.ranks.items() if _fits(pattern, module)), self.rank)
-        alpha = next((found for pattern, found in self.alphas.items() if _fits(pattern, module)), self.alpha)
-        # PEFT's use_rslora: over the root of the rank
-        return SavedStrength(rank, alpha / (math.sqrt(rank) if self.by_root else rank))
+        rank = next((found for pattern, found in self.ranks.items() if _matches(pattern, module)), self.rank)
+        alpha = next((found for pattern, found in self.alphas.items() if _matches(pattern, module)), self.alpha)
+        # PEFT's use_rslora: divided by the square root of the rank
+        return SavedStrength(rank, alpha / (math.sqrt(rank) if self.use_rslora else rank))
 
 
 @dataclass(frozen=True, slots=True)
 class SavedStrengths:
-    """The strengths that a file's header tells, by component: "unet", "transformer", "text_encoder_2", or "" for a file
-    of one component whose names have no prefix."""
+    """The strengths in a file's header, by component: "unet", "transformer", "text_encoder_2", or "" for a file of one
+    component whose names have no prefix."""
 
     _configs: Mapping[str, _Config]
 
     def of(self, name: str) -> SavedStrength | None:
-        """The strength of the adapter with the base name `name`; None when the header says nothing about it."""
+        """Return the strength of the adapter with the base name `name`; None if the header has none."""
         for component in sorted(self._configs, key=len, reverse=True):
             prefix = f"{component}." if component else ""
             if name.startswith(prefix):
@@ -74,9 +74,9 @@ class SavedStrengths:
 
 
 def read_strengths(path: Path, metadata: Mapping[str, str]) -> SavedStrengths:
-    """What the header `metadata` of the file at `path` tells of strengths; nothing when it has no such entry.
+    """Read the strengths from the header `metadata` of the file at `path`; empty if it has no such entry.
 
-    Raises CorruptFile, naming the file and the field, when the entry is there and cannot be understood.
+    Raises CorruptFile, naming the file and the field, when the entry is invalid.
     """
     text = metadata.get(METADATA_ENTRY)
     if text is None:
@@ -93,7 +93,7 @@ def read_strengths(path: Path, metadata: Mapping[str, str]) -> SavedStrengths:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Fields of one component, made sure of."""
+    """Reads and checks the fields of one component."""
 
     path: Path
     fields: Mapping[str, Any]
@@ -101,15 +101,15 @@ class _Reader:
 
     def config(self) -> _Config:
         alpha = next((a for a in _ALPHAS if self._name(a) in self.fields), _ALPHAS[0])
-        by_root = self.fields.get(self._name("use_rslora"), False)
-        if not isinstance(by_root, bool):
-            raise self._damaged("use_rslora", by_root, "true or false")
+        use_rslora = self.fields.get(self._name("use_rslora"), False)
+        if not isinstance(use_rslora, bool):
+            raise self._damaged("use_rslora", use_rslora, "true or false")
         return _Config(
             self._rank("r", self.fields.get(self._name("r"))),
             self._alpha(alpha, self.fields.get(self._name(alpha))),
             {key: self._rank("rank_pattern", rank) for key, rank in self._patterns("rank_pattern").items()},
             {key: self._alpha("alpha_pattern", value) for key, value in self._patterns("alpha_pattern").items()},
-            by_root,
+            use_rslora,
         )
 
     def _name(self, field: str) -> str:
@@ -145,6 +145,6 @@ class _Reader:
         )
 
 
-def _fits(pattern: str, module: str) -> bool:
-    """As PEFT matches: the whole name, or the end of it that begins after a dot."""
+def _matches(pattern: str, module: str) -> bool:
+    """Match as PEFT does: the complete name, or its end after a dot."""
     return re.match(rf"(.*\.)?({pattern})$", module) is not None

@@ -1,8 +1,8 @@
-"""What a LoRA file holds: one entry for each weight or bias that it is about, of one kind, with its tensors.
+"""Reads the entries of a LoRA file: one for each weight or bias, with its kind and tensors.
 
-Knows which tensors make up which kind of adapter and how they must fit each other. Does not know models
-(`pool.patches.lora_file`) nor what adapters compute (`pool.patches.adapters`). Reads no factors: only alphas and shapes
-that are kept as numbers.
+Knows which tensors each kind of adapter has and how their shapes must match. Does not know models
+(`pool.patches.lora_file`) nor the arithmetic of adapters. Reads no factors, only alphas and shapes that are stored as
+numbers.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.keymaps.adapter_keys import common_spelling, split_key
+from modelpool.pool.keymaps.adapter_keys import normalized_keys, split_key
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.patches.adapter_config import SavedStrength, read_strengths
 
-#: of a weight; what is more is damage, and is not read
+#: limit of a weight's dimensions; a longer stored shape is damaged, and is not read
 MAX_DIMENSIONS = 8
-#: ends of the scales of quantized weights: 'NAME.scale_weight', 'NAME.weight_scale' and 'NAME_scale'
-_SCALE_ENDS = re.compile(r"(\.scale_weight|\.weight_scale|(?<=[^.])_scale)$")
+#: key endings of the scales of quantized weights: 'NAME.scale_weight', 'NAME.weight_scale' and 'NAME_scale'
+_SCALE_SUFFIXES = re.compile(r"(\.scale_weight|\.weight_scale|(?<=[^.])_scale)$")
 
 
 class AdapterKind(Enum):
-    """Kinds of entries. Where one name has several for its weight, the later one here counts."""
+    """Kinds of entries. If a name has several for its weight, the later one in this order is used."""
 
     LORA = "LoRA"
     LOHA = "LoHa"
@@ -48,11 +48,11 @@ class AdapterEntry:
     """One adapter of a file.
 
     name      base name of its keys
-    is_bias   it is about the bias that belongs to the named weight
+    is_bias   whether it is for the bias of the named weight
     parts     its tensors by part, views of the file's mapping
-    alpha     None without one
-    scale     what its delta is multiplied with where the file's header says so, and no alpha does
-    reshaped  the shape that the weight is padded to first
+    alpha     None if missing
+    scale     factor of its delta from the file's header, if there is no alpha
+    reshaped  shape that the weight is padded to first
     """
 
     name: str
@@ -65,8 +65,8 @@ class AdapterEntry:
 
     @property
     def rank(self) -> int | None:
-        """The rank that its factors share: of a LoKr the inner one's; None for a LoKr of whole matrices, and for what
-        has no rank."""
+        """The rank that its factors share (of a LoKr the inner one's); None for a LoKr of undecomposed matrices, and
+        for kinds without a rank."""
         for factor in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
             if factor in self.parts:
                 return self.parts[factor].shape[0]
@@ -74,36 +74,36 @@ class AdapterEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Strange:
-    """Something of a file that is not used, and why."""
+class UnmatchedEntry:
+    """A part of a file that is not used, and the reason."""
 
     name: str
     reason: str
 
     def __str__(self) -> str:
-        """For people: 'name (reason)'."""
+        """Text for users: 'name (reason)'."""
         return f"{self.name} ({self.reason})"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A LoRA file, read: its entries in the order of their names, and what it holds beside."""
+    """The contents of a LoRA file: its entries in the order of their names, and the unused rest."""
 
     path: Path
     entries: tuple[AdapterEntry, ...]
-    strange: tuple[Strange, ...]
+    unmatched: tuple[UnmatchedEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """Which parts an adapter kind has: all of one of `needed`, and any of `optional`."""
+    """The parts of an adapter kind: all of one set in `needed`, and any of `optional`."""
 
     kind: AdapterKind
     needed: tuple[frozenset[str], ...]
     optional: frozenset[str] = field(default_factory=frozenset)
     is_bias: bool = False
-    # without all it needs it is some other model's name for something, not half an adapter
-    tells: bool = True
+    # False: incomplete parts are another model's names, not a damaged adapter
+    is_distinctive: bool = True
 
     @property
     def parts(self) -> frozenset[str]:
@@ -132,7 +132,7 @@ _RECIPES = (
         ),
         _SHARED | {"lokr_t2"},
     ),
-    _Recipe(AdapterKind.GLORA, (_parts("a1", "a2", "b1", "b2"),), _SHARED, tells=False),
+    _Recipe(AdapterKind.GLORA, (_parts("a1", "a2", "b1", "b2"),), _SHARED, is_distinctive=False),
     _Recipe(AdapterKind.OFT, (_parts("oft_blocks"),), _SHARED | {"rescale"}),
     _Recipe(AdapterKind.NORM, (_parts("w_norm"),)),
     _Recipe(AdapterKind.DIFFERENCE, (_parts("diff"),)),
@@ -143,56 +143,56 @@ _RECIPES = (
 
 
 def read_adapters(path: Path) -> AdapterFile:
-    """Every adapter of the file at `path`.
+    """Read every adapter of the file at `path`.
 
-    Factors that are scaled by a tensor of their own make their name strange.
+    Names whose factors are scaled by a separate tensor are unmatched.
 
-    Raises CorruptFile when the file is not whole or holds nothing of a LoRA, when an adapter lacks a factor, has
-    factors that share no rank or are no floating point numbers, an alpha that is not one finite number, or a new shape
-    that is none, when two keys are the same part of one name, and as `read_strengths` does.
+    Raises CorruptFile when the file is incomplete or contains no LoRA keys, when an adapter lacks a factor or has
+    factors that do not share a rank or are not floating point, an alpha that is not one finite number, or an invalid
+    new shape, when two keys are the same part of one name, and as `read_strengths` does.
     """
-    # whoever made the reference (`pool.catalog.catalog`) has allowed what it leads to; nothing in a pickle is run
+    # the reference was checked when it was created (`pool.catalog.catalog`); no code of a pickle is run
     mapped = MappedFile.open(path, allow_pickle=True)
     strengths = read_strengths(path, mapped.header.metadata)
-    keys = common_spelling(mapped.header.shapes)
+    keys = normalized_keys(mapped.header.shapes)
     scales = _scale_keys(mapped.header.tensors)
     grouped: dict[str, dict[str, str]] = {}
-    strange: list[Strange] = []
+    unmatched: list[UnmatchedEntry] = []
     for key, original in keys.original.items():
         split = split_key(key)
         if original in scales.values():
-            continue  # told with the factor that it belongs to
+            continue  # reported with the factor that it scales
         if split is None:
-            strange.append(Strange(original, "no part of any known kind of adapter"))
+            unmatched.append(UnmatchedEntry(original, "no part of any known kind of adapter"))
             continue
-        held = grouped.setdefault(split[0], {})
-        if split[1] in held:
+        factors = grouped.setdefault(split[0], {})
+        if split[1] in factors:
             raise CorruptFile(
-                f"{path}: {original!r} and {held[split[1]]!r} are both the {split[1]!r} factor of {split[0]!r}, "
+                f"{path}: {original!r} and {factors[split[1]]!r} are both the {split[1]!r} factor of {split[0]!r}, "
                 "expected one of them"
             )
-        held[split[1]] = original
+        factors[split[1]] = original
     if not grouped:
         raise CorruptFile(f"{path}: found no LoRA keys, expected pairs such as 'NAME.lora_up.weight' and 'lora_down'")
     entries: list[AdapterEntry] = []
     for name in sorted(grouped):
-        scaled = [f"{own!r} is scaled by {scales[own]!r}" for own in grouped[name].values() if own in scales]
+        scaled = [f"{key!r} is scaled by {scales[key]!r}" for key in grouped[name].values() if key in scales]
         if scaled:
-            strange.append(Strange(name, f"{', '.join(scaled)}, which is not known here"))
+            unmatched.append(UnmatchedEntry(name, f"{', '.join(scaled)}, which is not supported"))
             continue
-        tensors = {part: mapped.tensor(own) for part, own in grouped[name].items()}
-        found_here = _Held(path, name, tensors, grouped[name], keys.reshaped.get(name), strengths.of(name))
-        for found in _entries(found_here):
-            if isinstance(found, Strange):
-                strange.append(found)
+        tensors = {part: mapped.tensor(key) for part, key in grouped[name].items()}
+        named = _NamedTensors(path, name, tensors, grouped[name], keys.reshaped.get(name), strengths.of(name))
+        for found in _entries(named):
+            if isinstance(found, UnmatchedEntry):
+                unmatched.append(found)
             else:
                 entries.append(found)
-    return AdapterFile(path, tuple(entries), tuple(sorted(strange, key=lambda s: s.name)))
+    return AdapterFile(path, tuple(entries), tuple(sorted(unmatched, key=lambda s: s.name)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """What the file at `path` has under one name: tensors and keys by part, and what is told of them elsewhere."""
+class _NamedTensors:
+    """The contents of the file at `path` under one name: tensors and keys by part, padded shape, saved strength."""
 
     path: Path
     name: str
@@ -203,95 +203,97 @@ class _Held:
 
 
 def _scale_keys(keys: Iterable[str]) -> dict[str, str]:
-    """For each of `keys` that has a scale beside it, as quantized weights have: the key of the scale."""
+    """Return the key of the scale for each of `keys` that has one, as quantized weights do."""
     known = set(keys)
-    beside = {key: _SCALE_ENDS.sub("", key) for key in sorted(known) if _SCALE_ENDS.search(key)}
-    return {factor: scale for scale, stem in beside.items() for factor in (stem, f"{stem}.weight") if factor in known}
+    stems = {key: _SCALE_SUFFIXES.sub("", key) for key in sorted(known) if _SCALE_SUFFIXES.search(key)}
+    return {factor: scale for scale, stem in stems.items() for factor in (stem, f"{stem}.weight") if factor in known}
 
 
-def _entries(held: _Held) -> Iterator[AdapterEntry | Strange]:
-    """The adapters that the tensors of one name make up; what counts less than another, or for nothing, is strange."""
-    name = held.name
-    left = set(held.tensors)
+def _entries(named: _NamedTensors) -> Iterator[AdapterEntry | UnmatchedEntry]:
+    """Yield the adapters that the tensors of one name form; superseded and left-over ones as UnmatchedEntry."""
+    name = named.name
+    left = set(named.tensors)
     for is_bias in (False, True):
         present = [r for r in _RECIPES if r.is_bias == is_bias and left & r.parts]
-        whole = []
+        complete = []
         for recipe in present:
             if any(needed <= left for needed in recipe.needed):
-                whole.append(recipe)
-            elif recipe.tells:
-                raise CorruptFile(_lacks(held.path, name, recipe, left))
-        for recipe in whole[:-1]:
-            yield Strange(name, f"its {recipe.kind.value} counts less than the {whole[-1].kind.value} of the same name")
+                complete.append(recipe)
+            elif recipe.is_distinctive:
+                raise CorruptFile(_missing_factor(named.path, name, recipe, left))
+        for recipe in complete[:-1]:
+            yield UnmatchedEntry(
+                name, f"its {recipe.kind.value} is superseded by the {complete[-1].kind.value} of the same name"
+            )
             left -= recipe.parts
-        if whole:
-            used = left & (whole[-1].parts | whole[-1].optional)
-            yield _entry(held, whole[-1], used)
+        if complete:
+            used = left & (complete[-1].parts | complete[-1].optional)
+            yield _entry(named, complete[-1], used)
             left -= used
-        if whole[:-1]:  # what belonged to those that count less
-            left -= frozenset().union(*(r.optional for r in whole[:-1]))
+        if complete[:-1]:  # optional parts of superseded kinds
+            left -= frozenset().union(*(r.optional for r in complete[:-1]))
     if left:
-        yield Strange(name, f"{', '.join(sorted(left))} alone: no part of any known kind of adapter")
+        yield UnmatchedEntry(name, f"{', '.join(sorted(left))} alone: no part of any known kind of adapter")
 
 
-def _lacks(path: Path, name: str, recipe: _Recipe, held: set[str]) -> str:
-    nearest = min(recipe.needed, key=lambda needed: (len(needed - held), -len(needed & held), sorted(needed)))
-    missing, found = sorted(nearest - held), sorted(held & recipe.parts)
-    return f"{path}: {name!r} has no {missing[0]!r} factor, expected one beside its {', '.join(found)!r} factor"
+def _missing_factor(path: Path, name: str, recipe: _Recipe, present: set[str]) -> str:
+    nearest = min(recipe.needed, key=lambda needed: (len(needed - present), -len(needed & present), sorted(needed)))
+    missing, found = sorted(nearest - present), sorted(present & recipe.parts)
+    return f"{path}: {name!r} has no {missing[0]!r} factor, expected one for its {', '.join(found)!r} factor"
 
 
-def _entry(held: _Held, recipe: _Recipe, used: Iterable[str]) -> AdapterEntry | Strange:
-    parts = {part: held.tensors[part] for part in sorted(used)}
-    alpha = _alpha(held, parts.pop("alpha")) if "alpha" in parts else None
-    reshaped = _new_shape(held, parts.pop("reshape_weight")) if "reshape_weight" in parts else held.reshaped
+def _entry(named: _NamedTensors, recipe: _Recipe, used: Iterable[str]) -> AdapterEntry | UnmatchedEntry:
+    parts = {part: named.tensors[part] for part in sorted(used)}
+    alpha = _alpha(named, parts.pop("alpha")) if "alpha" in parts else None
+    reshaped = _new_shape(named, parts.pop("reshape_weight")) if "reshape_weight" in parts else named.reshaped
     for part, tensor in parts.items():
         if not tensor.is_floating_point() or tensor.dtype is torch.float8_e8m0fnu:
             raise CorruptFile(
-                f"{held.path}: the {part!r} factor {held.keys[part]!r} has type {str(tensor.dtype).split('.')[-1]}, "
+                f"{named.path}: the {part!r} factor {named.keys[part]!r} has type {str(tensor.dtype).split('.')[-1]}, "
                 "expected floating point numbers"
             )
     kind = recipe.kind
     if kind is AdapterKind.OFT and parts["oft_blocks"].ndim == 4:
         kind = AdapterKind.BOFT
-    told = held.strength if alpha is None and _is_scaled(held, kind) else None
+    saved = named.strength if alpha is None and _is_scaled(named, kind) else None
     entry = AdapterEntry(
-        held.name,
+        named.name,
         kind,
         recipe.is_bias,
         parts,
         alpha,
-        None if told is None else told.scale,
+        None if saved is None else saved.scale,
         reshaped if kind is AdapterKind.LORA else None,
     )
     expected = _misfit(entry)
     if expected:
         found = ", ".join(f"{part} {tuple(t.shape)}" for part, t in parts.items())
         raise CorruptFile(
-            f"{held.path}: the {kind.value} of {held.name!r} has factors of shapes {found}, expected {expected}"
+            f"{named.path}: the {kind.value} of {named.name!r} has factors of shapes {found}, expected {expected}"
         )
     rank = entry.rank
-    if told is not None and rank not in (None, told.rank):
-        return Strange(held.name, f"its factors share the rank {rank}, the file's header says {told.rank}")
+    if saved is not None and rank not in (None, saved.rank):
+        return UnmatchedEntry(named.name, f"its factors share the rank {rank}, the file's header says {saved.rank}")
     return entry
 
 
-def _is_scaled(held: _Held, kind: AdapterKind) -> bool:
-    """Whether PEFT scales what it saves under this name; the bias of a LoRA as well, and no whole weight."""
+def _is_scaled(named: _NamedTensors, kind: AdapterKind) -> bool:
+    """Whether PEFT scales what it saves as this kind; includes the bias of a LoRA, but no full weights."""
     if kind is AdapterKind.DIFFERENCE:
-        return held.keys.get("diff_b", "").endswith(".bias")
+        return named.keys.get("diff_b", "").endswith(".bias")
     return kind in (AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR)
 
 
-def _alpha(held: _Held, tensor: Tensor) -> float:
+def _alpha(named: _NamedTensors, tensor: Tensor) -> float:
     is_number = tensor.numel() == 1 and not tensor.is_complex()
     alpha = tensor.float().item() if is_number else math.nan
     if not math.isfinite(alpha):
-        raise CorruptFile(f"{held.path}: the alpha of {held.name!r} is {tensor.tolist()}, expected one finite number")
+        raise CorruptFile(f"{named.path}: the alpha of {named.name!r} is {tensor.tolist()}, expected one finite number")
     return alpha
 
 
-def _new_shape(held: _Held, tensor: Tensor) -> Shape:
-    """The sizes in `tensor`. They are few, which is made sure of before any is read."""
+def _new_shape(named: _NamedTensors, tensor: Tensor) -> Shape:
+    """Return the sizes in `tensor`, after checking that they are few."""
     if tensor.ndim == 1 and 0 < tensor.numel() <= MAX_DIMENSIONS and not tensor.is_complex():
         sizes = tensor.tolist()
         if all(not isinstance(s, bool) and math.isfinite(s) and s == int(s) > 0 for s in sizes):
@@ -300,12 +302,12 @@ def _new_shape(held: _Held, tensor: Tensor) -> Shape:
     else:
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
     raise CorruptFile(
-        f"{held.path}: {held.keys['reshape_weight']!r} is {found}, expected 1 to {MAX_DIMENSIONS} whole numbers above 0"
+        f"{named.path}: {named.keys['reshape_weight']!r} is {found}, expected 1 to {MAX_DIMENSIONS} integers above 0"
     )
 
 
 def _misfit(entry: AdapterEntry) -> str | None:
-    """What was expected of the entry's shapes; None when they fit each other."""
+    """Return the expected shapes of the entry's parts; None when its shapes match each other."""
     p = entry.parts
     match entry.kind:
         case AdapterKind.LORA:
@@ -339,7 +341,7 @@ def _misfit(entry: AdapterEntry) -> str | None:
 
 
 def _is_point(factor: Tensor) -> bool:
-    """Whether it is a matrix, perhaps as a convolution with a kernel of one."""
+    """Whether `factor` is a matrix, perhaps as a convolution with a kernel of one."""
     return factor.ndim > 1 and math.prod(factor.shape[2:]) == 1
 
 

@@ -1,7 +1,7 @@
-"""Entries of a LoRA file as values for rows of parameters.
+"""Converts entries of a LoRA file to patch values for rows of parameters.
 
-Knows what the tensors of each kind mean and which kinds can be cut up by rows. A weight of the file's model may be
-several rows of one parameter, or the rows of several: what it says is cut along.
+Knows the meaning of each kind's tensors and which kinds can be split by rows. A weight of the file's model may be some
+rows of one parameter, or rows of several: the value is split accordingly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.keymaps.key_map import RowRange
 from modelpool.pool.keymaps.provenance import Reshape
 from modelpool.pool.patches.adapter_entries import AdapterEntry, AdapterKind
-from modelpool.pool.patches.additive import Additive, FromFactors, Padded, Placed
+from modelpool.pool.patches.additive import Additive, FromFactors, Padded, ReshapedDelta
 from modelpool.pool.patches.dora import DoRA
 from modelpool.pool.patches.full_weights import Difference, Replacement
 from modelpool.pool.patches.glora import glora_of
@@ -22,48 +22,48 @@ from modelpool.pool.patches.low_rank import LowRank, TuckerLowRank
 from modelpool.pool.patches.oft import BOFT, OFT
 from modelpool.pool.patches.weight_patch import Offset, PatchValue, Shape
 
-#: kinds in which alpha is the strength, over the rank; a LoKr that is not decomposed has none and ignores it
+#: kinds whose strength is alpha over the rank; a LoKr that is not decomposed has no rank and ignores alpha
 _SCALED = (AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR, AdapterKind.GLORA)
 #: kinds whose one tensor is as large as the weight
-_WHOLE = (AdapterKind.NORM, AdapterKind.DIFFERENCE, AdapterKind.REPLACEMENT)
+_FULL_WEIGHT = (AdapterKind.NORM, AdapterKind.DIFFERENCE, AdapterKind.REPLACEMENT)
 
 
-def placed_value(entry: AdapterEntry, target: RowRange, shape: Shape) -> tuple[PatchValue, Offset | None]:
-    """What `entry` does to the rows `target` of a parameter of `shape`, and which part of the parameter these are.
+def value_for_rows(entry: AdapterEntry, target: RowRange, shape: Shape) -> tuple[PatchValue, Offset | None]:
+    """Return the value of `entry` for the rows `target` of a parameter of `shape`, and the offset of these rows.
 
-    Raises PatchFailed, with the reason, when the entry does not fit or cannot be cut up this way.
+    Raises PatchFailed, with the reason, when the entry does not fit or cannot be split this way.
     """
-    if _is_nothing(entry):
-        raise PatchFailed("its alpha is 0, which makes it nothing")
-    if not target.source_shape and entry.kind not in _WHOLE:
-        raise PatchFailed(f"a {entry.kind.value} cannot be for a single number")
+    if _is_zero(entry):
+        raise PatchFailed("its alpha is 0, which disables it")
+    if not target.source_shape and entry.kind not in _FULL_WEIGHT:
+        raise PatchFailed(f"a {entry.kind.value} cannot apply to a single number")
     source_rows = target.source_shape[0] if target.source_shape else 1
     offset = _offset(target, shape)
     if entry.reshaped is not None:
-        whole = adapter_value(entry, entry.reshaped)
+        delta = adapter_value(entry, entry.reshaped)
         if offset is not None or target.rows != source_rows:
-            raise PatchFailed(f"it makes {entry.reshaped} of a weight that several parameters are made of")
-        return Padded(whole, entry.reshaped), None
-    whole = adapter_value(entry, target.source_shape)
-    whole.check(target.source_shape)
+            raise PatchFailed(f"it pads to {entry.reshaped} a weight that is split over several parameters")
+        return Padded(delta, entry.reshaped), None
+    delta = adapter_value(entry, target.source_shape)
+    delta.check(target.source_shape)
     if not _keeps_rows(target):
-        if not isinstance(whole, FromFactors):
-            raise PatchFailed("it depends on the weight, whose numbers are kept in another order")
-        return _final(entry, Placed(whole, target)), offset
+        if not isinstance(delta, FromFactors):
+            raise PatchFailed("it depends on the weight, whose numbers the parameter has in another order")
+        return _as_patch_value(entry, ReshapedDelta(delta, target)), offset
     if target.rows != source_rows:
-        whole = whole.rows(target.source_start, target.rows)
-    return _final(entry, whole), offset
+        delta = delta.rows(target.source_start, target.rows)
+    return _as_patch_value(entry, delta), offset
 
 
 def adapter_value(entry: AdapterEntry, shape: Shape) -> Additive:
-    """The delta of `entry` for a whole weight of `shape`. Raises PatchFailed when it cannot be one."""
+    """Return the delta of `entry` for a complete weight of `shape`. Raises PatchFailed when it has none."""
     p = entry.parts
-    made = _without_magnitude(entry, shape)
+    delta = _without_magnitude(entry, shape)
     if "dora_scale" in p:
-        return DoRA(made, p["dora_scale"], shape)
-    if "magnitude" in p:  # as PEFT keeps it: a number for each row, whatever its shape
-        return DoRA(made, p["magnitude"].reshape(-1), shape, length_of_sum=True)
-    return made
+        return DoRA(delta, p["dora_scale"], shape)
+    if "magnitude" in p:  # PEFT's form: a number for each row, whatever its shape
+        return DoRA(delta, p["magnitude"].reshape(-1), shape, norm_of_sum=True)
+    return delta
 
 
 def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
@@ -94,32 +94,32 @@ def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
 
 
 def bias_range(target: RowRange, bias: str) -> RowRange:
-    """The rows of the parameter `bias` that belong to the rows `target` of its weight.
+    """Return the rows of the parameter `bias` that belong to the rows `target` of its weight.
 
-    Raises PatchFailed when the weight's rows are not kept as they are.
+    Raises PatchFailed when the weight's rows are not preserved.
     """
     if not _keeps_rows(target):
-        raise PatchFailed("it is about the bias of a weight whose numbers are kept in another order")
+        raise PatchFailed("it is for the bias of a weight whose numbers the parameter has in another order")
     return RowRange(bias, target.source_shape[:1], target.source_start, target.rows, target.start)
 
 
-def _final(entry: AdapterEntry, value: Additive) -> PatchValue:
-    """A replacement is cut up as a difference is, and put in place of the weight instead."""
+def _as_patch_value(entry: AdapterEntry, value: Additive) -> PatchValue:
+    """Return `value`, as a replacement if the entry is one: replacements are split as differences are."""
     if entry.kind is not AdapterKind.REPLACEMENT:
         return value
     if isinstance(value, Difference):
         return Replacement(value.tensor)
-    assert isinstance(value, Placed)
-    assert isinstance(value.whole, Difference)
-    return Replacement(value.range.place(value.whole.tensor.reshape(value.range.source_shape)))
+    assert isinstance(value, ReshapedDelta)
+    assert isinstance(value.source, Difference)
+    return Replacement(value.range.place(value.source.tensor.reshape(value.range.source_shape)))
 
 
-def _is_nothing(entry: AdapterEntry) -> bool:
-    """Whether its delta is 0 whatever its factors are. A magnitude changes the weight without a delta, too."""
+def _is_zero(entry: AdapterEntry) -> bool:
+    """Whether its delta is 0 whatever its factors are. A magnitude changes the weight even without a delta."""
     if "dora_scale" in entry.parts or "magnitude" in entry.parts or entry.kind not in _SCALED:
         return False
-    is_whole = entry.kind is AdapterKind.LOKR and entry.rank is None
-    return entry.scale == 0.0 or (entry.alpha == 0.0 and not is_whole)
+    is_full = entry.kind is AdapterKind.LOKR and entry.rank is None
+    return entry.scale == 0.0 or (entry.alpha == 0.0 and not is_full)
 
 
 def _scale(entry: AdapterEntry) -> float:

@@ -1,7 +1,6 @@
-"""What adapters have in common: they add a delta to a weight.
+"""Base classes of adapters that add a delta to a weight: application, row slices, reshaping, padding.
 
-Knows how a delta reaches a weight and which part of one a row range needs. The kinds are in the modules beside this
-one.
+The kinds of deltas are in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ class Additive(ABC):
     @property
     @abstractmethod
     def working_bytes(self) -> int:
-        """Bytes that applying it takes on the device beside the weight itself, at most."""
+        """Upper bound of the device bytes that applying it needs besides the weight itself."""
 
     @property
     def acts_at_zero(self) -> bool:
-        """At strength 0 there is nothing left of a delta."""
+        """False: a delta has no effect at strength 0."""
         return False
 
     @abstractmethod
     def check(self, shape: Shape) -> None:
-        """Raise PatchFailed unless the delta is one for a weight of `shape`."""
+        """Raise PatchFailed unless the delta fits a weight of `shape`."""
 
     @abstractmethod
     def delta(self, weight: Tensor) -> Tensor:
-        """The delta at strength 1, in the shape, dtype and on the device of `weight`, which is not written.
+        """Return the delta at strength 1, in the shape, dtype and on the device of `weight`, which is not modified.
 
-        It may share memory with the factors: do not write.
+        It may share memory with the factors: do not write to it.
         """
 
     @abstractmethod
     def rows(self, start: int, count: int) -> Additive:
-        """The delta for `count` rows of the weight, from `start` on, given a weight of just these rows.
+        """Return the delta for `count` rows of the weight, from `start` on; it applies to a weight of just these rows.
 
         Raises PatchFailed, with the reason, when these rows cannot be computed without the others.
         """
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The same shape. Raises PatchFailed when the delta is not one for it."""
+        """Return the same shape. Raises PatchFailed when the delta does not fit it."""
         self.check(shape)
         return shape
 
@@ -64,18 +63,18 @@ class Additive(ABC):
 
 
 class FromFactors(Additive):
-    """A delta that does not depend on the weight: a matrix, in the shape of whatever has as many rows and columns."""
+    """A delta that does not depend on the weight: a matrix, reshaped to any weight with as many rows and columns."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def matrix(self) -> tuple[int, int]:
-        """Output rows of the delta, and numbers in each."""
+        """Rows and columns of the delta as a matrix."""
 
     @abstractmethod
     def delta_of(self, shape: Shape, like: Tensor) -> Tensor:
-        """The delta in `shape`, in the dtype and on the device of `like`."""
+        """Return the delta in `shape`, in the dtype and on the device of `like`."""
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""
@@ -89,65 +88,65 @@ class FromFactors(Additive):
 
     def rows(self, start: int, count: int) -> FromFactors:
         """See `Additive.rows`."""
-        return SomeRows(self, start, count)
+        return RowSlice(self, start, count)
 
 
 @dataclass(frozen=True, slots=True)
-class SomeRows(FromFactors):
-    """Rows of a delta that is made as a whole."""
+class RowSlice(FromFactors):
+    """Some rows of a delta that can only be computed completely."""
 
-    whole: FromFactors
+    source: FromFactors
     start: int
     count: int
 
     @property
     def working_bytes(self) -> int:
-        """The whole delta's."""
-        return self.whole.working_bytes
+        """Bytes of the complete delta."""
+        return self.source.working_bytes
 
     @property
     def matrix(self) -> tuple[int, int]:
         """See `FromFactors.matrix`."""
-        return self.count, self.whole.matrix[1]
+        return self.count, self.source.matrix[1]
 
     def delta_of(self, shape: Shape, like: Tensor) -> Tensor:
         """See `FromFactors.delta_of`."""
-        whole = self.whole.delta_of((self.whole.matrix[0], *shape[1:]), like)
-        return whole.narrow(0, self.start, self.count)
+        delta = self.source.delta_of((self.source.matrix[0], *shape[1:]), like)
+        return delta.narrow(0, self.start, self.count)
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(FromFactors):
-    """A delta in the form of a checkpoint's tensor, for a parameter that keeps the same numbers in another order."""
+class ReshapedDelta(FromFactors):
+    """A delta in the form of a checkpoint's tensor, for a parameter with the same numbers in another order."""
 
-    whole: FromFactors
+    source: FromFactors
     range: RowRange
 
     @property
     def working_bytes(self) -> int:
-        """The whole delta's, and a copy of it in the parameter's order."""
-        return self.whole.working_bytes + 4 * math.prod(self.range.source_shape)
+        """Bytes of the complete delta, and of a copy in the parameter's order."""
+        return self.source.working_bytes + 4 * math.prod(self.range.source_shape)
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """See `FromFactors.matrix`: in the parameter's order, found without any numbers."""
+        """See `FromFactors.matrix`: in the parameter's order, computed on the meta device."""
         placed = self.range.place(torch.empty(self.range.source_shape, device="meta"))
         return placed.shape[0], columns_of(tuple(placed.shape))
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""
-        self.whole.check(self.range.source_shape)
+        self.source.check(self.range.source_shape)
         if math.prod(shape) != self.range.rows * columns_of(self.range.source_shape):
             raise PatchFailed(f"a delta of {self.range.rows} rows of {self.range.source_shape} for shape {shape}")
 
     def delta_of(self, shape: Shape, like: Tensor) -> Tensor:
         """See `FromFactors.delta_of`."""
-        return self.range.place(self.whole.delta_of(self.range.source_shape, like)).reshape(shape)
+        return self.range.place(self.source.delta_of(self.range.source_shape, like)).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A delta for a larger weight: zeros are put after the rows, columns and so on that are there.
+    """A delta for a larger weight: the weight is padded with zeros at the end of each dimension.
 
     shape  of the weight that `value` is for
     """
@@ -157,16 +156,16 @@ class Padded:
 
     @property
     def working_bytes(self) -> int:
-        """The value's own, and the larger weight."""
+        """The value's bytes, and the larger weight."""
         return self.value.working_bytes + 4 * math.prod(self.shape)
 
     @property
     def acts_at_zero(self) -> bool:
-        """The shape changes whatever the strength is."""
+        """True: the shape changes at any strength."""
         return True
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The larger shape. Raises PatchFailed when it is not larger, or has other dimensions."""
+        """Return the larger shape. Raises PatchFailed when it is not larger, or has other dimensions."""
         if len(shape) != len(self.shape) or any(old > new for old, new in zip(shape, self.shape, strict=True)):
             raise PatchFailed(f"found a weight of shape {shape}, expected one that fits into {self.shape}")
         self.value.check(self.shape)
@@ -181,10 +180,10 @@ class Padded:
         return self.value.apply(weight, strength, function)
 
     def with_value(self, value: Additive, rows: int) -> Self:
-        """The same for `rows` rows, which `value` is for."""
+        """Return the same patch with `value`, which is for `rows` rows."""
         return type(self)(value, (rows, *self.shape[1:]))
 
 
 def columns_of(shape: Shape) -> int:
-    """Numbers in each row of a tensor of `shape`."""
+    """The number of elements per row of a tensor of `shape`."""
     return math.prod(shape[1:])

@@ -1,4 +1,4 @@
-"""DoRA: any adapter's delta, with the length of each row or column of the result learned apart."""
+"""DoRA: any adapter's delta with learned norms of the rows or columns of the result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from modelpool.pool.patches.weight_patch import DeltaFunction, Shape, to_working
 
 @dataclass(frozen=True, slots=True)
 class DoRA(Additive):
-    """`V * magnitude / length`, with `V = W + delta`; blended with W by the strength.
+    """`V * magnitude / norm`, with `V = W + delta`; interpolated with W by the strength.
 
-    value          makes the delta; its own strength is always 1
-    magnitude      (O, 1, ..): one number a row; or (1, I, 1, ..): one for each input channel
-    length_of_sum  what the lengths of rows are measured on: V, as PEFT trains; otherwise W, as ComfyUI does. Lengths
-                   over input channels are always those of V.
-    shape          of the weight that it is for
+    value        provides the delta, always at strength 1
+    magnitude    (O, 1, ..): one number per row; or (1, I, 1, ..): one per input channel
+    norm_of_sum  whether row norms are measured on V, as PEFT trains, or on W, as ComfyUI does. Norms over input
+                 channels are always those of V.
+    shape        of the weight that it is for
     """
 
     value: Additive
     magnitude: Tensor
     shape: Shape
-    length_of_sum: bool = False
+    norm_of_sum: bool = False
 
     @property
     def working_bytes(self) -> int:
-        """The value's own, V and the blend."""
+        """The value's bytes, V and the interpolation."""
         return self.value.working_bytes + working_bytes(self.magnitude) + 4 * 3 * math.prod(self.shape)
 
     @property
@@ -58,23 +58,23 @@ class DoRA(Additive):
         return self._recomposed(weight, None) - weight
 
     def rows(self, start: int, count: int) -> DoRA:
-        """See `Additive.rows`: when there is a magnitude for each row."""
+        """See `Additive.rows`: possible with a magnitude per row."""
         if not self._by_rows:
             raise PatchFailed(
                 "the DoRA magnitude is over input channels, across rows that belong to several parameters"
             )
         magnitude = self.magnitude.narrow(0, start, count)
-        return DoRA(self.value.rows(start, count), magnitude, (count, *self.shape[1:]), self.length_of_sum)
+        return DoRA(self.value.rows(start, count), magnitude, (count, *self.shape[1:]), self.norm_of_sum)
 
     def _recomposed(self, weight: Tensor, function: DeltaFunction | None) -> Tensor:
         delta = self.value.delta(weight)
-        # the delta may be the factor itself, and the function may write into what it is given
-        moved = weight + (delta if function is None else function(delta.clone()))
+        # cloned: the delta may be the factor itself, and the function may modify its argument
+        patched = weight + (delta if function is None else function(delta.clone()))
         axis = 0 if self._by_rows else 1
-        measured = weight if self._by_rows and not self.length_of_sum else moved
+        measured = weight if self._by_rows and not self.norm_of_sum else patched
         others = [d for d in range(weight.ndim) if d != axis]
-        # no dimensions at all would mean all of them
-        length = torch.linalg.vector_norm(measured, dim=others, keepdim=True) if others else measured.abs()
-        length.add_(torch.finfo(weight.dtype).eps)
-        magnitude = to_working(self.magnitude, weight).reshape(length.shape)
-        return moved.mul_(magnitude / length)
+        # an empty list of dimensions would mean all of them
+        norm = torch.linalg.vector_norm(measured, dim=others, keepdim=True) if others else measured.abs()
+        norm.add_(torch.finfo(weight.dtype).eps)
+        magnitude = to_working(self.magnitude, weight).reshape(norm.shape)
+        return patched.mul_(magnitude / norm)

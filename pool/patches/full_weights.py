@@ -1,4 +1,4 @@
-"""Kinds of deltas that are whole weights: differences, replacements, and other models."""
+"""Patch values that are full weights: differences, replacements, and other models."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from modelpool.pool.patches.weight_patch import (
     working_bytes,
 )
 
-#: makes a plain floating point tensor of a weight that is stored otherwise, on its device
+#: converts a weight in storage form to a plain floating point tensor, on its device
 Convert: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference(FromFactors):
-    """A delta kept as it is."""
+    """A delta stored as a full tensor."""
 
     tensor: Tensor
 
     @property
     def working_bytes(self) -> int:
-        """The delta in storage dtype, in float32, and times the strength."""
+        """The delta in storage dtype, in float32, and multiplied by the strength."""
         return working_bytes(self.tensor) + 4 * self.tensor.numel()
 
     @property
@@ -51,13 +51,13 @@ class Difference(FromFactors):
 
 
 def padded_difference(tensor: Tensor) -> Padded:
-    """A delta for a weight that is first padded with zeros to the delta's shape."""
+    """Return a delta for a weight that is first padded with zeros to the delta's shape."""
     return Padded(Difference(tensor), tuple(tensor.shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Another weight in the place of the one that is there. The strength is ignored."""
+    """Replaces the weight by another. Ignores the strength."""
 
     tensor: Tensor
 
@@ -68,11 +68,11 @@ class Replacement:
 
     @property
     def acts_at_zero(self) -> bool:
-        """The strength is ignored."""
+        """True: the strength is ignored."""
         return True
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The same shape. Raises PatchFailed when the other weight has not as many rows and columns."""
+        """Return the same shape. Raises PatchFailed when the other weight has different rows or columns."""
         Difference(self.tensor).check(shape)
         return shape
 
@@ -83,7 +83,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class ModelDifference:
-    """Another model's weight less this one's, as it was before any patch.
+    """Another model's weight minus this one's unpatched weight.
 
     The difference is never stored: both may be views of mapped files. `convert` dequantizes either.
     """
@@ -99,11 +99,11 @@ class ModelDifference:
 
     @property
     def acts_at_zero(self) -> bool:
-        """At strength 0 there is nothing left of it."""
+        """False: it has no effect at strength 0."""
         return False
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The same shape. Raises PatchFailed when it is not that of both weights."""
+        """Return the same shape. Raises PatchFailed unless both weights have it."""
         expect_shape("the other model's weight", tuple(self.target.shape), shape)
         expect_shape("the original weight", tuple(self.original.shape), shape)
         return shape
@@ -117,9 +117,9 @@ class ModelDifference:
 
 @dataclass(frozen=True, slots=True)
 class PatchedWeight:
-    """Another weight with patches of its own, added as a whole: what merging of models is made of.
+    """Another weight with its patches, added as a delta: the building block of model merging.
 
-    Weights that are kept quantized come with a `convert`.
+    Weights that are stored quantized come with a `convert`.
     """
 
     tensor: Tensor
@@ -128,21 +128,21 @@ class PatchedWeight:
 
     @property
     def working_bytes(self) -> int:
-        """The weight, a copy to patch, its product with the strength, and the hungriest patch."""
-        own = working_bytes(self.tensor) + 3 * 4 * self.tensor.numel()
-        shape, hungriest_bytes = tuple(self.tensor.shape), 0
+        """The weight, a copy to patch, its product with the strength, and the largest need of its patches."""
+        weight_bytes = working_bytes(self.tensor) + 3 * 4 * self.tensor.numel()
+        shape, largest_bytes = tuple(self.tensor.shape), 0
         for patch in self.patches:
-            hungriest_bytes = max(hungriest_bytes, patch.working_bytes_for(shape))
+            largest_bytes = max(largest_bytes, patch.working_bytes_for(shape))
             shape = patch.patched_shape(shape)
-        return own + hungriest_bytes
+        return weight_bytes + largest_bytes
 
     @property
     def acts_at_zero(self) -> bool:
-        """At strength 0 there is nothing left of it."""
+        """False: it has no effect at strength 0."""
         return False
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The same shape. Raises PatchFailed when it is not that of the other weight, patched."""
+        """Return the same shape. Raises PatchFailed unless the other weight has it once patched."""
         found = tuple(self.tensor.shape)
         for patch in self.patches:
             found = patch.patched_shape(found)
@@ -161,14 +161,16 @@ class PatchedWeight:
 
 
 def matrix_of(tensor: Tensor) -> tuple[int, int]:
-    """Rows of `tensor` and numbers in each; a scalar is one of one."""
+    """Rows of `tensor` and elements per row; (1, 1) for a scalar."""
     return (tensor.shape[0], columns_of(tuple(tensor.shape))) if tensor.ndim else (1, 1)
 
 
 def _converted(tensor: Tensor, like: Tensor, convert: Convert | None) -> Tensor:
     if convert is None:
         return to_working(tensor, like)
-    made = convert(tensor.to(like.device))
-    if not made.is_floating_point() or math.prod(made.shape) == 0:
-        raise PatchFailed(f"converting a weight gave {made.dtype} of shape {tuple(made.shape)}, expected plain numbers")
-    return made.to(like.dtype)
+    converted = convert(tensor.to(like.device))
+    if not converted.is_floating_point() or math.prod(converted.shape) == 0:
+        raise PatchFailed(
+            f"converting a weight gave {converted.dtype} of shape {tuple(converted.shape)}, expected plain numbers"
+        )
+    return converted.to(like.dtype)

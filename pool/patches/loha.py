@@ -38,11 +38,11 @@ class HadamardFactor:
         return self.a.shape[self.row_dim], columns_of(tuple(self.b.shape)) * kernel
 
     def rows(self, start: int, count: int) -> HadamardFactor:
-        """The factor of some rows of the product."""
+        """Return the factor of some rows of the product."""
         return HadamardFactor(self.a.narrow(self.row_dim, start, count), self.b, self.core)
 
     def product(self, like: Tensor) -> Tensor:
-        """The product, as a matrix of output rows."""
+        """Return the product, as a matrix of output rows."""
         a, b = to_working(self.a, like), to_working(self.b, like)
         return (
             a.flatten(1) @ b.flatten(1) if self.core is None else tucker(to_working(self.core, like), a, b).flatten(1)
@@ -59,7 +59,7 @@ class LoHa(FromFactors):
 
     @property
     def working_bytes(self) -> int:
-        """The factors, both products and what lies between."""
+        """The factors, both products and intermediate results."""
         rows, columns = self.first.matrix
         tensors = (self.first.a, self.first.b, self.first.core, self.second.a, self.second.b, self.second.core)
         return working_bytes(*tensors) + 4 * 4 * rows * columns
@@ -85,7 +85,7 @@ class LoHa(FromFactors):
 
 
 def tucker(core: Tensor, a_RO: Tensor, b_RI: Tensor) -> Tensor:
-    """`sum_rs a[r, o] core[r, s, k..] b[s, i]` as (O, I, kernel..), contiguous."""
+    """Return `sum_rs a[r, o] core[r, s, k..] b[s, i]` as (O, I, kernel..), contiguous."""
     a_RO, b_RI = a_RO.flatten(1), b_RI.flatten(1)
-    made = torch.einsum("rsk,ro,si->oik", core.flatten(2), a_RO, b_RI)
-    return made.reshape(a_RO.shape[1], b_RI.shape[1], *core.shape[2:])
+    product = torch.einsum("rsk,ro,si->oik", core.flatten(2), a_RO, b_RI)
+    return product.reshape(a_RO.shape[1], b_RI.shape[1], *core.shape[2:])

@@ -1,6 +1,7 @@
-"""LoKr: a delta that is a Kronecker product, with either factor decomposed or whole. Formulas: LyCORIS.
+"""LoKr: a delta that is a Kronecker product, with either factor decomposed or full. Formulas: LyCORIS.
 
-Upstream loses a LoKr with a core on current torch (its Kronecker product refuses strided factors); here it works.
+Upstream cannot compute a LoKr with a core on current torch (its Kronecker product refuses strided factors); this one
+can.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from modelpool.pool.patches.weight_patch import Shape, to_working, working_bytes
 
 @dataclass(frozen=True, slots=True)
 class KroneckerFactor:
-    """One factor: whole, or `a @ b`, or a core between them.
+    """One factor: full, or `a @ b`, or a core between them.
 
-    whole  (o, i) or (o, i, kernel..), or None
-    a      (o, R), with a core (R, o);  b  (R, i..), with a core (R, i);  core  (R, R, kernel..)
+    full  (o, i) or (o, i, kernel..), or None
+    a     (o, R), with a core (R, o);  b  (R, i..), with a core (R, i);  core  (R, R, kernel..)
     """
 
-    whole: Tensor | None = None
+    full: Tensor | None = None
     a: Tensor | None = None
     b: Tensor | None = None
     core: Tensor | None = None
 
     @property
     def shape(self) -> Shape:
-        """The factor's shape, once made."""
-        if self.whole is not None:
-            return tuple(self.whole.shape)
+        """The shape of the computed factor."""
+        if self.full is not None:
+            return tuple(self.full.shape)
         assert self.a is not None
         assert self.b is not None
         if self.core is not None:
@@ -40,13 +41,13 @@ class KroneckerFactor:
 
     @property
     def rank(self) -> int | None:
-        """The inner size of a decomposed factor; None for a whole one."""
+        """The inner size of a decomposed factor; None for a full one."""
         return None if self.b is None else int(self.b.shape[0])
 
-    def made(self, like: Tensor) -> Tensor:
-        """The factor in the dtype and on the device of `like`."""
-        if self.whole is not None:
-            return to_working(self.whole, like)
+    def compute(self, like: Tensor) -> Tensor:
+        """Return the factor in the dtype and on the device of `like`."""
+        if self.full is not None:
+            return to_working(self.full, like)
         assert self.a is not None
         assert self.b is not None
         a, b = to_working(self.a, like), to_working(self.b, like)
@@ -55,7 +56,7 @@ class KroneckerFactor:
 
 @dataclass(frozen=True, slots=True)
 class LoKr(FromFactors):
-    """`scale * kron(outer, inner)`. Kernels are the inner factor's."""
+    """`scale * kron(outer, inner)`. Convolution kernels belong to the inner factor."""
 
     outer: KroneckerFactor
     inner: KroneckerFactor
@@ -65,7 +66,7 @@ class LoKr(FromFactors):
     def working_bytes(self) -> int:
         """The factors, the delta and a copy of it in the weight's order."""
         rows, columns = self.matrix
-        tensors = [t for f in (self.outer, self.inner) for t in (f.whole, f.a, f.b, f.core)]
+        tensors = [t for f in (self.outer, self.inner) for t in (f.full, f.a, f.b, f.core)]
         return working_bytes(*tensors) + 4 * 3 * rows * columns
 
     @property
@@ -76,6 +77,6 @@ class LoKr(FromFactors):
 
     def delta_of(self, shape: Shape, like: Tensor) -> Tensor:
         """See `FromFactors.delta_of`."""
-        outer_oi = self.outer.made(like).flatten(1) * self.scale
-        inner_pj = self.inner.made(like).flatten(1)
+        outer_oi = self.outer.compute(like).flatten(1) * self.scale
+        inner_pj = self.inner.compute(like).flatten(1)
         return (outer_oi[:, None, :, None] * inner_pj[None, :, None, :]).reshape(shape)

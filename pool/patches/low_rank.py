@@ -1,6 +1,6 @@
-"""LoRA: a delta that is a product of two thin matrices, alone, many at once, or with a core for convolutions.
+"""LoRA: a delta that is a product of two thin matrices; single, summed, or with a core for convolutions.
 
-Shape legend: O output rows, I the flattened rest of a weight, R rank, K the flattened kernel.
+Shape legend: O output rows, I the flattened other dimensions of a weight, R rank, K the flattened kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelpool.pool.patches.weight_patch import DeltaFunction, Offset, Shape, We
 class LowRank(FromFactors):
     """`scale * up @ down`, with convolution kernels flattened into the columns.
 
-    Tensors stay on the host, in storage dtype; they cross the bus each time the patch is computed.
+    Tensors stay on the host, in storage dtype; they are transferred each time the patch is computed.
     """
 
     up_OR: Tensor
@@ -45,7 +45,7 @@ class LowRank(FromFactors):
         return LowRank(self.up_OR.narrow(0, start, count), self.down_RI, self.scale)
 
     def apply(self, weight: Tensor, strength: float, function: DeltaFunction | None) -> Tensor:
-        """See `PatchValue.apply`. The product is added as it is made: one pass over the weight."""
+        """See `PatchValue.apply`. Adds the product while computing it: one pass over the weight."""
         self.check(tuple(weight.shape))
         weight_OI = matrix_view(weight)
         if function is not None or weight_OI is None:
@@ -57,9 +57,9 @@ class LowRank(FromFactors):
 
 @dataclass(frozen=True, slots=True)
 class LowRankSum:
-    """Several low-rank patches of one parameter, in a row: one product for each part of the weight that they are about.
+    """Several consecutive low-rank patches of one parameter, as one product for each part of the weight.
 
-    The cost is that of one patch of the summed rank: a weight is passed over once, however many there are. `parts` are
+    Costs as much as one patch of the summed rank: one pass over the weight, however many patches there are. `parts` are
     patches with `LowRank` values, no function and a model strength of 1.
     """
 
@@ -72,17 +72,17 @@ class LowRankSum:
 
     @property
     def acts_at_zero(self) -> bool:
-        """Never asked: the strengths are inside."""
+        """Not used: the strengths are inside."""
         return True
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The same shape. Raises PatchFailed when a patch does not fit."""
+        """Return the same shape. Raises PatchFailed when a patch does not fit."""
         for part in self.parts:
             part.patched_shape(shape)
         return shape
 
     def apply(self, weight: Tensor, strength: float, function: DeltaFunction | None) -> Tensor:
-        """See `PatchValue.apply`; strength and function are the parts' own."""
+        """See `PatchValue.apply`; uses the strengths of the parts."""
         assert strength == 1.0
         assert function is None
         self.patched_shape(tuple(weight.shape))
@@ -104,7 +104,7 @@ class LowRankSum:
 
 @dataclass(frozen=True, slots=True)
 class TuckerLowRank(FromFactors):
-    """A LoRA of a convolution with its kernel in a core: `scale * sum_mn up[o, m] core[m, n, k] down[n, i]`.
+    """LoRA of a convolution with its kernel in a core: `scale * sum_mn up[o, m] core[m, n, k] down[n, i]`.
 
     up  (O, R, 1, ..);  down  (R, I, 1, ..);  core  (R, R, kernel..)
     """
@@ -118,8 +118,8 @@ class TuckerLowRank(FromFactors):
     def working_bytes(self) -> int:
         """The factors, the contracted core, and the delta."""
         rank, channels, kernel = self.down.shape[0], self.down.shape[1], columns_of(tuple(self.core.shape[1:]))
-        made = 4 * (2 * rank * channels * kernel + self.up.shape[0] * channels * kernel)
-        return working_bytes(self.up, self.down, self.core) + made
+        delta_bytes = 4 * (2 * rank * channels * kernel + self.up.shape[0] * channels * kernel)
+        return working_bytes(self.up, self.down, self.core) + delta_bytes
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -140,12 +140,12 @@ class TuckerLowRank(FromFactors):
 
 
 def is_plain(patch: WeightPatch) -> bool:
-    """Whether `patch` is a product of two factors and nothing else, so that it can be added up with others."""
+    """Whether `patch` is only a product of two factors, so that it can be summed with others."""
     return isinstance(patch.value, LowRank) and patch.strength_model == 1.0 and patch.function is None
 
 
-def in_sums(patches: Iterable[WeightPatch]) -> tuple[WeightPatch, ...]:
-    """The same patches with each run of plain low-rank ones as one."""
+def merge_low_rank(patches: Iterable[WeightPatch]) -> tuple[WeightPatch, ...]:
+    """Return the same patches with each sequence of plain low-rank ones merged into one."""
     found: list[WeightPatch] = []
     run: list[WeightPatch] = []
 
@@ -168,10 +168,9 @@ def in_sums(patches: Iterable[WeightPatch]) -> tuple[WeightPatch, ...]:
 
 
 def concatenated(patches: Sequence[WeightPatch]) -> tuple[Tensor, Tensor, Tensor]:
-    """The factors of plain patches side by side, up (O, R), down (R, I), and what to multiply each rank with, (R,).
+    """Concatenate the factors of plain patches: up (O, R), down (R, I), and the factor of each rank, (R,).
 
-    Made on the host, in storage dtype where all have the same (float32 otherwise), so that two transfers take them
-    over.
+    Computed on the host, in storage dtype if all have the same (else float32), so that two transfers suffice.
     """
     values = [(p, v) for p, v in _low_rank(patches)]
     scales = [p.strength * v.scale for p, v in values for _ in range(v.down_RI.shape[0])]
@@ -183,10 +182,10 @@ def concatenated(patches: Sequence[WeightPatch]) -> tuple[Tensor, Tensor, Tensor
 
 
 def factors_of(patches: Sequence[WeightPatch], shape: Shape | None) -> tuple[Tensor, Tensor] | None:
-    """Up (O, R) with all strengths in it and down (R, I), float32 on the host, whose product is what plain `patches`
-    add.
+    """Return up (O, R), including all strengths, and down (R, I), float32 on the host, whose product is the sum of
+    plain `patches`.
 
-    None when one of them is not plain, or is about a part of the weight and `shape` is not given.
+    None when one of them is not plain, or applies to a part of the weight and `shape` is not passed.
     """
     if not patches or not all(is_plain(p) and (p.offset is None or shape is not None) for p in patches):
         return None
@@ -195,7 +194,7 @@ def factors_of(patches: Sequence[WeightPatch], shape: Shape | None) -> tuple[Ten
 
 
 def matrix_view(weight: Tensor) -> Tensor | None:
-    """`weight` as a matrix of its rows, sharing memory; None when its strides allow none."""
+    """Return `weight` as a matrix of its rows, sharing memory; None when its strides do not allow it."""
     if weight.ndim == 2:
         return weight
     return weight.view(weight.shape[0], -1) if weight.is_contiguous() and weight.ndim > 2 else None
@@ -216,7 +215,7 @@ def _joined(factors: list[Tensor], dim: int) -> Tensor:
 
 
 def _widened(patch: WeightPatch, shape: Shape | None) -> WeightPatch:
-    """A patch of the whole weight: factors with zeros where `patch` has nothing to say."""
+    """Return a patch of the complete weight: factors padded with zeros outside the part of `patch`."""
     ((_, value),) = _low_rank([patch])
     if patch.offset is None or shape is None:
         return patch

@@ -1,7 +1,7 @@
-"""Whole models as patches for another: blends, sums and differences of models, with the patches that each has.
+"""Merges models by patches: blends, sums and differences with other models and their patches.
 
-Knows weights by name. Does not read them: a merge is a value like any other patch, computed where and when its weight
-is needed, from host weights that may be views of mapped files.
+Knows weights by name and does not read them: a merge is a patch value like any other, computed when and where its
+weight is needed, from host weights that may be views of mapped files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from modelpool.pool.patches.weight_patch import WeightPatch
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """A model's weights as they would be with its patches.
+    """A model's weights including its patches.
 
     identity  names the unpatched weights for digests: the file's hash and the component
     weights   host weights by parameter
-    patches   what is to be done to them first
-    converts  for parameters that are kept quantized, what makes plain numbers of them
+    patches   applied to them first
+    converts  for parameters that are stored quantized, the function that dequantizes them
     """
 
     identity: str
@@ -34,11 +34,11 @@ class ModelWeights:
 
     @classmethod
     def of(cls, identity: str, weights: Mapping[str, Tensor], patches: PatchSet | None = None) -> ModelWeights:
-        """A model with plain weights."""
+        """Return a model with plain weights."""
         return cls(identity, weights, patches or PatchSet(), {})
 
     def value(self, parameter: str) -> PatchedWeight:
-        """One parameter as a value: the weight and its patches, nested."""
+        """Return one parameter as a patch value: the weight and its patches."""
         patches = self.patches.patches_for(parameter)
         return PatchedWeight(self.weights[parameter], patches, self.converts.get(parameter))
 
@@ -46,9 +46,9 @@ class ModelWeights:
 def merge(
     other: ModelWeights, strength: float, strength_model: float, parameters: Iterable[str] | None = None
 ) -> tuple[WeightPatch, ...]:
-    """Patches that make each weight W of a model `strength_model * W + strength * O`, with O the other model's.
+    """Return patches that make each weight W of a model `strength_model * W + strength * O`, with O the other model's.
 
-    For floating point `parameters` of the other model, all when None. Raises AdapterMismatch for one that it lacks.
+    For the floating point `parameters` of the other model, all when None. Raises AdapterMismatch for one that it lacks.
     """
     names = tuple(other.weights) if parameters is None else tuple(parameters)
     _expect_known(names, other)
@@ -66,28 +66,29 @@ def merge(
 
 
 def blend(other: ModelWeights, share: float, parameters: Iterable[str] | None = None) -> tuple[WeightPatch, ...]:
-    """`(1 - share) * W + share * O`: between two models. `share` 0 is no patch that does anything."""
+    """Return patches for `(1 - share) * W + share * O`. With `share` 0 they have no effect."""
     return merge(other, share, 1.0 - share, parameters)
 
 
 def add(other: ModelWeights, parameters: Iterable[str] | None = None) -> tuple[WeightPatch, ...]:
-    """`W + O`: for a model that is a difference of two."""
+    """Return patches for `W + O`: O is a difference of two models."""
     return merge(other, 1.0, 1.0, parameters)
 
 
 def subtract(
     other: ModelWeights, multiplier: float = 1.0, parameters: Iterable[str] | None = None
 ) -> tuple[WeightPatch, ...]:
-    """`multiplier * (W - O)`: a difference of two models, to add to a third."""
+    """Return patches for `multiplier * (W - O)`: a difference of two models, to add to a third."""
     return merge(other, -multiplier, multiplier, parameters)
 
 
 def model_as_lora(
     target: ModelWeights, original: Mapping[str, Tensor], strength: float = 1.0
 ) -> tuple[WeightPatch, ...]:
-    """Patches that add `strength * (T - original)`: what training made of a model, without its patches, as a LoRA.
+    """Return patches that add `strength * (T - original)`: the effect of fine-tuning a model, as a LoRA, without its
+    patches.
 
-    Only weights that both have, in floating point. `original` are the host weights of the model to patch.
+    Only for floating point weights that both have. `original` are the host weights of the model to patch.
     """
     return tuple(
         WeightPatch(

@@ -1,7 +1,7 @@
-"""OFT and BOFT: adapters that turn a weight's rows. Formulas: LyCORIS.
+"""OFT and BOFT: adapters that rotate a weight's rows. Formulas: LyCORIS.
 
-Both keep skew-symmetric blocks, from which Cayley's formula makes rotations. Strength is applied once: upstream
-applies it twice, and takes a BOFT without an alpha for broken. An OFT's `rescale` is applied; upstream leaves it out.
+Both store skew-symmetric blocks, which Cayley's formula maps to rotations. The strength is applied once: upstream
+applies it twice, and rejects a BOFT without an alpha. An OFT's `rescale` is applied; upstream ignores it.
 """
 
 from __future__ import annotations
@@ -21,54 +21,56 @@ from modelpool.pool.patches.weight_patch import DeltaFunction, Shape, add_delta,
 class OFT(Additive):
     """`rescale * (R W) - W`, with R block-diagonal over the output rows.
 
-    blocks   (n, b, b), all of them, for n * b output rows
-    rescale  (O, 1, ..) or None
-    cap      the largest norm of all blocks together; 0 for none
-    shape    of the weight that it is for
-    first    block that the weight's rows begin with
-    is_part  the weight is only some of the rows that the blocks are for
+    blocks       (n, b, b), all of them, for n * b output rows
+    rescale      (O, 1, ..) or None
+    cap          limit of the norm of all blocks together; 0 for none
+    shape        of the weight that it is for
+    first_block  block of the weight's row 0
+    is_part      whether the weight is only some of the rows that the blocks are for
     """
 
     blocks: Tensor
     rescale: Tensor | None
     cap: float
     shape: Shape
-    first: int = 0
+    first_block: int = 0
     is_part: bool = False
 
     @property
     def working_bytes(self) -> int:
-        """The blocks through their inversion, and the weight turned, beside copies."""
+        """The blocks during their inversion, the rotated weight, and copies."""
         return 5 * working_bytes(self.blocks) + working_bytes(self.rescale) + 4 * 4 * math.prod(self.shape)
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""
         rows = self.blocks.shape[0] * self.blocks.shape[-1]
-        left_rows = rows - self.first * self.blocks.shape[-1]
+        left_rows = rows - self.first_block * self.blocks.shape[-1]
         fits = 0 < shape[0] <= left_rows if self.is_part else shape[0] == rows
         if not fits or math.prod(shape) != math.prod(self.shape) or not _is_for_rows(self.rescale, shape[0]):
             raise PatchFailed(
-                f"OFT blocks of shape {tuple(self.blocks.shape)}, from block {self.first} on, are for a weight of "
-                f"shape {self.shape}, found one of shape {shape}"
+                f"OFT blocks of shape {tuple(self.blocks.shape)}, from block {self.first_block} on, are for a weight "
+                f"of shape {self.shape}, found one of shape {shape}"
             )
 
     def delta(self, weight: Tensor) -> Tensor:
         """See `Additive.delta`."""
         size = self.blocks.shape[-1]
-        turn = cayley(to_working(self.blocks, weight), self.cap).narrow(0, self.first, weight.shape[0] // size)
-        turned = torch.einsum("knm,knc->kmc", turn, weight.reshape(-1, size, math.prod(weight.shape[1:])))
-        turned = turned.reshape(weight.shape)
+        rotation = cayley(to_working(self.blocks, weight), self.cap).narrow(
+            0, self.first_block, weight.shape[0] // size
+        )
+        rotated = torch.einsum("knm,knc->kmc", rotation, weight.reshape(-1, size, math.prod(weight.shape[1:])))
+        rotated = rotated.reshape(weight.shape)
         if self.rescale is not None:
-            turned = turned * _per_row(to_working(self.rescale, weight), weight.ndim)
-        return turned - weight
+            rotated = rotated * _per_row(to_working(self.rescale, weight), weight.ndim)
+        return rotated - weight
 
     def rows(self, start: int, count: int) -> OFT:
-        """See `Additive.rows`: whole blocks only."""
+        """See `Additive.rows`: complete blocks only."""
         size = self.blocks.shape[-1]
         if start % size or count % size:
-            raise PatchFailed(f"OFT blocks of {size} rows turn rows together that belong to several parameters")
+            raise PatchFailed(f"OFT blocks of {size} rows mix rows that belong to several parameters")
         rescale = None if self.rescale is None else self.rescale.reshape(-1).narrow(0, start, count)
-        return OFT(self.blocks, rescale, self.cap, (count, *self.shape[1:]), self.first + start // size, True)
+        return OFT(self.blocks, rescale, self.cap, (count, *self.shape[1:]), self.first_block + start // size, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,10 @@ class BOFT(Additive):
 
     blocks   (m, n, b, b) for m stages over n * b output rows
     rescale  (O, 1, ..) or None
-    cap      the largest norm of all blocks together; 0 for none
+    cap      limit of the norm of all blocks together; 0 for none
     shape    of the weight that it is for
 
-    At a strength below 1 every stage turns less and `rescale` moves towards 1.
+    At a strength below 1 every stage rotates less and `rescale` moves towards 1.
     """
 
     blocks: Tensor
@@ -90,14 +92,14 @@ class BOFT(Additive):
 
     @property
     def working_bytes(self) -> int:
-        """The blocks through their inversion, and the weight through a stage."""
+        """The blocks during their inversion, and the weight in one stage."""
         return 6 * working_bytes(self.blocks) + working_bytes(self.rescale) + 4 * 5 * math.prod(self.shape)
 
     def check(self, shape: Shape) -> None:
         """See `Additive.check`."""
         stages, count, size = self.blocks.shape[0], self.blocks.shape[1], self.blocks.shape[-1]
         fits = stages > 0 and size > 0 and size % 2 == 0 and count * size == shape[0] > 0
-        # the last stage pairs rows that are farthest apart
+        # the last stage pairs the rows that are farthest apart
         fits = fits and shape[0] % (2**stages * (size // 2)) == 0 and _is_for_rows(self.rescale, shape[0])
         if math.prod(shape) != math.prod(self.shape) or not fits:
             raise PatchFailed(
@@ -107,29 +109,29 @@ class BOFT(Additive):
 
     def delta(self, weight: Tensor) -> Tensor:
         """See `Additive.delta`."""
-        return self.turned(weight, 1.0) - weight
+        return self.rotated(weight, 1.0) - weight
 
     def apply(self, weight: Tensor, strength: float, function: DeltaFunction | None) -> Tensor:
         """See `PatchValue.apply`. Not linear in the strength."""
         self.check(tuple(weight.shape))
-        return add_delta(weight, self.turned(weight, strength) - weight, 1.0, function)
+        return add_delta(weight, self.rotated(weight, strength) - weight, 1.0, function)
 
-    def turned(self, weight: Tensor, strength: float) -> Tensor:
-        """The weight after all stages, each at `strength`."""
+    def rotated(self, weight: Tensor, strength: float) -> Tensor:
+        """Return the weight after all stages, each at `strength`."""
         size = self.blocks.shape[-1]
-        turn = cayley(to_working(self.blocks, weight), self.cap)
+        rotation = cayley(to_working(self.blocks, weight), self.cap)
         identity = torch.eye(size, dtype=weight.dtype, device=weight.device)
-        turn = turn * strength + (1.0 - strength) * identity
+        rotation = rotation * strength + (1.0 - strength) * identity
         rows_OC = weight.reshape(weight.shape[0], -1)
-        for stage in range(turn.shape[0]):
+        for stage in range(rotation.shape[0]):
             half = 2**stage * (size // 2)
             shuffled = rows_OC.unflatten(0, (-1, 2, half)).transpose(1, 2).reshape(-1, size, rows_OC.shape[1])
-            mixed = torch.einsum("bij,bjc->bic", turn[stage], shuffled)
+            mixed = torch.einsum("bij,bjc->bic", rotation[stage], shuffled)
             rows_OC = mixed.flatten(0, 1).unflatten(0, (-1, half, 2)).transpose(1, 2).flatten(0, 2)
-        turned = rows_OC.reshape(weight.shape)
+        rotated = rows_OC.reshape(weight.shape)
         if self.rescale is None:
-            return turned
-        return turned * (1.0 + strength * (_per_row(to_working(self.rescale, weight), weight.ndim) - 1.0))
+            return rotated
+        return rotated * (1.0 + strength * (_per_row(to_working(self.rescale, weight), weight.ndim) - 1.0))
 
     def rows(self, start: int, count: int) -> BOFT:
         """See `Additive.rows`: never, the stages mix all rows."""
@@ -137,8 +139,8 @@ class BOFT(Additive):
 
 
 def cayley(blocks: Tensor, cap: float) -> Tensor:
-    """Rotations `(I + Q)(I - Q)^-1` with Q the skew part of each of `blocks`, all of them shrunk to the norm `cap` if
-    it is positive and they exceed it."""
+    """Return rotations `(I + Q)(I - Q)^-1` with Q the skew part of each of `blocks`, which are scaled down to the norm
+    `cap` if it is positive and they exceed it."""
     skew = blocks - blocks.transpose(-1, -2)
     if cap > 0.0:
         norm = torch.linalg.vector_norm(skew) + 1e-8

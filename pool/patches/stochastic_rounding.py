@@ -1,12 +1,12 @@
-"""Stochastic rounding into 8-bit floats, seeded by the weight's name.
+"""Stochastic rounding to 8-bit floats, seeded by the weight's name.
 
-Two variants are published, with equal distributions and other bytes. This is the older one: half-precision arithmetic
-with noise drawn in half precision. It was chosen because the patched 8-bit weights that people compare with were made
+Two variants are published, with equal distributions and different bytes. This is the older one: half-precision
+arithmetic with noise drawn in half precision. It was chosen because the published patched 8-bit weights were computed
 with it, and because its noise has 11 bits: the newer one's has 8, which moves the mean of a value by up to 1/512 of a
 step.
 
-Knows numbers; does not know patches. The result is a function of (values, dtype, seed, kind of device): a CUDA device
-draws from its own generator, every other device gets the CPU's numbers, so the simulated device gives the CPU's bytes.
+Knows numbers; no patches. The result is a function of (values, dtype, seed, kind of device): a CUDA device uses its own
+generator, every other device the CPU's numbers, so the simulated device gives the CPU's bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: numbers that are rounded in one go; the published bytes depend on it, for weights that are larger
+#: numbers rounded at once; the published bytes of larger weights depend on it
 SLICE_ELEMENTS = 4096 * 4096
-#: bytes that rounding takes for each number: ten half-precision tensors are alive at once at most
+#: scratch bytes per number: at most ten half-precision tensors exist at once
 ROUNDING_BYTES = 20
 
 
@@ -33,17 +33,16 @@ class _Layout:
 
 
 def seed_of(name: str) -> int:
-    """The seed for the weight `name`: the CRC-32 of its UTF-8 bytes."""
+    """Return the seed for the weight `name`: the CRC-32 of its UTF-8 bytes."""
     return zlib.crc32(name.encode())
 
 
 def round_to(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """`values` in `dtype`, on their device: rounded stochastically to float8_e4m3fn and float8_e5m2, plainly to any
+    """Round `values` to `dtype`, on their device: stochastically to float8_e4m3fn and float8_e5m2, to nearest for any
     other.
 
-    `values` are not written. What is beyond the largest number of `dtype` becomes that number, and what is beyond the
-    range of half precision (65504) or not finite becomes NaN where `dtype` has no room for it, as in the published
-    bytes.
+    `values` are not modified. Numbers beyond the range of `dtype` become its largest number; numbers beyond the range
+    of half precision (65504) or not finite become NaN if `dtype` has no infinity, as in the published bytes.
     """
     layout = _layout(dtype)
     if layout is None:
@@ -60,9 +59,9 @@ def round_to(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
 
 
 def rounding_scratch_bytes(like: Tensor) -> int:
-    """Bytes that `round_to` takes at most beside values and result, for a weight stored as `like`.
+    """Upper bound of the bytes that `round_to` needs besides values and result, for a weight stored as `like`.
 
-    0 for dtypes that are rounded plainly. The steps are half-precision tensors of the slice that is under way.
+    0 for dtypes that are rounded to nearest. The steps are half-precision tensors of the current slice.
     """
     if _layout(like.dtype) is None:
         return 0
@@ -76,7 +75,7 @@ def _layout(dtype: torch.dtype) -> _Layout | None:
 
 
 def _rounded(values: Tensor, dtype: torch.dtype, layout: _Layout, generator: torch.Generator) -> Tensor:
-    """All of it in half precision: each operation's rounding is part of the published bytes."""
+    """Compute in half precision throughout: the rounding of each operation is part of the published bytes."""
     x = values.to(torch.float16)
     size = x.abs()
     exponent = size.log2().floor_().add_(layout.bias).clamp_(0, 2**layout.exponent_bits - 1)

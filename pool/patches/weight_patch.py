@@ -1,6 +1,6 @@
-"""One weight delta: which parameter, which part of it, what to do there and how strongly.
+"""One weight patch: its parameter, the part of it, the delta and the strength.
 
-Knows tensors. Does not know kinds of deltas (`pool.patches.full_weights`, `pool.patches.adapters`), files, nor modules.
+Knows tensors; no kinds of deltas (the other modules of `pool.patches`), files, nor modules.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Offset:
     length: int
 
     def of(self, weight: Tensor) -> Tensor:
-        """That part, as a view. Raises PatchFailed when the weight has no such part."""
+        """Return that part, as a view. Raises PatchFailed when the weight has no such part."""
         self.shape_of(tuple(weight.shape))
         return weight.narrow(self.dim, self.start, self.length)
 
     def shape_of(self, shape: Shape) -> Shape:
-        """The part's shape in a weight of `shape`. Raises PatchFailed when there is no such part."""
+        """Return the part's shape in a weight of `shape`. Raises PatchFailed when there is no such part."""
         if not 0 <= self.dim < len(shape) or self.start < 0 or self.start + self.length > shape[self.dim]:
             raise PatchFailed(
                 f"found a weight of shape {shape}, expected one with the indices {self.start} to "
@@ -43,29 +43,29 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class DeltaFunction:
-    """Something done to a delta before it is added. `identity` stands for it in digests: equal ones mean equal
-    results."""
+    """A function applied to a delta before it is added. `identity` represents it in digests: equal identities mean
+    equal results."""
 
     identity: str
     call: Callable[[Tensor], Tensor] = field(compare=False)
 
     def __call__(self, delta: Tensor) -> Tensor:
-        """The changed delta, of the same shape."""
+        """Return the changed delta, of the same shape."""
         return self.call(delta)
 
 
 def swap_scale_shift() -> DeltaFunction:
-    """The halves of the rows exchanged: adaptive norms that keep (shift, scale) where the adapter's model keeps the
-    reverse."""
+    """Return a function that swaps the halves of the rows: for adaptive norms that store (shift, scale) where the
+    adapter's model stores the reverse."""
     return DeltaFunction("swap_scale_shift", lambda delta: delta.roll(delta.shape[0] // 2, 0))
 
 
 class PatchValue(Protocol):
-    """One kind of delta. A frozen value; its tensors stay on the host, in storage dtype."""
+    """One kind of delta. An immutable value; its tensors stay on the host, in storage dtype."""
 
     @property
     def working_bytes(self) -> int:
-        """Bytes that applying it takes on the device beside the weight itself, at most."""
+        """Upper bound of the device bytes that applying it needs besides the weight itself."""
         ...
 
     @property
@@ -74,13 +74,14 @@ class PatchValue(Protocol):
         ...
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The shape that a weight of `shape` has afterwards. Raises PatchFailed when it cannot be applied to one."""
+        """Return the shape of a weight of `shape` after patching. Raises PatchFailed when it cannot be applied to
+        one."""
         ...
 
     def apply(self, weight: Tensor, strength: float, function: DeltaFunction | None) -> Tensor:
-        """`weight` with the delta at `strength`; `function` is done to the delta first.
+        """Return `weight` with the delta at `strength`, after applying `function` to the delta.
 
-        weight  float32 or float64, on the device to compute on, perhaps a strided view; it may be written into
+        weight  float32 or float64, on the device of the computation, perhaps a strided view; it may be modified
         Returns `weight` itself unless the shape changes. Raises PatchFailed when the shapes do not fit.
         """
         ...
@@ -91,26 +92,26 @@ class WeightPatch:
     """One delta for one parameter, or for a part of it.
 
     parameter       full name in the module, "mid_block.attentions.0.proj_in.weight"
-    identity        names the value for digests: the file's hash and the name inside it
-    value           what to do
-    strength        how strongly
-    strength_model  the part of the weight is multiplied with this first
-    offset          the part of the weight that all of it is about; None for the whole
-    function        done to the delta before it is added
+    identity        identifies the value in digests: the file's hash and the name inside it
+    value           the delta
+    strength        factor of the delta
+    strength_model  factor of the part of the weight, applied first
+    offset          the part of the weight to patch; None for all of it
+    function        applied to the delta before it is added
     """
 
     parameter: str
     identity: str
     value: PatchValue = field(compare=False)
     strength: float = 1.0
-    # by name only: six positional numbers are a trap
+    # keyword only: six positional numbers are error-prone
     strength_model: float = field(default=1.0, kw_only=True)
     offset: Offset | None = field(default=None, kw_only=True)
     function: DeltaFunction | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raises PatchFailed for a strength that is infinite or not a number: it would reach every weight after it."""
-        # 1, 1.0 and numpy's 1.0 are one strength, and have one digest
+        """Raises PatchFailed for a strength that is infinite or NaN: it would spread to every later weight."""
+        # 1, 1.0 and numpy's 1.0 are the same strength and must have the same digest
         object.__setattr__(self, "strength", float(self.strength))
         object.__setattr__(self, "strength_model", float(self.strength_model))
         if not (math.isfinite(self.strength) and math.isfinite(self.strength_model)):
@@ -120,36 +121,37 @@ class WeightPatch:
             )
 
     @property
-    def is_idle(self) -> bool:
-        """It changes nothing: no weight has to pass through it."""
+    def is_noop(self) -> bool:
+        """Whether it changes nothing, so that no weight needs it applied."""
         return self.strength == 0.0 and self.strength_model == 1.0 and not self.value.acts_at_zero
 
     @property
     def digest_line(self) -> str:
-        """Everything that the patched weight depends on, beside the weight."""
+        """Everything that the patched weight depends on, except the weight."""
         function = None if self.function is None else self.function.identity
         part = None if self.offset is None else (self.offset.dim, self.offset.start, self.offset.length)
         return repr((self.parameter, self.identity, self.strength, self.strength_model, part, function))
 
     def patched_shape(self, shape: Shape) -> Shape:
-        """The shape of the whole weight afterwards. Raises PatchFailed when the patch does not fit `shape`."""
+        """Return the shape of the complete weight after patching. Raises PatchFailed when the patch does not fit
+        `shape`."""
         try:
             if self.offset is None:
                 return self.value.patched_shape(shape)
             part = self.offset.shape_of(shape)
             found = self.value.patched_shape(part)
             if found != part:
-                raise PatchFailed(f"it would make {found} of a part of shape {part}, expected the shape to stay")
+                raise PatchFailed(f"it would change a part of shape {part} to {found}, expected the shape to stay")
         except PatchFailed as error:
             raise PatchFailed(f"{self.name}: {error}") from error
         return shape
 
     def working_bytes_for(self, shape: Shape) -> int:
-        """Bytes that applying it to a weight of `shape` takes on the device beside the weight itself, at most.
+        """Upper bound of the device bytes that applying it to a weight of `shape` needs besides the weight itself.
 
-        A function on the delta makes three float32 tensors of the part's size: the delta, which is otherwise added as
-        it is made, what the function is given, and what it returns. What the function itself takes is not known.
-        Raises PatchFailed when the patch does not fit `shape`.
+        A function adds three float32 tensors of the part's size: the delta (otherwise added while it is computed), the
+        function's argument, and its result. The function's scratch memory is unknown. Raises PatchFailed when the patch
+        does not fit `shape`.
         """
         if self.function is None:
             return self.value.working_bytes
@@ -159,14 +161,14 @@ class WeightPatch:
 
     @property
     def name(self) -> str:
-        """The patch for people."""
+        """Text for messages."""
         return f"patch {self.identity!r} of {self.parameter!r}"
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """`weight` (float32 or float64, to be written into) with the patch applied.
+        """Return `weight` (float32 or float64, may be modified) with the patch applied.
 
-        Raises PatchFailed when shapes do not fit. Whatever else is raised, out of memory say, is raised as it is, with
-        a note that names the patch; `weight` is in an undefined state then and nothing else is touched.
+        Raises PatchFailed when shapes do not fit. Other errors, such as out of memory, propagate with a note that names
+        the patch; `weight` is then in an undefined state and nothing else is changed.
         """
         try:
             part = weight if self.offset is None else self.offset.of(weight)
@@ -188,20 +190,20 @@ class WeightPatch:
 
 
 def expect_shape(what: str, found: Shape, expected: Shape) -> None:
-    """Raise PatchFailed unless the two are equal."""
+    """Raise PatchFailed unless the two shapes are equal."""
     if found != expected:
         raise PatchFailed(f"{what} has shape {found}, expected {expected}")
 
 
 def to_working(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor` on the device and in the dtype of `like`: moved in storage dtype first. May be `tensor` itself: do not
-    write."""
+    """Return `tensor` on the device and in the dtype of `like`, moved in storage dtype first. May be `tensor` itself:
+    do not write to it."""
     there = tensor.to(device=like.device)
     return there.unpack(like.dtype) if isinstance(there, PackedWeight) else there.to(like.dtype)
 
 
 def working_bytes(*tensors: Tensor | None) -> int:
-    """Bytes of `tensors` on a device while they are converted: in storage dtype and in float32."""
+    """Device bytes of `tensors` during conversion: in storage dtype and in float32."""
     return sum(t.nbytes + 4 * t.numel() for t in tensors if t is not None)
 
 

@@ -1,7 +1,6 @@
-"""Runs a function over tiles of its input and blends what it gives.
+"""Runs a function over tiles of its input and blends the results.
 
-For any number of dimensions; knows no model. What is computed at once is one tile's; what is added up may live
-elsewhere.
+For any number of dimensions; knows no model. One tile is computed at a time; the sum may be on another device.
 
 Shape legend: B batch, C channels of the input or of the result, then one or more dimensions that are tiled.
 """
@@ -35,13 +34,13 @@ def run_tiled(
     before_tile: Callable[[], None] | None = None,
     on_tile: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """`call(x_BC)`, computed tile by tile: float32 on `device`, where the result is added up.
+    """Compute `call(x_BC)` tile by tile: float32 on `device`, where the result is summed.
 
-    `tile` and `overlap` are in cells of the input, `scales` say how they become cells of the result (a number: so many
-    of each); one entry for each dimension after the channels. `call` gets the whole batch. Where one tile covers all,
-    that is one plain call, equal bit for bit to one without tiles.
-    `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, in all).
-    Raises UnusableField for tiles that do not meet, and when `call` gives other sizes than `scales` say.
+    `tile` and `overlap` are in positions of the input, `scales` map them to positions of the result (a number: a
+    factor); one entry for each dimension after the channels. `call` gets the complete batch. A single tile is one plain
+    call, bit for bit equal to one without tiles.
+    `before_tile` is called before each tile, and may raise to end the run; `on_tile` after each with (done, total).
+    Raises UnusableField for tiles that do not meet, and if the sizes of a result of `call` do not match `scales`.
     """
     sizes = x_BC.shape[2:]
     assert len(sizes) == len(tile) == len(overlap) == len(scales), f"{len(sizes)} dimensions, {tile}, {overlap}"
@@ -54,7 +53,7 @@ def run_tiled(
             before_tile()
         part_BC = call(_cut(x_BC, tile_spans))
         _check(part_BC, tile_spans)
-        # first there, then float32: on the device that computed it, the tile alone may be what fits
+        # first move, then convert to float32: the computing device may have room for the tile only
         part_BC = part_BC.to(device).to(torch.float32)
         if count == 1:
             out_BC = part_BC
@@ -73,14 +72,14 @@ def run_tiled(
 def count_tiles(
     sizes: Sequence[int], tile: Sequence[int], overlap: Sequence[int], scales: Sequence[Scale | int]
 ) -> int:
-    """How many calls `run_tiled` makes. Raises as it does."""
+    """Return how many calls `run_tiled` makes. Raises as it does."""
     return math.prod(len(axis) for axis in _axes(sizes, tile, overlap, scales))
 
 
 def split_batches(call: TileCall, x_BC: Tensor, most: int) -> Tensor:
-    """`call(x_BC)` with at most `most` members of the batch at once; 0 is all of them.
+    """Compute `call(x_BC)` with at most `most` members of the batch at once; 0 is all of them.
 
-    Undivided where all fit: then it is one plain call. Kernels may round otherwise at another batch size.
+    A single plain call if all fit. Kernels may round differently at another batch size.
     """
     if most <= 0 or len(x_BC) <= most:
         return call(x_BC)
@@ -100,7 +99,7 @@ def _cut(x_BC: Tensor, tile_spans: tuple[Span, ...]) -> Tensor:
 
 
 def _weights(tile_spans: tuple[Span, ...]) -> Tensor:
-    """The weights of a tile, one number for each of its cells of the result."""
+    """Return the weights of a tile, one number for each position of its result."""
     weights = torch.ones(())
     for span in tile_spans:
         weights = weights.unsqueeze(-1) * torch.tensor(span.weights, dtype=torch.float32)
@@ -111,5 +110,5 @@ def _check(part_BC: Tensor, tile_spans: tuple[Span, ...]) -> None:
     expected = tuple(span.out_length for span in tile_spans)
     if tuple(part_BC.shape[2:]) != expected:
         cells = tuple(span.length for span in tile_spans)
-        found = f"{tuple(part_BC.shape[2:])} for a tile of {cells} cells"
-        raise unusable_field("scales of tiles", found, f"{expected} by the scales that were given")
+        found = f"{tuple(part_BC.shape[2:])} for a tile of {cells}"
+        raise unusable_field("scales of tiles", found, f"{expected}, as the scales say")

@@ -1,6 +1,6 @@
-"""VAEs called whole, by batches and by tiles; nothing is set on the module, which its clones share.
+"""Calls VAEs completely, frame by frame and by tiles, without setting anything on the module, which clones share.
 
-Knows how diffusers' autoencoders are called and what their attributes say of sizes; knows neither memory nor stages.
+Knows how diffusers' autoencoders are called and their size attributes; knows neither memory nor stages.
 
 Shape legend: B batch, C channels, then one (audio), two (images: H W) or three (video: T H W) dimensions.
 """
@@ -20,20 +20,20 @@ from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.pixels.spans import Downscale, even_tile
 from modelpool.pool.pixels.tiled import HOST, TileCall, run_tiled
 
-#: a tile shares one part in so many of its edge with the next one. Source: ComfyUI's for decoding
+#: neighbouring tiles overlap by this fraction (1 / n) of their edge. Source: ComfyUI's for decoding
 OVERLAP_SHARE = 4
-#: limits of a posterior's logarithmic variance. Source: diffusers, `DiagonalGaussianDistribution`
-LEAST_LOGVAR, MOST_LOGVAR = -30.0, 20.0
+#: limits of the log-variance of a posterior. Source: diffusers, `DiagonalGaussianDistribution`
+MIN_LOGVAR, MAX_LOGVAR = -30.0, 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a VAE is run by tiles.
+    """The tiles of a VAE run.
 
-    tile         edge of a tile in latent cells: one number for all dimensions but the time of a video, which stays
-                 whole, or one for each dimension, where 0 stays whole
-    overlap      what neighbours share, in latent cells, likewise; None is a quarter of the tile
-    accumulator  where the result is added up, in float32
+    tile         edge of a tile in latent positions: one number for all dimensions except the time of a video, which is
+                 not tiled, or one for each dimension, where 0 is not tiled
+    overlap      overlap of neighbours, in latent positions, likewise; None is a quarter of the tile
+    accumulator  device of the result, which is summed in float32
     """
 
     tile: int | Sequence[int]
@@ -41,7 +41,7 @@ class Tiling:
     accumulator: torch.device = HOST
 
     def edges(self, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Tile and overlap for each dimension of a latent of these sizes: tiles of nearly equal size, none larger than
+        """Return tile and overlap for each dimension of a latent of these sizes: tiles of nearly equal size, at most
         `tile`."""
         tiles = self._each(self.tile, len(sizes))
         tiles = [tile or size for tile, size in zip(tiles, sizes, strict=True)]
@@ -57,7 +57,7 @@ class Tiling:
         if isinstance(edge, int):
             return [0 if dimensions == 3 and place == 0 else edge for place in range(dimensions)]
         if len(edge) != dimensions:
-            raise unusable_field("tile", tuple(edge), f"a number, or {dimensions} of them")
+            raise unusable_field("tile", tuple(edge), f"one number, or {dimensions} numbers")
         return list(edge)
 
 
@@ -69,12 +69,12 @@ def tiled_decode(
     before_tile: Callable[[], None] | None = None,
     on_tile: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """`decode_call(latent_BC)` by tiles: pixels in float32 on the accumulator's device. See `run_tiled`.
+    """Compute `decode_call(latent_BC)` by tiles: pixels in float32 on the accumulator's device. See `run_tiled`.
 
-    One pass. ComfyUI averages three, of differently shaped tiles. Measured with the shapes example's VAE at 256x256, as
-    root mean square against the untiled result in levels of 255, tiles of 16 cells: one pass 5.3; three 4.4, for three
-    times the cells computed; one with twice the overlap 4.7, for 1.3 times. Tiles of 8 cells: one pass 13.1, three
-    13.8. One pass shows no edges at either size; what differs is colour within a shape.
+    One pass. ComfyUI averages three, of differently shaped tiles. Measured with the VAE of the shapes example at
+    256x256, as root mean square error against the untiled result in levels of 255, tiles of 16 latent positions: one
+    pass 5.3; three 4.4, for three times the compute; one with twice the overlap 4.7, for 1.3 times. Tiles of 8: one
+    pass 13.1, three 13.8. One pass has no visible edges at either size; the error is in the colours within a shape.
     """
     tile, overlap = tiling.edges(latent_BC.shape[2:])
     scales = [downscale.decoding for downscale in downscales]
@@ -89,15 +89,15 @@ def tiled_encode(
     before_tile: Callable[[], None] | None = None,
     on_tile: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """`encode_call(pixels_BC)` by tiles: latents, or their moments, in float32 on the accumulator's device.
+    """Compute `encode_call(pixels_BC)` by tiles: latents, or their moments, in float32 on the accumulator's device.
 
-    `tiling` is in latent cells here too. Raises UnusableField for sizes that are no whole number of latent cells.
+    `tiling` is in latent positions here too. Raises UnusableField for sizes that are not a whole number of them.
     """
     sizes = pixels_BC.shape[2:]
     check_pixels(sizes, downscales)
     cells = [downscale.encoding.length(size) for size, downscale in zip(sizes, downscales, strict=True)]
     tile, overlap = tiling.edges(cells)
-    # a tile that covers all is as long as the input, which may be one frame and some whole cells
+    # a single tile has the length of the input, which may be one frame plus whole latent frames
     pixel_tile = [
         size if edge >= cell else downscale.factor * edge
         for size, edge, cell, downscale in zip(sizes, tile, cells, downscales, strict=True)
@@ -110,25 +110,24 @@ def tiled_encode(
 
 
 def check_pixels(sizes: Sequence[int], downscales: Sequence[Downscale]) -> None:
-    """Raise UnusableField unless `sizes` are whole numbers of latent cells."""
+    """Raise UnusableField unless `sizes` are whole numbers of latent positions."""
     for size, downscale in zip(sizes, downscales, strict=True):
         if size < 1 or downscale.pixels(downscale.encoding.length(size)) != size:
-            more = " and one" if downscale.first_alone else ""
+            more = " plus one" if downscale.first_alone else ""
             raise unusable_field("size of the pixels", tuple(sizes), f"multiples of {downscale.factor}{more}")
 
 
 def decode_latent(vae: nn.Module, latent_BC: Tensor) -> Tensor:
-    """Pixels of a latent in the VAE's own scale, by one plain call. What it cached is dropped when it fails."""
-    with _no_leftovers(vae):
+    """Decode a latent in the VAE's scale by one plain call. The module's cache is cleared if it fails."""
+    with _clears_cache(vae):
         pixels_BC: Tensor = vae.decode(latent_BC, return_dict=False)[0]  # type: ignore[operator]
     return pixels_BC
 
 
 def encode_moments(vae: nn.Module, pixels_BC: Tensor) -> Tensor:
-    """What the encoder says of the latent of `pixels_BC`, by one plain call: mean and logarithmic variance, one after
-    the other along the channels, or the latent alone of a VAE without a posterior. Tiles of these may be blended;
-    `latent_of` draws from them."""
-    with _no_leftovers(vae):
+    """Encode `pixels_BC` by one plain call: mean and log-variance of the latent, concatenated along the channels, or
+    the latent itself of a VAE without a posterior. Tiles of these may be blended; `latent_of` samples from them."""
+    with _clears_cache(vae):
         posterior: Any = vae.encode(pixels_BC, return_dict=False)[0]  # type: ignore[operator]
     if isinstance(posterior, Tensor):
         return posterior
@@ -137,26 +136,26 @@ def encode_moments(vae: nn.Module, pixels_BC: Tensor) -> Tensor:
 
 
 def frame_by_frame(call: Callable[[Tensor], Tensor], x_BC: Tensor) -> Tensor:
-    """`call(x_BC)` of a VAE of images; a video, [B, C, T, H, W], goes through it one frame after the other."""
+    """Compute `call(x_BC)` of an image VAE; a video, [B, C, T, H, W], is processed frame by frame."""
     if x_BC.dim() == 4:
         return call(x_BC)
     return torch.stack([call(frame_BCHW) for frame_BCHW in x_BC.unbind(2)], dim=2)
 
 
 def latent_of(moments_BC: Tensor, draw: Callable[[tuple[int, ...]], Tensor] | None = None) -> Tensor:
-    """The latent that a Gaussian posterior's moments stand for: its mean, or a sample with the unit noise that
-    `draw` gives for the latent's shape."""
+    """Return the latent of a Gaussian posterior's moments: its mean, or a sample with the unit noise that `draw`
+    returns for the latent's shape."""
     mean_BC, logvar_BC = moments_BC.chunk(2, dim=1)
     if draw is None:
         return mean_BC
-    deviation_BC = torch.exp(0.5 * logvar_BC.clamp(LEAST_LOGVAR, MOST_LOGVAR))
+    deviation_BC = torch.exp(0.5 * logvar_BC.clamp(MIN_LOGVAR, MAX_LOGVAR))
     return mean_BC + deviation_BC * draw(tuple(mean_BC.shape)).to(mean_BC)
 
 
 def downscales_of(vae: nn.Module, dimensions: int) -> tuple[Downscale, ...]:
-    """How `vae` divides each of its `dimensions` (1, 2 or 3), from its attributes and configuration.
+    """Return the downscale of each of the `dimensions` (1, 2 or 3) of `vae`, from its attributes and configuration.
 
-    Raises UnusableField for a VAE that does not say.
+    Raises UnusableField for a VAE that does not define it.
     """
     plain: Any = vae  # diffusers is not typed
     config = dict(plain.config)
@@ -168,7 +167,7 @@ def downscales_of(vae: nn.Module, dimensions: int) -> tuple[Downscale, ...]:
         blocks = config.get("block_out_channels") or config.get("encoder_block_out_channels")
         space = None if blocks is None else 2 ** (len(blocks) - 1)
     elif "scale_factor_spatial" in config:
-        # Wan's attribute leaves its patches out
+        # Wan's attribute does not include its patches
         space *= config.get("patch_size") or 1
     height = _known(space, vae)
     if dimensions == 2:
@@ -182,14 +181,14 @@ def downscales_of(vae: nn.Module, dimensions: int) -> tuple[Downscale, ...]:
 
 def _known(factor: int | None, vae: nn.Module) -> Downscale:
     if factor is None:
-        raise unusable_field("VAE", type(vae).__name__, "one whose configuration says how it divides sizes")
+        raise unusable_field("VAE", type(vae).__name__, "a VAE whose configuration defines its downscale factors")
     return Downscale(int(factor))
 
 
 @contextmanager
-def _no_leftovers(vae: nn.Module) -> Iterator[None]:
-    """Video VAEs that go over time by chunks keep the ends of chunks on themselves; a call that is stopped midway would
-    leave them there, on the device, until the next one."""
+def _clears_cache(vae: nn.Module) -> Iterator[None]:
+    """Clear the cache of a video VAE after an error: it keeps the ends of time chunks on the module, which a stopped
+    call would leave on the device until the next one."""
     try:
         yield
     except BaseException:

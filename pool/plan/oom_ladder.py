@@ -1,9 +1,8 @@
-"""What is done next about a run that ran out of device memory, given what was tried. Pure and torch-free.
+"""Decides the next step after a run ran out of device memory, given what was tried. Pure and torch-free.
 
-The worker's part of the ladder: drop what was brought ahead for another task -> drop caches -> stream more -> divide
-the run. Each step is taken when the one before did not help, from what costs the least time to what costs the most;
-none changes which image comes out (a division says so itself where it changes last bits). When nothing is left the
-run is the scheduler's again, which has other workers. `pool.engine.engine` does what is decided here.
+The worker's part of the ladder: drop preloaded weights -> drop caches -> stream more -> divide the run. Steps are
+ordered by cost in time; none changes the image (an execution mode documents if it changes last bits). When none is
+left, the scheduler decides, which has other workers. `pool.engine.engine` carries the decision out.
 """
 
 from __future__ import annotations
@@ -11,47 +10,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import Division, Rung
+from modelpool.pool.specs.spec import ExecutionMode, OomStep
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
-    """One way to try a run.
+class RunAttempt:
+    """One attempt of a run.
 
-    division           whole or in parts
-    most_weight_bytes  of its components, so many bytes may be resident, the rest streams; None: as many as fit
-    rungs              what was done to get here, in order
+    division           execution mode
+    most_weight_bytes  maximum resident bytes of its components, the rest streams; None: as many as fit
+    oom_steps          steps taken so far, in order
     """
 
-    division: Division
+    division: ExecutionMode
     most_weight_bytes: int | None = None
-    rungs: tuple[Rung, ...] = ()
+    oom_steps: tuple[OomStep, ...] = ()
 
 
-def next_try(
-    tried: Try, weight_bytes: int, ways: Sequence[Division], may_stream: bool = True, ahead_bytes: int = 0
-) -> Try | None:
-    """What to try when `tried` ran out of memory with `weight_bytes` of its components resident, or about to be, and
-    `ahead_bytes` of another task's brought while it ran.
+def next_attempt(
+    tried: RunAttempt, weight_bytes: int, modes: Sequence[ExecutionMode], may_stream: bool = True, ahead_bytes: int = 0
+) -> RunAttempt | None:
+    """Return the next attempt after `tried` ran out of memory with `weight_bytes` of its components resident, or about
+    to be, and `ahead_bytes` of other tasks preloaded.
 
-    `ways` are all divisions, the least divided first. None when nothing is left to try. Bounded: nothing is brought
-    ahead after the first try, caches are dropped once, weights are halved once and then all streamed, and each division
-    is tried once.
+    `modes` are all execution modes, the least divided first. None if nothing is left to try. Bounded: preloading stops
+    after the first attempt, caches are dropped once, weights are halved once and then fully streamed, and each mode is
+    tried once.
     """
-    if ahead_bytes > 0 and not tried.rungs:
-        return Try(tried.division, tried.most_weight_bytes, (Rung.DROP_AHEAD,))
-    if Rung.DROP_CACHES not in tried.rungs:
-        return Try(tried.division, tried.most_weight_bytes, (*tried.rungs, Rung.DROP_CACHES))
+    if ahead_bytes > 0 and not tried.oom_steps:
+        return RunAttempt(tried.division, tried.most_weight_bytes, (OomStep.DROP_AHEAD,))
+    if OomStep.DROP_CACHES not in tried.oom_steps:
+        return RunAttempt(tried.division, tried.most_weight_bytes, (*tried.oom_steps, OomStep.DROP_CACHES))
     if may_stream and weight_bytes > 0 and tried.most_weight_bytes != 0:
-        was_halved = Rung.STREAM_MORE in tried.rungs
-        return Try(tried.division, 0 if was_halved else weight_bytes // 2, (*tried.rungs, Rung.STREAM_MORE))
-    smaller = [way for way in ways if way.activation_bytes < tried.division.activation_bytes]
+        was_halved = OomStep.STREAM_MORE in tried.oom_steps
+        return RunAttempt(
+            tried.division, 0 if was_halved else weight_bytes // 2, (*tried.oom_steps, OomStep.STREAM_MORE)
+        )
+    smaller = [mode for mode in modes if mode.activation_bytes < tried.division.activation_bytes]
     if smaller:
-        least_divided = max(smaller, key=lambda way: way.activation_bytes)
-        return Try(least_divided, tried.most_weight_bytes, (*tried.rungs, Rung.DIVIDE))
+        least_divided = max(smaller, key=lambda mode: mode.activation_bytes)
+        return RunAttempt(least_divided, tried.most_weight_bytes, (*tried.oom_steps, OomStep.DIVIDE))
     return None
 
 
-def most_tries(ways: Sequence[Division]) -> int:
-    """No run is tried more often than this."""
-    return 5 + len(ways) - 1
+def max_attempts(modes: Sequence[ExecutionMode]) -> int:
+    """Return the maximum number of attempts of one run."""
+    return 5 + len(modes) - 1

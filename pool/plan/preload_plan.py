@@ -1,15 +1,16 @@
-"""What of a coming task's weights goes to a GPU while another task runs there. Pure byte arithmetic.
+"""Plan which weights of the next task to preload while the current task runs. Pure byte arithmetic.
 
-The worker moves what is decided here, the scheduler assumes it, the simulator charges time for it: one truth, as
-`pool.plan.residency` is for what moves before a run. Standard library only.
+The worker moves what is decided here, the scheduler predicts with it, the simulator charges time for it: one source, as
+`pool.plan.residency` is for moves before a run. Standard library only.
 
 Rules
-1. Nothing that the run holds moves: what is leased is neither shrunk nor patched anew. Its activations and scratch stay
-   free, with a margin beside them, since they are estimates; so does the scratch that the arriving weights need.
-2. What leaves is what the coming task's own plan would let leave when the run is over, in that order and no more of it
-   than is needed; of what the run holds nothing.
-3. What saves most seconds arrives first: the component with the most bytes on the bus.
-4. Only components that the coming task will have whole: of one that streams in part, its own turn says which part.
+1. Nothing that the current run uses moves: leased components are neither shrunk nor re-patched. Its activations and
+   scratch stay free, with a margin because they are estimates, and so does the scratch of the arriving weights.
+2. Evicted are the components that the next task's own plan would evict after the run, in that order and no more than
+   needed; never those of the current run.
+3. The component with the most bytes on the bus arrives first: it saves most seconds.
+4. Only components that will be fully resident for the next task: for a partly streamed one, its own plan selects the
+   part.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from typing import Final
 
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.plan.residency import Move, Residency, Resident, make_room, needed_bytes, upload_bytes_of
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
-#: of what a run holds beside weights, so much again is left free: a run that runs out of memory is made anew. An
-#: assumption: estimates of activations that runs corrected are closer than that
+#: margin as a fraction of the activations and scratch of a run, which restarts if it runs out of memory. An assumption:
+#: calibrated estimates of activations are closer than that
 MARGIN_PART = 8
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Held:
-    """What a run that is under way holds.
+class RunningLease:
+    """What the current run uses.
 
     components  those that may not move
-    run_bytes   what it may have beside weights: activations and scratch
+    run_bytes   its activations and scratch
     """
 
     components: Final[frozenset[ComponentKey]]
@@ -46,12 +47,12 @@ class Held:
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class Arrival:
-    """Weights of one component that arrive beside a run.
+    """Weights of one component that arrive during a run.
 
-    from_bytes    what is resident of it when the first of them arrives, in the patches of `use`
-    to_bytes      what is when all have
-    upload_bytes  as they cross the bus
-    is_switch     some of it is there with other patches
+    from_bytes    resident bytes with the patches of `use` before the first upload
+    to_bytes      resident bytes after the last one
+    upload_bytes  bytes on the bus
+    is_switch     a part of it is resident with other patches
     """
 
     use: Final[ComponentUse]
@@ -70,15 +71,15 @@ class Arrival:
         self.is_switch = is_switch
 
     def entry(self, uploaded_bytes: int) -> Resident:
-        """What is resident of it when so much of it has crossed the bus."""
+        """Return its resident part after `uploaded_bytes` have crossed the bus."""
         grown_bytes = (self.to_bytes - self.from_bytes) * min(uploaded_bytes, self.upload_bytes) // self.upload_bytes
         use = self.use
         return Resident(use.component, self.from_bytes + grown_bytes, use.patch_digest, use.patched_bytes)
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class AheadPlan:
-    """What leaves, then what arrives, in order, beside a run."""
+class PreloadPlan:
+    """Evictions, then arrivals, in order, during a run."""
 
     evict: Final[tuple[Move, ...]]
     arrive: Final[tuple[Arrival, ...]]
@@ -94,11 +95,12 @@ class AheadPlan:
 
     @property
     def switches(self) -> int:
-        """Components that get other patches."""
+        """Number of components that get other patches."""
         return sum([arrival.is_switch for arrival in self.arrive])
 
     def after(self, now: Residency, uploaded_bytes: int | None = None) -> Residency:
-        """What is on the GPU when so many bytes have crossed the bus (None: all). Nothing has left before the first."""
+        """Return the residency after `uploaded_bytes` have crossed the bus (None: all). Evictions happen with the first
+        byte."""
         left_bytes = self.upload_bytes if uploaded_bytes is None else uploaded_bytes
         if left_bytes <= 0:
             return now
@@ -108,51 +110,51 @@ class AheadPlan:
                 break
             arrived[arrival.use.component] = arrival.entry(left_bytes)
             left_bytes -= arrival.upload_bytes
-        lost = {move.component: move.bytes for move in self.evict}
+        evicted = {move.component: move.bytes for move in self.evict}
         entries: list[Resident] = []
         for entry in now.entries:
             key = entry.component
             if key in arrived:
                 continue
-            lost_bytes = lost.get(key, 0)
-            if not lost_bytes:
+            evicted_bytes = evicted.get(key, 0)
+            if not evicted_bytes:
                 entries.append(entry)
-            elif entry.resident_bytes > lost_bytes:
-                stays_bytes = entry.resident_bytes - lost_bytes
+            elif entry.resident_bytes > evicted_bytes:
+                stays_bytes = entry.resident_bytes - evicted_bytes
                 entries.append(Resident(key, stays_bytes, entry.patch_digest, entry.patched_bytes))
         entries += [entry for entry in arrived.values() if entry.resident_bytes > 0]
         return Residency(now.capacity_bytes, tuple(entries))
 
 
-#: nothing moves beside the run
-NOTHING_AHEAD = AheadPlan()
+#: nothing moves during the run
+NOTHING_TO_PRELOAD = PreloadPlan()
 
 
-def plan_ahead(
+def plan_preload(
     now: Residency,
-    held: Held,
+    held: RunningLease,
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
-    outlook: Outlook = NO_OUTLOOK,
-) -> AheadPlan:
-    """What to move beside a run for a task with `uses` and `activation_bytes` that is to come after it.
+    hints: EvictionHints = NO_HINTS,
+) -> PreloadPlan:
+    """Plan the moves during a run for the next task, with `uses` and `activation_bytes`.
 
-    `now` is what is there while the run goes on, with the whole capacity. Nothing when the task does not fit the GPU.
+    `now` is the residency during the run, with the full capacity. Empty if the task does not fit the GPU.
     """
-    coming = _coming(now, uses, specs, activation_bytes, outlook)
+    coming = _coming(now, uses, specs, activation_bytes, hints)
     if coming is None:
-        return NOTHING_AHEAD
-    targets, lost = coming
+        return NOTHING_TO_PRELOAD
+    targets, evicted = coming
     working_bytes = held.run_bytes + held.run_bytes // MARGIN_PART + needed_bytes(uses, 0)
     free_bytes = now.capacity_bytes - working_bytes
     for entry in now.entries:
         free_bytes -= entry.resident_bytes
     room_bytes = free_bytes
     leaving: list[Move] = []
-    if lost:
+    if evicted:
         components = held.components
-        leaving = [Move(key, lost_bytes) for key, lost_bytes in lost.items() if key not in components]
+        leaving = [Move(key, evicted_bytes) for key, evicted_bytes in evicted.items() if key not in components]
         for move in leaving:
             room_bytes += move.bytes
     before = {entry.component: entry for entry in now.entries}
@@ -168,8 +170,8 @@ def plan_ahead(
             free_bytes -= grown_bytes
             found.append(arrival)
     if not found:
-        return NOTHING_AHEAD
-    return AheadPlan(_as_needed(leaving, -free_bytes), tuple(found))
+        return NOTHING_TO_PRELOAD
+    return PreloadPlan(_as_needed(leaving, -free_bytes), tuple(found))
 
 
 def _coming(
@@ -177,10 +179,10 @@ def _coming(
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
-    outlook: Outlook,
+    hints: EvictionHints,
 ) -> tuple[Mapping[ComponentKey, int], Mapping[ComponentKey, int]] | None:
-    """What the task will have of each component when it runs, and what its plan lets leave of others, in order; None
-    when it does not fit. Where there is room for all of it beside what is there the plan is known without making it."""
+    """Bytes of each component during the next task, and bytes that its plan evicts of others, in order; None if it does
+    not fit. If everything fits without evictions, the plan is known without computing it."""
     whole = {use.component: specs[use.component].weight_bytes for use in uses}
     all_bytes = needed_bytes(uses, activation_bytes)
     for entry in now.entries:
@@ -191,10 +193,10 @@ def _coming(
     if all_bytes <= now.capacity_bytes:
         return whole, {}
     try:
-        _, targets, lost = make_room(now, uses, specs, activation_bytes, outlook=outlook)
+        _, targets, evicted = make_room(now, uses, specs, activation_bytes, hints=hints)
     except DoesNotFit:
         return None
-    return targets, lost
+    return targets, evicted
 
 
 def _arrival(
@@ -204,7 +206,7 @@ def _arrival(
     targets: Mapping[ComponentKey, int],
     room_bytes: int,
 ) -> Arrival | None:
-    """What arrives of one component where there is so much room; None where nothing does."""
+    """The arrival of one component into `room_bytes`; None if nothing arrives."""
     spec, target_bytes = specs[use.component], targets[use.component]
     there_bytes = from_bytes = 0 if before is None else before.resident_bytes
     is_switch = before is not None and before.patch_digest != use.patch_digest
@@ -225,12 +227,12 @@ def _missing_bytes(
     specs: Mapping[ComponentKey, ComponentSpec],
     targets: Mapping[ComponentKey, int],
 ) -> int:
-    """Bytes on the bus that the coming task's plan has for a component."""
+    """Bytes on the bus of a component in the next task's plan."""
     return upload_bytes_of(before, use, specs[use.component], targets[use.component])
 
 
 def _as_needed(leaving: Sequence[Move], missing_bytes: int) -> tuple[Move, ...]:
-    """As much of `leaving`, in order, as makes up for what is missing."""
+    """The first moves of `leaving` that free `missing_bytes`."""
     moves = []
     for move in leaving:
         if missing_bytes <= 0:

@@ -1,30 +1,29 @@
-"""Which bytes of which components are on one GPU, and what a task would move. Pure byte arithmetic.
+"""Plans which bytes of which components are on one GPU, and what a task moves. Pure byte arithmetic.
 
-The worker executes these plans, the scheduler predicts with them, the simulator charges time for them: one truth.
-Standard library only. Knows sizes, not modules of torch. `pool.plan.residency_reasons` says in words why a plan is as
-it is.
+The worker executes these plans, the scheduler predicts with them, the simulator charges time for them: one source.
+Standard library only. Knows sizes, not torch modules. `pool.plan.residency_reasons` explains plans in words.
 
 Rules
-1. A task needs its activations and the scratch of its hungriest component free; weights get what is left.
-2. Any component can run with no byte resident (all streamed), so a task fits exactly when rule 1 leaves nothing
-   negative for what is leased and for floors. These are never touched.
-3. No more bytes leave than are needed. Who gives way, in this order:
-   a. lower priority first: somebody said so, and may know more than any rule;
-   b. what no expected task needs, before what one does: it is not known to come back at all;
-   c. of what is expected, the one needed last (Belady): its room serves all others for longest. Where every byte of
-      room costs the same to bring back this is the optimum;
-   d. of the rest, the least worth: bytes on the bus that bring a byte of room back, over how long ago it was used. This
-      is GreedyDual without its memory: age is counted in bytes used since, so it needs no clock, and what costs half as
-      much to bring back (stored in half the bytes) leaves at half the age. At equal prices it is least recently used
-      first. Patches do not count: the next use may want others, and in simulations of many models no surcharge for what
-      is patched, up or down, moved fewer bytes.
-4. A component of one pass costs the bus the same loaded or streamed. What it would bring to the GPU gives way as in 3,
-   beside what is there: a text encoder that nobody needs soon does not push out weights that somebody does. That
-   nothing is known is no reason to stream it: what is just used is worth the most under 3d. (On the sequences of
-   benchmarks/vram.py, always streaming it without a hint saved a twentieth of the bytes on independent requests, and
-   cost a quarter more where one model is asked for several times in a row.)
-5. With nothing leased and no floors, the bytes on the bus of a task depend on its own entries and the capacity alone,
-   rounding by a byte a component apart.
+1. A task needs its activations and the scratch of its largest component free; weights get the rest.
+2. Any component can run with no byte resident (fully streamed), so a task fits exactly if rule 1 leaves nothing
+   negative for leased and pinned bytes. These are never evicted.
+3. No more bytes are evicted than needed, in this order:
+   a. lower priority first: set by the user, who may know more than any rule;
+   b. components that no expected task needs, before expected ones: they may not return at all;
+   c. of the expected ones, the one needed last (Belady): its room serves all others for longest. If every byte of room
+   costs the same to bring back this is the optimum;
+   d. of the rest, the lowest value: bytes on the bus per byte of room, divided by the age. This is GreedyDual without
+   its memory: age is counted in bytes used since, so it needs no clock, and a component that costs half as much to
+   bring back (stored in half the bytes) leaves at half the age. At equal costs this is LRU. Patches do not count: the
+   next use may need others, and in simulations of many models no surcharge for patched weights, up or down, moved fewer
+   bytes.
+4. A component of one pass costs the same on the bus loaded or streamed. The bytes that it would load are eviction
+   candidates as in 3: a text encoder that is not needed soon does not evict weights that are. Without hints it is
+   loaded: what was just used has the highest value under 3d. (On the sequences of benchmarks/vram.py, always streaming
+   it without a hint saved a twentieth of the bytes on independent requests, and cost a quarter more if one model is
+   requested several times in a row.)
+5. With nothing leased or pinned, the bytes on the bus of a task depend on its own entries and the capacity alone,
+   except for rounding by a byte per component.
 """
 
 from __future__ import annotations
@@ -36,32 +35,33 @@ from typing import TypeAlias
 
 from modelpool.pool.core.errors import does_not_fit
 from modelpool.pool.plan.streaming_order import ModuleBytes, choose_modules
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.moves import Move, ResidencyPlan
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
 from modelpool.pool.specs.resident import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
 __all__ = [
-    "Claim",
+    "EvictionCandidate",
     "ModuleBytes",
     "Move",
     "Residency",
     "ResidencyPlan",
     "Resident",
     "choose_modules",
-    "claims",
+    "eviction_candidates",
     "needed_bytes",
     "plan",
     "upload_bytes_of",
 ]
 
-#: what was just used has the age of capacity / YOUTH_PART bytes. From benchmarks/vram.py: 1/64 to 1/16 of the capacity
-#: differ by 3% in bytes moved; at 1/4, what is dear to bring back hardly ever leaves, which cost up to a third more
+#: a component that was just used has the age of capacity / YOUTH_PART bytes. From benchmarks/vram.py: 1/64 to 1/16 of
+#: the capacity differ by 3% in bytes moved; at 1/4, expensive components are hardly ever evicted, which cost up to a
+#: third more
 YOUTH_PART = 32
 
 
 def needed_bytes(uses: Iterable[ComponentUse], activation_bytes: int) -> int:
-    """The smallest budget that a task runs in: its activations and its largest scratch."""
+    """Return the smallest budget in which a task runs: its activations and its largest scratch."""
     most_bytes = 0
     for use in uses:
         if use.scratch_bytes > most_bytes:
@@ -70,10 +70,10 @@ def needed_bytes(uses: Iterable[ComponentUse], activation_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Bytes that could give way to a task: of another component, or what the task would bring for its one pass.
+class EvictionCandidate:
+    """Bytes that a task could evict: of another component, or those that it would load for its single pass.
 
-    order  compares with that of other claims: lower gives way first
+    order  compares candidates: lower is evicted first
     """
 
     component: ComponentKey
@@ -87,20 +87,19 @@ def plan(
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     leased: frozenset[ComponentKey] = frozenset(),
-    outlook: Outlook = NO_OUTLOOK,
+    hints: EvictionHints = NO_HINTS,
 ) -> ResidencyPlan:
-    """What to move so that a task with `uses` and `activation_bytes` can run on `now`.
+    """Plan the moves so that a task with `uses` and `activation_bytes` can run on `now`.
 
-    Components get bytes in the order of `uses`. A leased component that the task does not use stays as it is; one that
-    it does use may grow but is neither shrunk nor patched anew. Floors hold for the bytes that are there: a component
-    below its floor is not loaded for it.
-    Raises DoesNotFit when activations, scratch, leased bytes and floors exceed the capacity, or when a leased component
-    would have to change its patches.
+    Components get bytes in the order of `uses`. A leased component that the task does not use stays unchanged; one that
+    it uses may grow but is neither shrunk nor re-patched. Pins apply to resident bytes: a component below its pin is
+    not loaded for it. Raises DoesNotFit if activations, scratch, leased and pinned bytes exceed the capacity, or if a
+    leased component would have to change its patches.
     """
-    others, targets, lost = make_room(now, uses, specs, activation_bytes, leased, outlook)
-    evict = [Move(key, lost_bytes) for key, lost_bytes in lost.items()]
-    if lost:
-        others = _after(others, lost)
+    others, targets, evicted = make_room(now, uses, specs, activation_bytes, leased, hints)
+    evict = [Move(key, evicted_bytes) for key, evicted_bytes in evicted.items()]
+    if evicted:
+        others = _after(others, evicted)
     upload: list[Move] = []
     switched: list[ComponentKey] = []
     streamed_bytes = 0
@@ -128,54 +127,58 @@ def make_room(
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     leased: frozenset[ComponentKey] = frozenset(),
-    outlook: Outlook = NO_OUTLOOK,
+    hints: EvictionHints = NO_HINTS,
 ) -> tuple[list[Resident], dict[ComponentKey, int], dict[ComponentKey, int]]:
-    """The part of `plan` that says who gets room: entries of components that the task does not use, as they are now;
-    bytes that each component has that it uses; and bytes that leave of the others, in order.
+    """The allocation part of `plan`: the entries of components that the task does not use, as they are now; the bytes
+    of each component that it uses; and the bytes evicted of the others, in order.
 
     Raises DoesNotFit as `plan` does.
     """
-    others, held, targets, room_bytes = _shared_out(now, uses, specs, activation_bytes, leased, outlook)
+    others, held, targets, room_bytes = _allot(now, uses, specs, activation_bytes, leased, hints)
     missing_bytes = -room_bytes
     for entry in others:
         missing_bytes += entry.resident_bytes
     if missing_bytes <= 0:
         return others, targets, {}
-    lost = _give_way(_claims(now, others, held, uses, specs, targets, outlook), missing_bytes)
+    evicted = _evict(_eviction_candidates(now, others, held, uses, specs, targets, hints), missing_bytes)
     for key in targets:
-        targets[key] -= lost.pop(key, 0)
-    return others, targets, lost
+        targets[key] -= evicted.pop(key, 0)
+    return others, targets, evicted
 
 
-def claims(
+def eviction_candidates(
     now: Residency,
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     leased: frozenset[ComponentKey] = frozenset(),
-    outlook: Outlook = NO_OUTLOOK,
-) -> tuple[Claim, ...]:
-    """What could give way to the task, first the first to go: what `plan` takes from until there is room enough.
+    hints: EvictionHints = NO_HINTS,
+) -> tuple[EvictionCandidate, ...]:
+    """Return the eviction candidates of the task, the first to be evicted first: `plan` evicts from them until there is
+    room.
 
     Raises DoesNotFit as `plan` does.
     """
-    others, held, targets, _ = _shared_out(now, uses, specs, activation_bytes, leased, outlook)
-    found = _claims(now, others, held, uses, specs, targets, outlook)
+    others, held, targets, _ = _allot(now, uses, specs, activation_bytes, leased, hints)
+    found = _eviction_candidates(now, others, held, uses, specs, targets, hints)
     return tuple(
-        [Claim(key, free_bytes, (priority, named, worth)) for priority, named, worth, _, key, free_bytes in found]
+        [
+            EvictionCandidate(key, free_bytes, (priority, named, worth))
+            for priority, named, worth, _, key, free_bytes in found
+        ]
     )
 
 
-def _shared_out(
+def _allot(
     now: Residency,
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     leased: frozenset[ComponentKey],
-    outlook: Outlook,
+    hints: EvictionHints,
 ) -> tuple[list[Resident], dict[ComponentKey, int], dict[ComponentKey, int], int]:
-    """Entries of components that the task does not use and what of them must stay; bytes for each that it uses if all
-    others make way; and the room that this leaves to the others, with what must stay.
+    """Entries of components that the task does not use and the bytes of them that must stay; bytes of each component
+    that it uses if all others are evicted; and the room that this leaves to the others, including bytes that must stay.
 
     Raises DoesNotFit.
     """
@@ -183,36 +186,36 @@ def _shared_out(
     others = [e for e in now.entries if e.component not in wanted]
     room_bytes = now.capacity_bytes - needed_bytes(uses, activation_bytes)
     held: dict[ComponentKey, int] = {}
-    floors: dict[ComponentKey, int] = {}
+    pinned_bytes: dict[ComponentKey, int] = {}
     held_bytes = floor_bytes = 0
-    if leased or outlook.floors:
-        held = _held(others, leased, outlook)
-        floors = {u.component: _own_floor(now, u, leased, outlook) for u in uses}
-        held_bytes, floor_bytes = sum(held.values()), sum(floors.values())
+    if leased or hints.pinned_bytes:
+        held = _held(others, leased, hints)
+        pinned_bytes = {u.component: _own_floor(now, u, leased, hints) for u in uses}
+        held_bytes, floor_bytes = sum(held.values()), sum(pinned_bytes.values())
     if room_bytes < held_bytes + floor_bytes:
-        raise _too_small(now, uses, activation_bytes, leased, {**held, **floors})
-    targets = _share(room_bytes - held_bytes, uses, specs, floors)
+        raise _too_small(now, uses, activation_bytes, leased, {**held, **pinned_bytes})
+    targets = _share(room_bytes - held_bytes, uses, specs, pinned_bytes)
     return others, held, targets, room_bytes - sum(targets.values())
 
 
-def _held(others: Iterable[Resident], leased: frozenset[ComponentKey], outlook: Outlook) -> dict[ComponentKey, int]:
+def _held(others: Iterable[Resident], leased: frozenset[ComponentKey], hints: EvictionHints) -> dict[ComponentKey, int]:
     """Bytes of components that the task does not use and that must stay."""
-    floors = outlook.floors
+    pinned_bytes = hints.pinned_bytes
     return {
         e.component: e.resident_bytes
         if e.component in leased
-        else max(0, min(e.resident_bytes, floors.get(e.component, 0)))
+        else max(0, min(e.resident_bytes, pinned_bytes.get(e.component, 0)))
         for e in others
     }
 
 
-def _own_floor(now: Residency, use: ComponentUse, leased: frozenset[ComponentKey], outlook: Outlook) -> int:
+def _own_floor(now: Residency, use: ComponentUse, leased: frozenset[ComponentKey], hints: EvictionHints) -> int:
     """Bytes of a component that the task uses and that must stay."""
     before = now.of(use.component)
     if before is None:
         return 0
     if use.component not in leased:
-        return max(0, min(before.resident_bytes, outlook.floors.get(use.component, 0)))
+        return max(0, min(before.resident_bytes, hints.pinned_bytes.get(use.component, 0)))
     if before.patch_digest != use.patch_digest:
         raise does_not_fit(
             f"{use.component} with other patches", before.resident_bytes, 0, "it is leased with the patches it has"
@@ -235,7 +238,7 @@ def _too_small(
         activation_bytes + scratch_bytes + leased_bytes + floor_bytes,
         now.capacity_bytes,
         f"activations {activation_bytes} B, working set of the largest layer {scratch_bytes} B, "
-        f"leased {leased_bytes} B, floors of what is to stay {floor_bytes} B",
+        f"leased {leased_bytes} B, pinned {floor_bytes} B",
     )
 
 
@@ -243,13 +246,13 @@ def _share(
     weights_bytes: int,
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
-    floors: Mapping[ComponentKey, int],
+    pinned_bytes: Mapping[ComponentKey, int],
 ) -> dict[ComponentKey, int]:
-    """Leased floors first, then top up in the order given."""
+    """Leased and pinned bytes first, then fill up in the order of `uses`."""
     targets: dict[ComponentKey, int] = {}
-    left_bytes = weights_bytes - sum(floors.values()) if floors else weights_bytes
+    left_bytes = weights_bytes - sum(pinned_bytes.values()) if pinned_bytes else weights_bytes
     for use in uses:
-        floor_bytes = floors[use.component] if floors else 0
+        floor_bytes = pinned_bytes[use.component] if pinned_bytes else 0
         extra_bytes = specs[use.component].weight_bytes - floor_bytes
         if extra_bytes > left_bytes:
             extra_bytes = left_bytes
@@ -260,27 +263,27 @@ def _share(
     return targets
 
 
-#: priority, whether it is expected, worth, place in the order given, component, bytes
-_Claim: TypeAlias = tuple[int, bool, float, int, ComponentKey, int]
+#: priority, whether it is expected, value, index, component, bytes
+_Candidate: TypeAlias = tuple[int, bool, float, int, ComponentKey, int]
 
 
-def _claims(
+def _eviction_candidates(
     now: Residency,
     others: Sequence[Resident],
     held: Mapping[ComponentKey, int],
     uses: Sequence[ComponentUse],
     specs: Mapping[ComponentKey, ComponentSpec],
     targets: Mapping[ComponentKey, int],
-    outlook: Outlook,
-) -> list[_Claim]:
-    """What `targets` could make give way, first the first to go.
+    hints: EvictionHints,
+) -> list[_Candidate]:
+    """Candidates for eviction, including bytes of `targets`, the first to be evicted first.
 
-    A second plan on what the first one leaves takes the same arrivals from the same place: evictions make the others
-    that stay younger, never older, and put no arrival behind one of them.
+    A second plan on the result of the first evicts the same arrivals at the same position: evictions make the remaining
+    components younger, never older, and never move an arrival behind one of them.
     """
-    places = {key: place for place, key in enumerate(outlook.needed_next)}
-    priorities = outlook.priorities
-    found: list[_Claim] = []
+    places = {key: place for place, key in enumerate(hints.needed_next)}
+    priorities = hints.priorities
+    found: list[_Candidate] = []
     age_bytes = now.capacity_bytes // YOUTH_PART + 1
     for index in range(len(others) - 1, -1, -1):
         entry = others[index]
@@ -307,27 +310,27 @@ def _claims(
 
 
 def _price(spec: ComponentSpec | None) -> float:
-    """Bytes on the bus that bring one byte of room back; 1 where the sizes are not known."""
+    """Bytes on the bus to bring back one byte of room; 1 if the sizes are unknown."""
     return 1.0 if spec is None else spec.upload_bytes / spec.weight_bytes
 
 
-def _give_way(ordered: Iterable[_Claim], missing_bytes: int) -> dict[ComponentKey, int]:
-    """What each gives up, in order; together `missing_bytes`."""
-    lost: dict[ComponentKey, int] = {}
+def _evict(ordered: Iterable[_Candidate], missing_bytes: int) -> dict[ComponentKey, int]:
+    """Bytes evicted of each candidate, in order; together `missing_bytes`."""
+    evicted: dict[ComponentKey, int] = {}
     for _, _, _, _, key, free_bytes in ordered:
         if free_bytes >= missing_bytes:
-            lost[key] = missing_bytes
-            return lost
-        lost[key] = free_bytes
+            evicted[key] = missing_bytes
+            return evicted
+        evicted[key] = free_bytes
         missing_bytes -= free_bytes
-    raise AssertionError(f"{missing_bytes} bytes are missing beside all that could give way")
+    raise AssertionError(f"{missing_bytes} bytes are missing after evicting all candidates")
 
 
-def _after(others: Iterable[Resident], lost: Mapping[ComponentKey, int]) -> list[Resident]:
-    """`others` with what each has left."""
+def _after(others: Iterable[Resident], evicted: Mapping[ComponentKey, int]) -> list[Resident]:
+    """`others` without the evicted bytes."""
     kept: list[Resident] = []
     for e in others:
-        left_bytes = e.resident_bytes - lost.get(e.component, 0)
+        left_bytes = e.resident_bytes - evicted.get(e.component, 0)
         if left_bytes == e.resident_bytes:
             kept.append(e)
         elif left_bytes:
@@ -336,7 +339,7 @@ def _after(others: Iterable[Resident], lost: Mapping[ComponentKey, int]) -> list
 
 
 def upload_bytes_of(before: Resident | None, use: ComponentUse, spec: ComponentSpec, target_bytes: int) -> int:
-    """Bytes on the bus to bring `before` to `target_bytes` with the patches of `use`."""
+    """Return the bytes on the bus to bring `before` to `target_bytes` with the patches of `use`."""
     if before is None:
         return _on_the_bus(spec, target_bytes)
     arriving_bytes = max(0, target_bytes - before.resident_bytes)
@@ -347,5 +350,5 @@ def upload_bytes_of(before: Resident | None, use: ComponentUse, spec: ComponentS
 
 
 def _on_the_bus(spec: ComponentSpec, resident_bytes: int) -> int:
-    """`resident_bytes` of compute dtype as they cross the bus in storage dtype, rounded up."""
+    """Convert `resident_bytes` in compute dtype to bytes on the bus in storage dtype, rounded up."""
     return -(-resident_bytes * spec.upload_bytes // spec.weight_bytes)

@@ -1,6 +1,6 @@
-"""Why a plan is as it is: one plain sentence for each eviction and each component that streams. Pure and torch-free.
+"""Explains a plan: one sentence for each eviction and each component that streams. Pure and torch-free.
 
-Decides nothing: the rules are those of `pool.plan.residency`, and what could have given way is asked of it.
+The rules and the eviction candidates are those of `pool.plan.residency`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from math import inf
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.plan.residency import Claim, Residency, ResidencyPlan, claims, plan
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.plan.residency import EvictionCandidate, Residency, ResidencyPlan, eviction_candidates, plan
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
-#: a component of the task itself gives up bytes
-OWN_SHRINKS = "activations, scratch and the weights named before it need the room"
+#: reason for evicting part of a component of the task itself
+TASK_NEEDS_ROOM = "activations, scratch and the weights listed before it need the room"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why `bytes` of resident weights of a component leave the GPU, or are not brought to it and stream (`streams`)."""
+    """Why `bytes` of resident weights of a component are evicted, or are not loaded but stream (`streams`)."""
 
     component: ComponentKey
     bytes: int
@@ -38,20 +38,22 @@ def explain(
     specs: Mapping[ComponentKey, ComponentSpec],
     activation_bytes: int,
     leased: frozenset[ComponentKey] = frozenset(),
-    outlook: Outlook = NO_OUTLOOK,
+    hints: EvictionHints = NO_HINTS,
 ) -> tuple[Reason, ...]:
-    """The reasons of the plan that `pool.plan.residency.plan` makes of the same arguments: its evictions in order, then
-    the
-    components that stream in the order of `uses`. Empty when nothing leaves and nothing streams.
+    """Return the reasons of the plan that `pool.plan.residency.plan` makes of the same arguments: its evictions in
+    order, then the streamed components in the order of `uses`. Empty if nothing is evicted or streamed.
 
     Raises DoesNotFit as `plan` does.
     """
-    moves = plan(now, uses, specs, activation_bytes, leased, outlook)
+    moves = plan(now, uses, specs, activation_bytes, leased, hints)
     wanted = frozenset(use.component for use in uses)
-    words = _Words(now, moves, claims(now, uses, specs, activation_bytes, leased, outlook), specs, wanted)
+    words = _Words(now, moves, eviction_candidates(now, uses, specs, activation_bytes, leased, hints), specs, wanted)
     reasons = [
         Reason(
-            move.component, move.bytes, False, OWN_SHRINKS if move.component in wanted else words.leaves(move.component)
+            move.component,
+            move.bytes,
+            False,
+            TASK_NEEDS_ROOM if move.component in wanted else words.leaves(move.component),
         )
         for move in moves.evict
     ]
@@ -64,21 +66,21 @@ def explain(
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The sentences of one plan. `ordered` is all that could give way, first the first to go."""
+    """Builds the sentences of one plan. `ordered` are all eviction candidates, the first to be evicted first."""
 
     now: Residency
     moves: ResidencyPlan
-    ordered: tuple[Claim, ...]
+    ordered: tuple[EvictionCandidate, ...]
     specs: Mapping[ComponentKey, ComponentSpec]
     used: frozenset[ComponentKey]
 
     def leaves(self, key: ComponentKey) -> str:
-        """A component that the task does not use gives up bytes."""
+        """Reason for evicting a component that the task does not use."""
         index = self._index(key)
-        assert index is not None, f"{key} was evicted and could not give way"
+        assert index is not None, f"{key} was evicted but is not a candidate"
         claim, rival = self.ordered[index], self._rival(index)
         if rival is None:
-            return "the task needs the room, and all that could give way before it did"
+            return "the task needs the room, and all earlier candidates are evicted"
         if claim.order[0] < rival.order[0]:
             return f"its priority {claim.order[0]} is below that of {rival.component}, {rival.order[0]}"
         if claim.order[1]:
@@ -90,11 +92,11 @@ class _Words:
         return f"{self._worth(key)}; {rival.component} is worth more: {self._worth(rival.component)}"
 
     def streams(self, key: ComponentKey) -> str:
-        """Bytes of a component of the task do not come to the GPU."""
+        """Reason for streaming a component of the task."""
         index = self._index(key)
         rival = None if index is None or self._lost_bytes(self.ordered[index]) == 0 else self._rival(index)
         if index is None or rival is None:
-            return "no room is left beside activations, scratch, what must stay and the weights named before it"
+            return "no room is left by activations, scratch, pinned weights and the weights listed before it"
         claim = self.ordered[index]
         if claim.order[0] < rival.order[0]:
             better = f"has priority {rival.order[0]}, above {claim.order[0]}"
@@ -107,8 +109,8 @@ class _Words:
     def _index(self, key: ComponentKey) -> int | None:
         return next((index for index, claim in enumerate(self.ordered) if claim.component == key), None)
 
-    def _lost_bytes(self, claim: Claim) -> int:
-        """What the claim gave up: evicted, or not brought."""
+    def _lost_bytes(self, claim: EvictionCandidate) -> int:
+        """Bytes of the candidate that were evicted or not loaded."""
         evicted = next((move.bytes for move in self.moves.evict if move.component == claim.component), None)
         if evicted is not None:
             return evicted
@@ -120,8 +122,8 @@ class _Words:
             + _resident_bytes(self.now, claim.component)
         )
 
-    def _rival(self, index: int) -> Claim | None:
-        """The first behind `index` that gave up less than it could have."""
+    def _rival(self, index: int) -> EvictionCandidate | None:
+        """The first candidate after `index` that was not evicted completely."""
         return next((c for c in self.ordered[index + 1 :] if self._lost_bytes(c) < c.bytes), None)
 
     def _worth(self, key: ComponentKey) -> str:

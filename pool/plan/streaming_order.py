@@ -1,23 +1,23 @@
-"""Which modules of a component stay resident when not all can, and what a pass takes that streams the others.
+"""Selects the modules of a component that stay resident when not all fit, and predicts the time of a streamed pass.
 
-Pure and torch-free; knows bytes and operations of modules in the order in which a pass runs them, and nothing of
-devices: speeds and limits are arguments. Which component gets how many bytes is `pool.plan.residency`'s decision.
+Pure and torch-free: bytes and operations of modules in pass order; speeds and limits are arguments.
+`pool.plan.residency` decides how many bytes a component gets.
 
-A module streams well when much is computed for each byte that crosses the bus, and when other work lies between it and
-the next one that streams: copies run ahead of computing, but only by so many bytes. So, in this order:
-1. what is there already stays before anything new comes, so that a second choice with the same target moves nothing;
-2. tiny modules stay: to start their copy takes longer than the copy, and together they take no room to speak of;
-3. the fewer operations for each byte on the bus, the sooner it stays. In coarse classes (a factor of 4): finer ones
-   would bunch what streams for gains that no count of operations is exact enough to promise;
-4. within a class by multiples of the golden ratio, modulo 1, of their places: of that order any beginning lies evenly
-   over the pass, and so does what is left (Fibonacci hashing; Knuth, TAOCP 6.4). It never falls into step with blocks
-   of 4 or 8 layers, as bit-reversed places do;
-5. who does not fit in what is left is passed over, smaller ones may still fit.
-Where nobody counted operations, each resident byte is taken for the same number of them, which is so for linear layers.
+A module streams well if it computes much per byte on the bus, and if there is other work between it and the next
+streamed module: copies run ahead of compute, but only by a limited number of bytes. So, in this order:
+1. resident modules stay before new ones are added, so that a second choice with the same target moves nothing;
+2. tiny modules stay: starting their copy takes longer than the copy, and together they take little room;
+3. fewer operations per byte on the bus: resident first. In coarse classes (a factor of 4): finer ones would bunch the
+   streamed modules for gains below the accuracy of operation counts;
+4. within a class, by multiples of the golden ratio, modulo 1, of their positions: any prefix of that order is spread
+   evenly over the pass, and so is the rest (Fibonacci hashing; Knuth, TAOCP 6.4). It never falls into step with blocks
+   of 4 or 8 layers, as bit-reversed positions do;
+5. a module that does not fit in the rest is skipped, smaller ones may still fit.
+Without operation counts, each resident byte is assumed to have the same number of operations, as in linear layers.
 
-Largest first, which is usual, bunches what streams. It is better where few modules differ much in size or operations
+The usual order, largest first, bunches streamed modules. It is better if few modules differ much in size or operations
 and fill a target more tightly in falling order: for random models of 40 modules a pass took up to a fifth longer with
-the order that is used here, for real layouts none was found.
+the order used here; for real layouts no such case was found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-#: modules of one class differ in operations for a byte by at most a factor of 2 ** CLASS_BITS
+#: modules of one class differ in operations per byte by at most a factor of 2 ** CLASS_BITS
 CLASS_BITS = 2
 #: 2 ** 64 / golden ratio, made odd
 GOLDEN = 0x9E3779B97F4A7C15
@@ -38,9 +38,9 @@ TINY_CLASS = -1
 
 @dataclass(frozen=True, slots=True)
 class ModuleBytes:
-    """One module's own weights: bytes when resident (compute dtype) and on the bus (storage dtype).
+    """The weights of one module: bytes when resident (compute dtype) and on the bus (storage dtype).
 
-    flops  multiplications and additions of one pass through it at a usual size; 0 where nobody counted
+    flops  multiplications and additions of one pass at a typical size; 0 if not counted
     """
 
     name: str
@@ -52,10 +52,9 @@ class ModuleBytes:
 def choose_modules(
     modules: Sequence[ModuleBytes], target_bytes: int, now: Set[str], grow: bool = True
 ) -> frozenset[str]:
-    """The modules that should be resident: at most `target_bytes` together.
+    """Return the modules that should be resident: at most `target_bytes` together.
 
-    `modules` in the order of a pass. What is in `now` already stays before anything new comes; without `grow` nothing
-    new comes at all.
+    `modules` in pass order. Modules in `now` are kept before new ones are added; without `grow` none are added.
     """
     if grow and target_bytes >= sum(m.resident_bytes for m in modules):
         return frozenset(m.name for m in modules)
@@ -72,7 +71,7 @@ def choose_modules(
 
 
 def keep_order(modules: Sequence[ModuleBytes]) -> list[ModuleBytes]:
-    """The modules, first those that should be resident first. `modules` in the order of a pass."""
+    """Return the modules by priority of being resident. `modules` in pass order."""
     counted = any(m.flops for m in modules)
     seen: Counter[int] = Counter()
     ranked: list[tuple[int, int, int]] = []
@@ -88,7 +87,7 @@ def keep_order(modules: Sequence[ModuleBytes]) -> list[ModuleBytes]:
 
 
 def _class_of(module: ModuleBytes, operations: int) -> int:
-    """Whole steps of a factor of 2 ** CLASS_BITS in operations for each byte on the bus, from 0."""
+    """Class of operations per byte on the bus: steps of a factor of 2 ** CLASS_BITS, from 0."""
     # 2 ** 64 makes quotients below 1 whole numbers
     return ((operations << 64) // module.upload_bytes).bit_length() // CLASS_BITS
 
@@ -101,11 +100,11 @@ def pass_seconds(
     ahead_bytes: int,
     passes: int = 1,
 ) -> float:
-    """What `passes` take, `modules` one after the other, while those that are not in `resident` stream over one link.
+    """Return the time of `passes`, `modules` in order, while those that are not in `resident` stream over one link.
 
-    Copies run in order, each as soon as the link is free and the copies that wait for their module take at most
-    `ahead_bytes` with it; one alone may take more. A module begins when the one before has ended and its copy is there;
-    when it begins its copy no longer counts. Copies run ahead into the next pass; nothing is under way at first.
+    Copies run in order. Each starts when the link is free and the copies waiting for their module take at most
+    `ahead_bytes` including it; a single one may take more. A module starts when the previous one has ended and its copy
+    has arrived; its copy then no longer counts. Copies run ahead into the next pass; none are in flight at first.
     """
     waiting = deque([m for m in modules if m.name not in resident] * passes)
     arrivals: deque[tuple[float, int]] = deque()  # (seconds when there, bytes) of copies under way or waiting
@@ -140,6 +139,6 @@ def stall_seconds(
     ahead_bytes: int,
     passes: int = 1,
 ) -> float:
-    """The part of `pass_seconds` in which nothing computes."""
+    """Return the part of `pass_seconds` during which nothing computes."""
     taken = pass_seconds(modules, resident, link_bytes_per_second, flops_per_second, ahead_bytes, passes)
     return taken - passes * sum(m.flops for m in modules) / flops_per_second

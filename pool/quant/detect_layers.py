@@ -1,8 +1,8 @@
-"""Which layers of a file are quantized, and how, from names, shapes and markers alone. Torch-free.
+"""Detects the quantized layers of a file and their formats from names, shapes and markers. Torch-free.
 
-Knows the three ways in which files say it: a `comfy_quant` marker beside a layer's weight (JSON as bytes), the
+Knows the three published conventions: a `comfy_quant` marker next to a layer's weight (JSON as bytes), the
 `_quantization_metadata` entry of a safetensors header, and the older `scaled_fp8` files, whose parts have other names.
-Checks that every layer is stored as its format says. Reads no weights.
+Checks that every layer is stored as its format requires. Reads no weights.
 Source: comfyui-behaviour facts, section 2 (`convert_old_quants`, `detect_layer_quantization`).
 """
 
@@ -35,23 +35,23 @@ _LOG = logging.getLogger(__name__)
 
 MARKER = "comfy_quant"
 METADATA_KEY = "_quantization_metadata"
-#: what is larger describes no layer
-MOST_MARKER_BYTES = 1 << 16
+#: larger tensors are no markers
+MAX_MARKER_BYTES = 1 << 16
 
-#: ends of keys of files older than markers, and the names of the parts that they are now
+#: key endings in files older than markers, and the current part names
 _OLD_PARTS: Mapping[str, str] = MappingProxyType({"scale_weight": "weight_scale", "scale_input": INPUT_SCALE})
 _OLD_MARKER = "scaled_fp8"
-#: what a weight of an old file is, by its own type (its marker's type says nothing reliable)
+#: format of a weight of an old file, by its dtype (the dtype of its marker is unreliable)
 _OLD_FORMATS: Mapping[str, str] = MappingProxyType({"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"})
 _NUMBERS: Mapping[str, str] = MappingProxyType({"F16": "<e", "F32": "<f", "F64": "<d"})
 
 
-class Stored(Protocol):
-    """What is known of a stored tensor; `safetensors_file.TensorEntry` is one."""
+class StoredTensor(Protocol):
+    """Description of a stored tensor; `safetensors_file.TensorEntry` is one."""
 
     @property
     def dtype(self) -> str:
-        """safetensors' name of its type."""
+        """safetensors' name of its dtype."""
 
     @property
     def shape(self) -> Shape:
@@ -62,13 +62,13 @@ class Stored(Protocol):
 class QuantizedLayer:
     """One quantized weight of a file.
 
-    key       the name of the weight
-    format    how it is stored
-    settings  of the format, those that the marker leaves out included
-    marker    the JSON text that says all this, as it stands in the file or as it would
+    key       name of the weight
+    format    its storage format
+    settings  of the format, including those that the marker leaves out
+    marker    JSON text that describes the layer, from the file or equivalent to its description
     parts     name of each part and its key in the file
     shape     of the weight, padding included
-    other     keys that say something of the layer and hold none of its parts
+    other     keys that describe the layer and hold none of its parts
     """
 
     key: str
@@ -81,30 +81,30 @@ class QuantizedLayer:
 
     @property
     def prefix(self) -> str:
-        """What the names of its parts begin with."""
+        """Common prefix of its part names."""
         return self.key.removesuffix(WEIGHT)
 
 
 def has_layers(keys: Iterable[str], prefix: str = "") -> bool:
-    """Whether any layer under `prefix` is marked as quantized (as `detect_layer_quantization` tells)."""
+    """Whether any layer under `prefix` is marked as quantized (as `detect_layer_quantization` decides)."""
     return any(key.startswith(prefix) and key.endswith("." + MARKER) for key in keys)
 
 
 def find_layers(
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     read: Callable[[str], bytes],
     metadata: Mapping[str, str] | None = None,
     file: str = "state dict",
     check: bool = True,
 ) -> dict[str, QuantizedLayer]:
-    """The quantized layers among `stored`, by the key of their weight.
+    """Return the quantized layers among `stored`, by the key of their weight.
 
-    `read` gives the bytes of a small tensor (a marker, a single factor). Raises BadQuantization naming `file`, key,
-    found and expected for a layer that is not stored as it says. Without `check` parts may be missing or of other types
-    and shapes.
+    `read` returns the bytes of a small tensor (a marker, a single factor). Raises BadQuantization naming `file`, key,
+    found and expected for a layer that does not match its description. Without `check`, parts may be missing or of
+    other types and shapes.
     """
     layers = {layer.key: layer for layer in _layers(stored, read, metadata or {}, file)}
-    _tell_of_unknown_settings(layers.values(), file)
+    _warn_of_unknown_settings(layers.values(), file)
     if not check:
         return layers
     for key in plain_factors(stored, layers):
@@ -112,25 +112,25 @@ def find_layers(
     return {key: _checked(layer, stored, file) for key, layer in layers.items()}
 
 
-def _tell_of_unknown_settings(layers: Iterable[QuantizedLayer], file: str) -> None:
-    """Other programs may write notes into markers; they may also mean something that is not known here."""
+def _warn_of_unknown_settings(layers: Iterable[QuantizedLayer], file: str) -> None:
+    """Log settings that are not known here: they may be notes of other programs, or may change the meaning."""
     counted = Counter(
         name for layer in layers for name in json.loads(layer.marker).keys() - {"format", *layer.settings}
     )
     if counted:
         listed = ", ".join(f"{name!r} ({count} layers)" for name, count in sorted(counted.items()))
-        _LOG.warning("%s: settings of quantized layers that are not known and not used: %s", file, listed)
+        _LOG.warning("%s: unknown settings of quantized layers, ignored: %s", file, listed)
 
 
 def layers_in_file(header: Header) -> dict[str, QuantizedLayer]:
-    """The quantized layers of a safetensors file, by the key of their weight; reads markers and no weights.
+    """Return the quantized layers of a safetensors file, by the key of their weight; reads markers and no weights.
 
     Raises BadQuantization naming the file as `find_layers` does.
     """
 
     def read(key: str) -> bytes:
         entry = header.tensors[key]
-        if entry.storage_bytes > MOST_MARKER_BYTES:
+        if entry.storage_bytes > MAX_MARKER_BYTES:
             found = format_bytes(entry.storage_bytes)
             raise BadQuantization(f"{header.path}: {key!r}: found {found}, expected a marker or a single number")
         return stored_bytes(header, key)
@@ -139,7 +139,7 @@ def layers_in_file(header: Header) -> dict[str, QuantizedLayer]:
 
 
 def logical_shapes(shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLayer]) -> dict[str, Shape]:
-    """`shapes` as if nothing was quantized: weights have their own shapes, and what only describes them is left out."""
+    """Return `shapes` as for the unquantized model: weights have their logical shapes, other parts are left out."""
     inner = {key for each in layers.values() for key in (*each.parts.values(), *each.other)}
     inner |= plain_factors(shapes, layers)
     return {
@@ -150,21 +150,22 @@ def logical_shapes(shapes: Mapping[str, Shape], layers: Mapping[str, QuantizedLa
 
 
 def plain_factors(keys: Collection[str], layers: Mapping[str, QuantizedLayer]) -> set[str]:
-    """Those of `keys` that are factors of older files beside a weight that is none of `layers`: they say nothing.
+    """Return those of `keys` that are factors of older files for weights that are none of `layers`: they have no
+    effect.
 
-    `find_layers` has seen to it that those of weights are 1; those of inputs are for 8-bit products only.
+    `find_layers` has checked that those of weights are 1; those of inputs are for 8-bit products only.
     """
-    beside = ((key, key.removesuffix(end) + WEIGHT) for end in _OLD_PARTS for key in keys if key.endswith("." + end))
-    return {key for key, weight in beside if weight in keys and weight not in layers}
+    factors = ((key, key.removesuffix(end) + WEIGHT) for end in _OLD_PARTS for key in keys if key.endswith("." + end))
+    return {key for key, weight in factors if weight in keys and weight not in layers}
 
 
 def is_old_marker(key: str) -> bool:
-    """Whether `key` marks a whole file as one with scaled 8-bit floats."""
+    """Whether `key` marks a complete file as one with scaled 8-bit floats."""
     return key == _OLD_MARKER or key.endswith("." + _OLD_MARKER)
 
 
 def _layers(
-    stored: Mapping[str, Stored], read: Callable[[str], bytes], metadata: Mapping[str, str], file: str
+    stored: Mapping[str, StoredTensor], read: Callable[[str], bytes], metadata: Mapping[str, str], file: str
 ) -> Iterator[QuantizedLayer]:
     marked = {}
     for key in stored:
@@ -187,8 +188,8 @@ def _text(data: bytes, key: str, file: str) -> str:
 def _from_metadata(metadata: Mapping[str, str], file: str) -> dict[str, str]:
     if METADATA_KEY not in metadata:
         return {}
-    said = _json_object(metadata[METADATA_KEY], f"metadata {METADATA_KEY!r}", file)
-    layers = said.get("layers", {})
+    description = _json_object(metadata[METADATA_KEY], f"metadata {METADATA_KEY!r}", file)
+    layers = description.get("layers", {})
     if not isinstance(layers, dict):
         raise BadQuantization(f"{file}: metadata {METADATA_KEY!r}: found layers {layers!r}, expected an object")
     return {name: json.dumps(settings) for name, settings in layers.items()}
@@ -196,27 +197,27 @@ def _from_metadata(metadata: Mapping[str, str], file: str) -> dict[str, str]:
 
 def _json_object(text: str, key: str, file: str) -> dict[str, Any]:
     try:
-        said = json.loads(text)
+        description = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         raise BadQuantization(f"{file}: {key}: {error}, expected JSON with the format of a layer") from None
-    if not isinstance(said, dict):
-        raise BadQuantization(f"{file}: {key}: found a JSON {type(said).__name__}, expected an object")
-    return said
+    if not isinstance(description, dict):
+        raise BadQuantization(f"{file}: {key}: found a JSON {type(description).__name__}, expected an object")
+    return description
 
 
-def _marked_layer(prefix: str, text: str, stored: Mapping[str, Stored], file: str) -> QuantizedLayer:
+def _marked_layer(prefix: str, text: str, stored: Mapping[str, StoredTensor], file: str) -> QuantizedLayer:
     key = prefix + MARKER
-    said = _json_object(text, repr(key), file)
-    format_of = _format(said, key, file)
-    settings = _settings(said, format_of, key, file)
+    description = _json_object(text, repr(key), file)
+    format_of = _format(description, key, file)
+    settings = _settings(description, format_of, key, file)
     if prefix + WEIGHT not in stored:
         raise BadQuantization(f"{file}: {key!r}: marks a layer without a weight, expected {prefix + WEIGHT!r}")
     parts = {part.name: prefix + part.name for part in format_of.parts if prefix + part.name in stored}
     return _layer(prefix, format_of, settings, text, parts, stored, (key,) if key in stored else ())
 
 
-def _format(said: Mapping[str, Any], key: str, file: str) -> Format:
-    name = said.get("format")
+def _format(description: Mapping[str, Any], key: str, file: str) -> Format:
+    name = description.get("format")
     if isinstance(name, str) and name in FORMATS:
         return FORMATS[name]
     if not isinstance(name, str):
@@ -224,21 +225,21 @@ def _format(said: Mapping[str, Any], key: str, file: str) -> Format:
     raise BadQuantization(f"{file}: {key!r}: {unknown_name('format', name, FORMATS)}")
 
 
-def _settings(said: Mapping[str, Any], format_of: Format, key: str, file: str) -> dict[str, object]:
+def _settings(description: Mapping[str, Any], format_of: Format, key: str, file: str) -> dict[str, object]:
     settings: dict[str, object] = {**format_of.defaults, FULL_PRECISION: False}
     for name, default in settings.items():
-        if name not in said:
+        if name not in description:
             continue
-        if type(said[name]) is not type(default) or (type(default) is int and said[name] < 1):
+        if type(description[name]) is not type(default) or (type(default) is int and description[name] < 1):
             raise BadQuantization(
-                f"{file}: {key!r}: found {name} {said[name]!r}, expected a value such as {json.dumps(default)}"
+                f"{file}: {key!r}: found {name} {description[name]!r}, expected a value such as {json.dumps(default)}"
             )
-        settings[name] = said[name]
+        settings[name] = description[name]
     return settings
 
 
 def _old_layers(
-    stored: Mapping[str, Stored], read: Callable[[str], bytes], marked: Mapping[str, str], file: str
+    stored: Mapping[str, StoredTensor], read: Callable[[str], bytes], marked: Mapping[str, str], file: str
 ) -> Iterator[QuantizedLayer]:
     full_precision = {
         key.removesuffix(_OLD_MARKER): entry.shape == (2,) for key, entry in stored.items() if is_old_marker(key)
@@ -255,23 +256,23 @@ def _old_layers(
         if prefix in marked or weight.dtype not in _OLD_FORMATS:
             continue
         name = _OLD_FORMATS[weight.dtype]
-        whole = next((full for beginning, full in full_precision.items() if prefix.startswith(beginning)), False)
-        said = {"format": name, **({FULL_PRECISION: True} if whole else {})}
+        full = next((full for beginning, full in full_precision.items() if prefix.startswith(beginning)), False)
+        description = {"format": name, **({FULL_PRECISION: True} if full else {})}
         parts, other = {WEIGHT: prefix + WEIGHT}, []
         for old, new in _OLD_PARTS.items():
             if prefix + old not in stored:
                 continue
             if new == INPUT_SCALE and _number(stored[prefix + old], read(prefix + old)) == 1.0:
-                other.append(prefix + old)  # says nothing
+                other.append(prefix + old)  # a factor of 1 has no effect
             else:
                 parts[new] = prefix + old
-        settings = {FULL_PRECISION: whole}
-        yield _layer(prefix, FORMATS[name], settings, json.dumps(said), parts, stored, tuple(other))
+        settings = {FULL_PRECISION: full}
+        yield _layer(prefix, FORMATS[name], settings, json.dumps(description), parts, stored, tuple(other))
 
 
-def _expect_scales(beginning: str, stored: Mapping[str, Stored], marked: Mapping[str, str], file: str) -> None:
-    """Weights under an old marker have scales. Raises BadQuantization when none has one; some without are told: tables
-    and convolutions are kept as plain 8-bit floats in some files."""
+def _expect_scales(beginning: str, stored: Mapping[str, StoredTensor], marked: Mapping[str, str], file: str) -> None:
+    """Check that weights under an old marker have scales. Raises BadQuantization when none has one; logs a warning when
+    some lack one: some files keep tables and convolutions as plain 8-bit floats."""
     prefixes = [
         key.removesuffix(WEIGHT)
         for key, entry in stored.items()
@@ -287,25 +288,25 @@ def _expect_scales(beginning: str, stored: Mapping[str, Stored], marked: Mapping
             f"{without[0]}scale_weight"
         )
     _LOG.warning(
-        "%s: %d of %d weights of scaled 8-bit floats have no scale and are taken as they are, %r of shape %s first",
+        "%s: %d of %d weights of scaled 8-bit floats have no scale and are used unscaled, %r of shape %s first",
         file, len(without), len(prefixes), key, tuple(stored[key].shape),
     )  # fmt: skip
 
 
-def _expect_no_factor(key: str, stored: Mapping[str, Stored], read: Callable[[str], bytes], file: str) -> None:
+def _expect_no_factor(key: str, stored: Mapping[str, StoredTensor], read: Callable[[str], bytes], file: str) -> None:
     if not key.endswith(".scale_weight"):
         return
     weight, factor = key.removesuffix("scale_weight") + WEIGHT, _number(stored[key], read(key))
     if factor != 1.0:
-        said = f"shape {tuple(stored[key].shape)}" if factor is None else f"{factor:g}"
+        found = f"shape {tuple(stored[key].shape)}" if factor is None else f"{factor:g}"
         raise BadQuantization(
-            f"{file}: {key!r}: found a scale ({said}) of a weight of type {stored[weight].dtype}, expected 1, or an "
+            f"{file}: {key!r}: found a scale ({found}) of a weight of type {stored[weight].dtype}, expected 1, or an "
             f"8-bit float weight ({' or '.join(_OLD_FORMATS)})"
         )
 
 
-def _number(entry: Stored, data: bytes) -> float | None:
-    """The one number that a tensor holds; None where it holds more, or numbers of another kind."""
+def _number(entry: StoredTensor, data: bytes) -> float | None:
+    """Return the one number that a tensor holds; None if it holds several, or an unknown type."""
     if entry.dtype == "BF16" and len(data) == 2:
         return float(struct.unpack("<f", b"\0\0" + data)[0])
     kind = _NUMBERS.get(entry.dtype)
@@ -318,16 +319,16 @@ def _layer(
     settings: Mapping[str, object],
     marker: str,
     parts: Mapping[str, str],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     other: tuple[str, ...],
 ) -> QuantizedLayer:
-    """The layer as it is said to be, with the shape that its codes have."""
+    """Return the layer as described, with the shape of its codes."""
     shape = tuple(stored[prefix + WEIGHT].shape)
     return QuantizedLayer(prefix + WEIGHT, format_of, settings, marker, parts, shape, other)
 
 
-def _checked(layer: QuantizedLayer, stored: Mapping[str, Stored], file: str) -> QuantizedLayer:
-    """The layer with its weight's shape, when its parts have the types and shapes that its format says."""
+def _checked(layer: QuantizedLayer, stored: Mapping[str, StoredTensor], file: str) -> QuantizedLayer:
+    """Return the layer with its weight's shape, after checking its parts against the format. Raises BadQuantization."""
     kind, parts = layer.format, layer.parts
 
     def wrong(name: str, found: str, expected: str) -> BadQuantization:
@@ -353,13 +354,13 @@ def _checked(layer: QuantizedLayer, stored: Mapping[str, Stored], file: str) -> 
     for name, allowed in kind.expected(shape, layer.settings).items():
         if name in shapes and shapes[name] not in allowed:
             raise wrong(name, f"shape {shapes[name]}", f"the shape {' or '.join(map(str, dict.fromkeys(allowed)))}")
-    strange = [key for key in _beside(layer.prefix, stored) if key not in parts.values()]
-    if strange:
-        raise wrong(strange[0].removeprefix(layer.prefix), "a part", f"only {', '.join(kind.part_names)}")
+    extra = [key for key in _part_keys(layer.prefix, stored) if key not in parts.values()]
+    if extra:
+        raise wrong(extra[0].removeprefix(layer.prefix), "a part", f"only {', '.join(kind.part_names)}")
     return replace(layer, shape=shape)
 
 
-def _beside(prefix: str, stored: Mapping[str, Stored]) -> list[str]:
-    """Keys that look like parts of the layer's weight, whatever the format."""
+def _part_keys(prefix: str, stored: Mapping[str, StoredTensor]) -> list[str]:
+    """Return the keys that look like parts of the layer's weight in any format."""
     known = {part.name for each in FORMATS.values() for part in each.parts} - {WEIGHT}
     return [prefix + name for name in sorted(known) if prefix + name in stored]

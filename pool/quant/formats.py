@@ -1,9 +1,9 @@
-"""The formats of quantized weights that published files use, as a table. Torch-free.
+"""Table of the quantization formats that published files use. Torch-free.
 
-Knows how each is called, which tensors it is stored as, how their shapes follow from the weight's, and from which GPU
-on there are kernels for it. Computes nothing: `pool.quant.quant_codec` turns stored tensors into values.
-Source of the names and layouts: comfyui-behaviour facts, sections 2 and 2.1; comfy_kitchen 0.2.40 (Apache-2.0),
-its `tensor` package.
+For each format: its name, the tensors that it is stored as, how their shapes follow from the weight's, and the GPU
+generation from which kernels exist. Computes nothing: `pool.quant.quant_codec` turns stored tensors into values.
+Source of the names and layouts: comfyui-behaviour facts, sections 2 and 2.1; comfy_kitchen 0.2.40 (Apache-2.0), its
+`tensor` package.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 Shape: TypeAlias = tuple[int, ...]
 
-#: the part that every format has: the codes
+#: the part that every format has: the quantized codes
 WEIGHT = "weight"
-#: factor of the inputs that calibration found; only native kernels read it
+#: calibrated factor of the inputs; used only by native kernels
 INPUT_SCALE = "input_scale"
 #: setting of every format: always multiply with the unpacked weight
 FULL_PRECISION = "full_precision_matrix_mult"
@@ -26,12 +26,12 @@ _FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FormatPart:
     """One stored tensor of a quantized layer.
 
-    name      as in the file, behind the layer's prefix
-    dtypes    safetensors' names of the types that it may have
-    required  a layer without it cannot be read
+    name      in the file, after the layer's prefix
+    dtypes    safetensors' names of the allowed types
+    required  whether a layer without it cannot be read
     """
 
     name: str
@@ -41,23 +41,23 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format.
+    """One quantization format.
 
     name          `format` in a layer's marker
-    layout        the class of comfy_kitchen that stands for it
-    parts         what is stored; `weight` first
-    shape_of      shape of the weight (padding included) from the shapes of the parts and the settings
-    expected      shapes that parts may have, from the weight's shape and the settings; parts not named may have any
-    defaults      settings that change the mathematics, and their values where a marker leaves them out
-    group_size    values that share a scale; 0 where a row or the whole weight does
+    layout        the comfy_kitchen class that implements it
+    parts         stored tensors; `weight` first
+    shape_of      returns the weight's shape (padding included) from the shapes of the parts and the settings
+    expected      returns allowed shapes of parts from the weight's shape and the settings; other parts may have any
+    defaults      settings that change the computation, with the values used when a marker leaves them out
+    group_size    values that share a scale; 0 for a scale per row or per weight
     pads_to       rows and columns are stored padded to a multiple of this
-    native_from   CUDA capability from which kernels compute with packed weights; None: no kernels
-    can_quantize  weights can be made here; otherwise the format needs calibration elsewhere
+    native_from   CUDA compute capability from which kernels compute with packed weights; None: no kernels
+    can_quantize  whether weights can be quantized here; otherwise the format needs calibration elsewhere
     """
 
     name: str
     layout: str
-    parts: tuple[Part, ...]
+    parts: tuple[FormatPart, ...]
     shape_of: Callable[[Mapping[str, Shape], Mapping[str, object]], Shape]
     expected: Callable[[Shape, Mapping[str, object]], Mapping[str, Sequence[Shape]]]
     defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
@@ -82,20 +82,20 @@ def _two_a_byte(shapes: Mapping[str, Shape], _settings: Mapping[str, object]) ->
 
 
 def _w4a8_shape(shapes: Mapping[str, Shape], settings: Mapping[str, object]) -> Shape:
-    """Codes have 4 or 6 bits; the group scales say how many columns there are."""
+    """Codes have 4 or 6 bits; the column count follows from the group scales."""
     groups = (*shapes["weight_s_rel"], 0, 0)[1]
     return (shapes[WEIGHT][0], groups * number(settings, "group_size"))
 
 
 def number(settings: Mapping[str, object], name: str) -> int:
-    """The whole number that the setting `name` is."""
+    """Return the integer setting `name`."""
     value = settings[name]
     assert isinstance(value, int), f"{name} is {value!r}"
     return value
 
 
 def round_up(count: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `count`."""
+    """Round `count` up to a multiple of `multiple`."""
     return -(-count // multiple) * multiple
 
 
@@ -105,7 +105,8 @@ def rotates(format_name: str, settings: Mapping[str, object]) -> bool:
 
 
 def misfit(format_name: str, columns: int, settings: Mapping[str, object]) -> str | None:
-    """What is wrong with these settings for a weight with so many columns, as "found ..., expected ..."; None if not.
+    """Return what is wrong with these settings for a weight of `columns` columns, as "found ..., expected ..."; None if
+    nothing.
 
     A rotation is a Hadamard matrix of a power of 4; asym_w4a8_int8 has groups of 4 to 16, or of a multiple of 16;
     convrot_w4a4 multiplies 64 columns at a time.
@@ -137,7 +138,7 @@ def _scale_of_all_or_rows(shape: Shape, _settings: Mapping[str, object]) -> Mapp
 
 
 def _blocked(group_size: int) -> Callable[[Shape, Mapping[str, object]], Mapping[str, Sequence[Shape]]]:
-    """Block scales in the order that cuBLAS reads: tiles of 128 rows and 4 blocks."""
+    """Block scales in cuBLAS's order: tiles of 128 rows and 4 blocks."""
 
     def expected(shape: Shape, _settings: Mapping[str, object]) -> Mapping[str, Sequence[Shape]]:
         rows, columns = shape
@@ -173,17 +174,17 @@ def _awq_expected(shape: Shape, settings: Mapping[str, object]) -> Mapping[str, 
     return {"weight_scale": groups, "weight_zeros": groups}
 
 
-#: what formats expect that scale a whole weight or its rows; such weights may have any number of dimensions
+#: `expected` of formats with a scale per weight or per row; such weights may have any number of dimensions
 EITHER_SCALE = _scale_of_all_or_rows
 
-_INPUT_SCALE = Part(INPUT_SCALE, ("F32", "F16", "BF16"), required=False)
+_INPUT_SCALE = FormatPart(INPUT_SCALE, ("F32", "F16", "BF16"), required=False)
 
 
 def _scaled_fp8(name: str, layout: str, dtype: str) -> Format:
     return Format(
         name=name,
         layout=layout,
-        parts=(Part(WEIGHT, (dtype,)), Part("weight_scale", _FLOATS), _INPUT_SCALE),
+        parts=(FormatPart(WEIGHT, (dtype,)), FormatPart("weight_scale", _FLOATS), _INPUT_SCALE),
         shape_of=_as_stored,
         expected=EITHER_SCALE,
         native_from=(8, 9),
@@ -196,7 +197,7 @@ _ALL = (
     Format(
         name="mxfp8",
         layout="TensorCoreMXFP8Layout",
-        parts=(Part(WEIGHT, ("F8_E4M3",)), Part("weight_scale", ("F8_E8M0", "U8")), _INPUT_SCALE),
+        parts=(FormatPart(WEIGHT, ("F8_E4M3",)), FormatPart("weight_scale", ("F8_E8M0", "U8")), _INPUT_SCALE),
         shape_of=_as_stored,
         expected=_blocked(32),
         group_size=32,
@@ -207,11 +208,11 @@ _ALL = (
         name="nvfp4",
         layout="TensorCoreNVFP4Layout",
         parts=(
-            Part(WEIGHT, ("U8",)),
-            Part("weight_scale", ("F8_E4M3",)),
-            Part("weight_scale_2", ("F32",)),
+            FormatPart(WEIGHT, ("U8",)),
+            FormatPart("weight_scale", ("F8_E4M3",)),
+            FormatPart("weight_scale_2", ("F32",)),
             _INPUT_SCALE,
-            Part("pre_quant_scale", _FLOATS, required=False),
+            FormatPart("pre_quant_scale", _FLOATS, required=False),
         ),
         shape_of=_two_a_byte,
         expected=_blocked(16),
@@ -222,7 +223,7 @@ _ALL = (
     Format(
         name="int8_tensorwise",
         layout="TensorWiseINT8Layout",
-        parts=(Part(WEIGHT, ("I8",)), Part("weight_scale", _FLOATS)),
+        parts=(FormatPart(WEIGHT, ("I8",)), FormatPart("weight_scale", _FLOATS)),
         shape_of=_as_stored,
         expected=EITHER_SCALE,
         defaults=MappingProxyType({"convrot": False, "convrot_groupsize": 256}),
@@ -231,7 +232,7 @@ _ALL = (
     Format(
         name="convrot_w4a4",
         layout="TensorCoreConvRotW4A4Layout",
-        parts=(Part(WEIGHT, ("I8", "U8")), Part("weight_scale", _FLOATS)),
+        parts=(FormatPart(WEIGHT, ("I8", "U8")), FormatPart("weight_scale", _FLOATS)),
         shape_of=_two_a_byte,
         expected=_w4a4_expected,
         defaults=MappingProxyType({"convrot_groupsize": 256, "linear_dtype": "int4"}),
@@ -241,11 +242,11 @@ _ALL = (
         name="asym_w4a8_int8",
         layout="AsymW4A8Int8Layout",
         parts=(
-            Part(WEIGHT, ("I8", "U8")),
-            Part("weight_s_rel", ("F8_E4M3", "F32")),
-            Part("weight_s_channel", ("F32",)),
-            Part("weight_codebook", ("F32",), required=False),
-            Part("weight_correction", _FLOATS, required=False),
+            FormatPart(WEIGHT, ("I8", "U8")),
+            FormatPart("weight_s_rel", ("F8_E4M3", "F32")),
+            FormatPart("weight_s_channel", ("F32",)),
+            FormatPart("weight_codebook", ("F32",), required=False),
+            FormatPart("weight_correction", _FLOATS, required=False),
         ),
         shape_of=_w4a8_shape,
         expected=_w4a8_expected,
@@ -257,9 +258,9 @@ _ALL = (
         name="awq_w4a16",
         layout="TensorCoreAWQW4A16Layout",
         parts=(
-            Part(WEIGHT, ("I8", "U8")),
-            Part("weight_scale", _FLOATS),
-            Part("weight_zeros", _FLOATS),
+            FormatPart(WEIGHT, ("I8", "U8")),
+            FormatPart("weight_scale", _FLOATS),
+            FormatPart("weight_zeros", _FLOATS),
         ),
         shape_of=_two_a_byte,
         expected=_awq_expected,

@@ -1,8 +1,8 @@
-"""Blocks of ggml's formats as numbers: pure functions of tensors, on any device.
+"""Dequantizes blocks of ggml's formats: pure functions of tensors, on any device.
 
 A block is a row of bytes: one or two factors in float16, codes of a few bits, and for the K formats factors of
-sub-blocks. Each function takes blocks of shape (blocks, bytes of a block) and gives float32 of shape (blocks, values of
-a block), equal bit for bit to `gguf.quants.dequantize`.
+sub-blocks. Each function maps blocks of shape (blocks, bytes per block) to float32 of shape (blocks, values per block),
+equal bit for bit to `gguf.quants.dequantize`.
 Source: ggml's block layouts (ggml-common.h, MIT) as the `gguf` package 0.19 (MIT) has them in Python.
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-#: values of a block of the K formats
+#: values per block of the K formats
 _K = 256
 _NIBBLES = (0, 4)
 _PAIRS = (0, 2, 4, 6)
@@ -22,17 +22,17 @@ _BITS = tuple(range(8))
 
 
 def _split(blocks: Tensor, *sizes: int) -> tuple[Tensor, ...]:
-    """The bytes of each block in pieces of `sizes`, and what is left."""
+    """Split the bytes of each block into pieces of `sizes` and the remainder."""
     return torch.split(blocks, [*sizes, blocks.shape[1] - sum(sizes)], dim=1)
 
 
 def _halves(piece: Tensor) -> Tensor:
-    """Bytes as float16 numbers, in float32."""
+    """Convert bytes of float16 numbers to float32."""
     return piece.contiguous().view(torch.float16).float()
 
 
 def _fields(piece: Tensor, width: int, shifts: Sequence[int]) -> Tensor:
-    """Bit fields: `width` bytes at a time, first the lowest field of all of them, then the next; as uint8, flat."""
+    """Return the bit fields of each `width` bytes: the lowest field of all of them, then the next; as uint8, flat."""
     shift = torch.tensor(shifts, dtype=torch.uint8, device=piece.device).reshape(1, 1, -1, 1)
     mask = (1 << (8 // len(shifts))) - 1
     return ((piece.reshape(piece.shape[0], -1, 1, width) >> shift) & mask).reshape(piece.shape[0], -1)
@@ -54,7 +54,7 @@ def _q4_1(blocks: Tensor) -> Tensor:
 
 
 def _fifth_bits(piece: Tensor) -> Tensor:
-    """32 bits in their order, each in its place as the fifth bit of a code."""
+    """Return 32 bits in order, each shifted to the fifth bit of a code."""
     shift = torch.arange(8, dtype=torch.uint8, device=piece.device)
     return ((piece.unsqueeze(-1) >> shift) & 1).reshape(piece.shape[0], 32) << 4
 
@@ -80,14 +80,14 @@ def _q3_k(blocks: Tensor) -> Tensor:
     mask, low, scales, d = _split(blocks, _K // 8, _K // 4, 12)
     low_scales, high_scales = _split(scales, 8)
     scale = (_fields(low_scales, 8, _NIBBLES) | (_fields(high_scales, 4, _PAIRS) << 4)).float() - 32.0
-    # a set bit of the mask stands for nothing, an unset one for four less
+    # a set bit of the mask adds nothing, an unset one subtracts four
     missing = (_fields(mask, 32, _BITS) ^ 1).float() * 4.0
     codes = _fields(low, 32, _PAIRS).float() - missing
     return ((_halves(d) * scale).unsqueeze(-1) * codes.reshape(-1, 16, 16)).reshape(-1, _K)
 
 
 def _scales_and_minima(piece: Tensor) -> tuple[Tensor, Tensor]:
-    """Eight scales and eight minima of 6 bits, in 12 bytes: the last four of each are spread over all bytes."""
+    """Return eight scales and eight minima of 6 bits from 12 bytes: the last four of each are spread over all bytes."""
     first, second, third = piece[:, :4], piece[:, 4:8], piece[:, 8:]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 2) & 48)), dim=1)
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 2) & 48)), dim=1)
@@ -115,7 +115,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (scale.unsqueeze(-1) * codes.reshape(-1, 16, 16)).reshape(-1, _K)
 
 
-#: by the name that ggml gives the format
+#: by ggml's name of the format
 BLOCKS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "Q8_0": _q8_0,

@@ -1,4 +1,4 @@
-"""Products with packed weights by comfy_kitchen's kernels. Pure functions of tensors."""
+"""Multiplies inputs with packed weights by comfy_kitchen's kernels. Pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ def _linear_w4a8(x: Tensor, parts: Parts, settings: Settings, bias: Tensor | Non
 
 
 def _cut(out: Tensor, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
-    """A padded product in the shape that the layer gives."""
+    """Return a padded product in the shape of the layer's output."""
     rows = x.numel() // x.shape[-1]
     product = out[:rows, :width].reshape(*x.shape[:-1], width)
     return product if bias is None else product + bias
 
 
 #: for each format: `x @ weight.T + bias` with packed parts, in the dtype of `x`, `width` columns wide.
-#: Each raises what the package or torch raises where the kernels do not take the operands.
+#: Each raises the package's or torch's error where the kernels do not accept the operands.
 LINEARS: Mapping[str, Callable[[Tensor, Parts, Settings, Tensor | None, int], Tensor]] = MappingProxyType(
     {
         "mxfp8": _linear_mxfp8,

@@ -1,4 +1,4 @@
-"""From the stored parts of packed formats to values, with comfy_kitchen. Pure functions of tensors."""
+"""Unpacks the stored parts of packed formats to values, with comfy_kitchen. Pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _unpack_nvfp4(parts: Parts, settings: Settings, dtype: torch.dtype) -> Tenso
         weight.contiguous(), parts["weight_scale_2"].reshape(()), scale, float_of(dtype)
     )
     smoothing = parts.get("pre_quant_scale")
-    # the factors of the columns are as many as the weight has, which may be stored with more
+    # the weight may be stored with more columns than there are column factors
     return out if smoothing is None else out[:, : smoothing.numel()] * smoothing.to(out.dtype)
 
 
@@ -79,7 +79,7 @@ def _unpack_awq(parts: Parts, settings: Settings, dtype: torch.dtype) -> Tensor:
     return ((values.float() - 8.0) * scale + zero).reshape(rows, half * 2).to(dtype)
 
 
-#: for each format: values, padding included, in any float type
+#: for each format: returns the values, padding included, in any float type
 UNPACKERS: Mapping[str, Callable[[Parts, Settings, torch.dtype], Tensor]] = MappingProxyType(
     {
         "mxfp8": _unpack_mxfp8,

@@ -1,8 +1,8 @@
-"""Products of an input with packed weights by kernels that read them packed: faster, and not the same numbers.
+"""Multiplies inputs with packed weights by native kernels: faster, and less exact than with unpacked weights.
 
-The input is quantized too, so what comes out differs from the product with unpacked weights by the input's rounding.
-That is why nothing here runs unless the chosen kind of layer asks for it. What a device cannot do gives None, and the
-caller computes with unpacked weights: a format is never refused.
+The input is quantized too, so the result differs from the product with unpacked weights by the input's rounding.
+Therefore nothing here runs unless the chosen kind of layers requests it. Where a device does not support something the
+result is None, and the caller computes with unpacked weights: a format is never refused.
 Source: comfyui-behaviour facts, section 1 (`fp8_linear`) and 2.1.
 """
 
@@ -25,35 +25,35 @@ from modelpool.pool.quant.quant_codec import FP8_DTYPES, INT8, QuantCodec
 
 _LOG = logging.getLogger(__name__)
 
-#: largest number of float8_e4m3fn, which inputs are quantized to
+#: largest number of float8_e4m3fn, to which inputs are quantized
 E4M3_MAX = 448.0
-#: formats that a CPU multiplies packed: block formats have no kernels there
-_ON_CPU = (*FP8_DTYPES, INT8, "convrot_w4a4", "asym_w4a8_int8")
+#: formats that a CPU can multiply packed: block formats have no kernels there
+_CPU_FORMATS = (*FP8_DTYPES, INT8, "convrot_w4a4", "asym_w4a8_int8")
 _FP8_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in FP8_DTYPES.items()})
 _INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: cuBLAS takes matrices whose sides are multiples of this
+#: cuBLAS requires matrix sizes that are multiples of this
 _CUBLAS_STEP = 16
 
 
 def runs_natively(format_name: str, device_type: str, capability: tuple[int, int] | None) -> bool:
-    """Whether a device multiplies packed weights of a format.
+    """Whether a device can multiply packed weights of a format.
 
     capability  of a CUDA device, such as (8, 9); None for any other
     """
     kind: Format = FORMATS[format_name]
     if device_type != "cuda":
-        return format_name in (FP8_DTYPES if device_type not in KNOWN_DEVICES else _ON_CPU)
+        return format_name in (FP8_DTYPES if device_type not in KNOWN_DEVICES else _CPU_FORMATS)
     return kind.native_from is not None and capability is not None and capability >= kind.native_from
 
 
 def native_linear(
     x: Tensor, packed: PackedWeight, bias: Tensor | None, capability: tuple[int, int] | None = None
 ) -> Tensor | None:
-    """`x @ weight.T + bias` with the weight as it is stored; None where that cannot be done here.
+    """Compute `x @ weight.T + bias` with the packed weight; None where that is not supported.
 
-    `x` (two or more dimensions, not written) is quantized as the format's kernels take it: 8-bit floats with the
-    layer's input factor, or 1 and clamped to the largest number; integers and blocks with factors of their own.
-    The result has the dtype of `x`. Where a kernel fails, that is logged once and the result is None.
+    `x` (two or more dimensions, not modified) is quantized as the format's kernels require: 8-bit floats with the
+    layer's input factor, or 1 and clamped to the largest number; integers and blocks with dynamic factors. The result
+    has the dtype of `x`. If a kernel fails, that is logged once and the result is None.
     """
     kind = packed.codec
     if not isinstance(kind, QuantCodec) or kind.full_precision or packed.dim() != 2:
@@ -71,7 +71,7 @@ def native_linear(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
-        _tell_once(kind.name, x.device.type, str(error))
+        _log_once(kind.name, x.device.type, str(error))
         return None
 
 
@@ -89,7 +89,7 @@ def native_fp8_linear(
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError) as error:
-        _tell_once(name, x.device.type, str(error))
+        _log_once(name, x.device.type, str(error))
         return None
 
 
@@ -100,10 +100,10 @@ def fp8_linear(
     weight_scale: Tensor | None = None,
     input_scale: Tensor | None = None,
 ) -> Tensor | None:
-    """`x @ (weight * weight_scale).T + bias` by torch's product of 8-bit floats, in the dtype of `x`.
+    """Compute `x @ (weight * weight_scale).T + bias` by torch's product of 8-bit floats, in the dtype of `x`.
 
-    `x` is divided by `input_scale` (1 without it), clamped to what float8_e4m3fn holds, and rounded to it; it is not
-    written. None where a matrix has sides that the device's library does not take. Raises what torch raises.
+    `x` is divided by `input_scale` (default 1), clamped to the range of float8_e4m3fn, and rounded to it; it is not
+    modified. None where the device's library does not accept the matrix sizes. Raises torch's errors.
     """
     flat = x.reshape(-1, x.shape[-1])
     if x.device.type == "cuda" and (weight.shape[0] % _CUBLAS_STEP or weight.shape[1] % _CUBLAS_STEP):
@@ -127,10 +127,10 @@ def fp8_linear(
 def linear_kernel(
     formats: Collection[str], capability: tuple[int, int] | None = None
 ) -> Callable[[Tensor, Tensor, Tensor | None], Tensor | None]:
-    """The `pool.ops.context.LinearKernel` that multiplies weights of `formats` as they are stored.
+    """Return the `pool.ops.context.LinearKernel` that multiplies weights of `formats` as they are stored.
 
-    It takes weights where they rest: packed ones, and plain 8-bit floats, are moved to the input in storage form. It
-    declines (None) every other weight, and whatever this device cannot do, before anything is moved.
+    It takes stored weights: packed ones and plain 8-bit floats are moved to the input's device in storage form. It
+    declines (None) every other weight, and anything that this device does not support, before moving data.
     """
 
     def kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -139,23 +139,24 @@ def linear_kernel(
             return None
         own_bias = None if bias is None else cast(bias, x.device, x.dtype)
         if isinstance(weight, PackedWeight):
-            there = weight.moved(x.device, lambda part: cast(part, x.device, part.dtype))
-            return native_linear(x, there, own_bias, capability)
+            moved = weight.moved(x.device, lambda part: cast(part, x.device, part.dtype))
+            return native_linear(x, moved, own_bias, capability)
         return native_fp8_linear(x, cast(weight, x.device, weight.dtype), own_bias, capability)
 
     return kernel
 
 
 def generations(formats: Collection[str]) -> dict[str, tuple[int, int] | None]:
-    """For each of `formats`, the generation of CUDA cards from which it is multiplied as it is; None for no card.
+    """Return, for each of `formats`, the generation of CUDA cards from which it is multiplied natively; None for no
+    card.
 
-    This is what `pool.ops.layer_choice.pick_operations` asks of quantized files.
+    Input of `pool.ops.layer_choice.pick_operations` for quantized files.
     """
     return {name: FORMATS[name].native_from if name in FORMATS else None for name in formats}
 
 
 @functools.lru_cache(maxsize=256)
-def _tell_once(format_name: str, device_type: str, error: str) -> None:
+def _log_once(format_name: str, device_type: str, error: str) -> None:
     _LOG.warning(
         "%s on %s: computed with unpacked weights, because its kernel failed: %s", format_name, device_type, error
     )

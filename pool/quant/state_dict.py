@@ -1,8 +1,8 @@
-"""State dictionaries of quantized models: stored tensors to packed weights, and back.
+"""Converts state dictionaries of quantized models: stored tensors to packed weights, and back.
 
-Knows torch; how a file says which layers are quantized is `pool.quant.detect_layers`. Nothing is copied: the parts of a
-packed weight are the tensors that were handed in. `save(load(x))` is x, tensor for tensor, for what is published now;
-what was read from an older file or from a header's metadata is written with markers.
+Knows torch; `pool.quant.detect_layers` detects the quantized layers. Nothing is copied: the parts of a packed weight
+are the input tensors. `save(load(x))` equals x, tensor for tensor, for the current published form; older files and
+descriptions in a header's metadata are written with markers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import BadQuantization
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
-from modelpool.pool.ops.packed import STANDS_FOR, PackedWeight, packed_weight
+from modelpool.pool.ops.packed import NOMINAL_DTYPE, PackedWeight, packed_weight
 from modelpool.pool.quant.detect_layers import (
     MARKER,
     QuantizedLayer,
@@ -32,13 +32,13 @@ _NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtyp
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _StoredInfo:
     dtype: str
     shape: Shape
 
 
 def detect_layer_quantization(keys: Iterable[str], prefix: str = "") -> dict[str, bool] | None:
-    """{"mixed_ops": True} when a layer under `prefix` is marked as quantized, None when none is."""
+    """Return {"mixed_ops": True} when a layer under `prefix` is marked as quantized, None when none is."""
     return {"mixed_ops": True} if has_layers(keys, prefix) else None
 
 
@@ -48,11 +48,12 @@ def layers_of(
     file: str = "state dict",
     check: bool = True,
 ) -> dict[str, QuantizedLayer]:
-    """The quantized layers among `tensors`, by the key of their weight.
+    """Return the quantized layers among `tensors`, by the key of their weight.
 
-    Raises BadQuantization for a layer that is not stored as it says; what is no description at all, without `check`.
+    Raises BadQuantization for a layer that does not match its description; without `check`, only for an unreadable
+    description.
     """
-    known = {key: _Known(_NAMES[t.dtype], tuple(t.shape)) for key, t in tensors.items() if t.dtype in _NAMES}
+    known = {key: _StoredInfo(_NAMES[t.dtype], tuple(t.shape)) for key, t in tensors.items() if t.dtype in _NAMES}
     return find_layers(known, lambda key: bytes_of(tensors[key]), metadata, file, check)
 
 
@@ -61,13 +62,14 @@ def load(
     metadata: Mapping[str, str] | None = None,
     file: str = "state dict",
     shapes: Mapping[str, Shape] | None = None,
-    dtype: torch.dtype = STANDS_FOR,
+    dtype: torch.dtype = NOMINAL_DTYPE,
 ) -> dict[str, Tensor]:
-    """`tensors` with a `PackedWeight` for each quantized weight, and without what only describes them.
+    """Return `tensors` with a `PackedWeight` for each quantized weight, and without the tensors that describe layers.
 
     metadata  of the safetensors header
-    shapes    of weights that are stored padded, by key: files do not say them. Without, the padding counts as weight
-    dtype     that packed weights stand for
+    shapes    of weights that are stored padded, by key: files do not contain them. Without, the padding is part of the
+              weight
+    dtype     nominal dtype of packed weights
 
     Raises BadQuantization naming `file`, key, found and expected.
     """
@@ -87,19 +89,19 @@ def pack(
     layer: QuantizedLayer,
     tensors: Mapping[str, Tensor],
     shape: Shape | None = None,
-    dtype: torch.dtype = STANDS_FOR,
+    dtype: torch.dtype = NOMINAL_DTYPE,
     file: str = "state dict",
 ) -> PackedWeight:
-    """The weight of `layer` over its parts in `tensors`. `shape` is its own, where it is stored padded.
+    """Return the weight of `layer` over its parts in `tensors`. `shape` is the unpadded one if it is stored padded.
 
-    Block scales that are stored in one dimension become rows of tiles, so that rows can be cut. Raises BadQuantization
-    when a weight of `shape` is not stored like that.
+    One-dimensional block scales are reshaped to rows of tiles, so that rows can be sliced. Raises BadQuantization when
+    a weight of `shape` cannot be stored like that.
     """
-    wanted = layer.shape if shape is None else tuple(shape)
+    weight_shape = layer.shape if shape is None else tuple(shape)
     step = layer.format.pads_to
-    if tuple(round_up(size, step) for size in wanted) != layer.shape:
+    if tuple(round_up(size, step) for size in weight_shape) != layer.shape:
         raise BadQuantization(
-            f"{file}: {layer.key!r}: found a {layer.format.name} weight of shape {layer.shape}, expected {wanted}"
+            f"{file}: {layer.key!r}: found a {layer.format.name} weight of shape {layer.shape}, expected {weight_shape}"
         )
     parts = {name: tensors[key] for name, key in layer.parts.items()}
     flat = layer.format.pads_to > 1 and parts["weight_scale"].dim() == 1
@@ -107,14 +109,14 @@ def pack(
         tiles = layer.format.expected(layer.shape, layer.settings)["weight_scale"][0]
         parts["weight_scale"] = parts["weight_scale"].view(tiles)
     kind = QuantCodec(layer.format, MappingProxyType(dict(layer.settings)), layer.marker, flat)
-    return packed_weight(kind, parts, wanted, dtype)
+    return packed_weight(kind, parts, weight_shape, dtype)
 
 
 def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` with the parts and the marker of each packed weight in its place, in the published form.
+    """Return `tensors` with each packed weight replaced by its parts and marker, in the published form.
 
-    Raises BadQuantization for a packed weight whose name does not end in "weight", and for one of a form that
-    state dictionaries do not have.
+    Raises BadQuantization for a packed weight whose name does not end in "weight", and for formats that safetensors
+    files do not have.
     """
     saved: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -137,10 +139,11 @@ def save(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def convert_old_quants(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, file: str = "state dict"
 ) -> dict[str, Tensor]:
-    """`tensors` of an older `scaled_fp8` file, or of one that is described in its header, with markers and new names.
+    """Return `tensors` of an older `scaled_fp8` file, or of one that is described in its header, with markers and new
+    names.
 
-    Others come back as they are. Input factors of 1 and the mark of the whole file are left out. Only names change, so
-    nothing is checked here but that descriptions can be read: Raises BadQuantization where they cannot.
+    Other tensors are returned unchanged. Input factors of 1 and the marker of the file are dropped. Only names change,
+    so only the descriptions are checked: raises BadQuantization where they cannot be read.
     """
     layers = layers_of(tensors, metadata, file, check=False)
     renamed = {old: each.prefix + new for each in layers.values() for new, old in each.parts.items()}
@@ -156,10 +159,10 @@ def convert_old_quants(
 
 
 def marker_tensor(text: str) -> Tensor:
-    """A marker as it is stored: the UTF-8 bytes of its JSON text."""
+    """Return a marker as stored: the UTF-8 bytes of its JSON text."""
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    """The bytes of a small tensor, in the order in which they are stored."""
+    """Return the bytes of a small tensor, in storage order."""
     return bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())

@@ -1,5 +1,5 @@
-"""Models out of separate files that the registry knows: writing their descriptions, and what would fit where something
-is missing. Reads headers; writes one small file."""
+"""Assembles models from separate registry files: writes their descriptions, and suggests files for missing components.
+Reads headers; writes one small file."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pathlib import Path
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts, UserError
 from modelpool.pool.detection.facts import ComponentFacts
-from modelpool.pool.detection.facts import Kind as Part
-from modelpool.pool.formats.atomic_write import expect_free, whole_file
+from modelpool.pool.detection.facts import Kind as ComponentKind
+from modelpool.pool.formats.atomic_write import atomic_file, expect_free
 from modelpool.pool.formats.containment import plain_name
-from modelpool.pool.formats.model_description import ENDING, described
+from modelpool.pool.formats.model_description import ENDING, description_of
 from modelpool.pool.formats.weights_file import read_part
-from modelpool.pool.loading.assembled_checkpoint import Lack, shortcomings
+from modelpool.pool.loading.assembled_checkpoint import MissingComponent, assembly_problems
 from modelpool.pool.loading.describe import CheckpointInfo, describe
 from modelpool.pool.loading.recognition_input import recognise_file
-from modelpool.pool.registry.folders import Form
-from modelpool.pool.registry.kinds import MODELS, Kind
+from modelpool.pool.registry.folders import FileForm
+from modelpool.pool.registry.kinds import MODELS, FileKind
 from modelpool.pool.registry.names import folded
 from modelpool.pool.registry.registry import Registry
 
-#: files whose headers are read to find what would fit, and how many of those that do are told
-_MOST_READ, _MOST_TOLD = 200, 5
-#: what a file of the registry may be that a part is taken of: whole checkpoints have all of them
-_KINDS: dict[str, tuple[frozenset[Kind], str]] = {
-    "checkpoint": (frozenset({Kind.CHECKPOINT}), "checkpoint"),
+#: maximum number of headers read to find matching files, and of matching files listed
+_MAX_READ, _MAX_HINTS = 200, 5
+#: kinds of files that can provide each part, and its title: complete checkpoints can provide all of them
+_KINDS: dict[str, tuple[frozenset[FileKind], str]] = {
+    "checkpoint": (frozenset({FileKind.CHECKPOINT}), "checkpoint"),
     "diffusion_model": (MODELS, "diffusion model"),
     "low_noise": (MODELS, "diffusion model"),
-    "vae": (frozenset({Kind.VAE, Kind.CHECKPOINT}), "VAE"),
-    "text_encoders": (frozenset({Kind.TEXT_ENCODER, Kind.CHECKPOINT}), "text encoder"),
-    "vision_encoder": (frozenset({Kind.CLIP_VISION, Kind.CHECKPOINT}), "vision encoder"),
+    "vae": (frozenset({FileKind.VAE, FileKind.CHECKPOINT}), "VAE"),
+    "text_encoders": (frozenset({FileKind.TEXT_ENCODER, FileKind.CHECKPOINT}), "text encoder"),
+    "vision_encoder": (frozenset({FileKind.CLIP_VISION, FileKind.CHECKPOINT}), "vision encoder"),
 }
-_KIND_OF: dict[Part, Kind] = {
-    Part.VAE: Kind.VAE,
-    Part.TEXT_ENCODER: Kind.TEXT_ENCODER,
-    Part.VISION_ENCODER: Kind.CLIP_VISION,
+_KIND_OF: dict[ComponentKind, FileKind] = {
+    ComponentKind.VAE: FileKind.VAE,
+    ComponentKind.TEXT_ENCODER: FileKind.TEXT_ENCODER,
+    ComponentKind.VISION_ENCODER: FileKind.CLIP_VISION,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """Files as a person names them: by path, or as the registry does. "" is one that is not given."""
+class SelectedFiles:
+    """Files as a user names them: by path, or by registry name. "" if not specified."""
 
     checkpoint: str = ""
     diffusion_model: str = ""
@@ -56,12 +56,12 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """A model that was put together.
+class AssembledModel:
+    """An assembled model.
 
     path      its description
-    info      what it is
-    is_known  whether it lies in a folder that the registry looks through
+    info      the facts of the model
+    is_known  whether it is in a folder that the registry scans
     """
 
     path: Path
@@ -72,17 +72,17 @@ class Assembled:
 def assemble(
     registry: Registry,
     name: str,
-    chosen: Chosen,
+    chosen: SelectedFiles,
     folder: Path | None = None,
     *,
     overwrite: bool = False,
     allow_pickle: bool = False,
-) -> Assembled:
-    """Write the description of the model `name` that the `chosen` files make into `folder`, which they lie in; without
-    one into the folder of models that they all lie in.
+) -> AssembledModel:
+    """Write the description of the model `name`, made of the `chosen` files, to `folder`, which must contain them; by
+    default to the model folder that contains them all.
 
-    Raises MissingParts saying what is missing and which of the known files would fit, UnknownName for a file that is
-    not known, UnsafeFile for one that does not lie there, OutputFailed for a place that is taken.
+    Raises MissingParts naming what is missing and which of the known files would fit, UnknownName for an unknown file,
+    UnsafeFile for a file outside the folder, OutputFailed if the path exists.
     """
     plain_name(name, "the name of a model")
     _expect_no_alias(registry, name)
@@ -95,47 +95,47 @@ def assemble(
         _path(registry, "vision_encoder", chosen.vision_encoder),
         _path(registry, "low_noise", chosen.low_noise),
     )
-    expect_whole(registry, found, allow_pickle)
-    place = Path(os.path.abspath(folder)) if folder is not None else _folder_around(registry, found.files)
+    expect_complete(registry, found, allow_pickle)
+    place = Path(os.path.abspath(folder)) if folder is not None else _folder_containing(registry, found.files)
     path = place / f"{name}{ENDING}"
-    said = described(found, place)
+    description = description_of(found, place)
     info = describe(found, allow_pickle=allow_pickle)
     expect_free(path, overwrite)
-    with whole_file(path, overwrite=overwrite) as file:
-        file.write(json.dumps(said, indent=2).encode() + b"\n")
-    is_known = any(path.is_relative_to(known.path) for known in registry.places() if known.path.is_dir())
-    return Assembled(path, info, is_known)
+    with atomic_file(path, overwrite=overwrite) as file:
+        file.write(json.dumps(description, indent=2).encode() + b"\n")
+    is_known = any(path.is_relative_to(known.path) for known in registry.locations() if known.path.is_dir())
+    return AssembledModel(path, info, is_known)
 
 
 def _expect_no_alias(registry: Registry, name: str) -> None:
-    """Raise UserError where `name` is an alias, which goes before the names of files: the model would not be found."""
+    """Raise UserError if `name` is an alias: aliases precede names of files, so the model would not be found."""
     for alias in registry.aliases():
         if folded(alias.name) == folded(name):
             raise UserError(
-                f"the name of a model: {alias.name!r} is an alias already, of {alias.target}; expected another name, "
-                f"or `modelpool models remove {alias.name}` before"
+                f"the name of a model: {alias.name!r} is already an alias of {alias.target}; expected another name, "
+                f"or run `modelpool models remove {alias.name}` first"
             )
 
 
-def expect_whole(registry: Registry, assembly: Assembly, allow_pickle: bool) -> None:
-    """Raise MissingParts, with the known files that would fit, when `assembly` does not make a model."""
-    short = shortcomings(assembly, lambda part: read_part(part, allow_pickle=allow_pickle))
+def expect_complete(registry: Registry, assembly: Assembly, allow_pickle: bool) -> None:
+    """Raise MissingParts, listing the known files that would fit, if `assembly` does not make a model."""
+    short = assembly_problems(assembly, lambda part: read_part(part, allow_pickle=allow_pickle))
     if not short.text:
         return
-    hints = [_hint(lack, fitting(registry, lack, allow_pickle)) for lack in short.lacks]
+    hints = [_hint(component, matching_files(registry, component, allow_pickle)) for component in short.missing]
     raise MissingParts("; ".join([f"{assembly.path}: {short.text}", *hints]))
 
 
-def fitting(registry: Registry, lack: Lack, allow_pickle: bool) -> tuple[Path, ...]:
-    """The known files that have what is missing, those that are nothing else first."""
-    found = sorted(_with(registry, lack, allow_pickle))
+def matching_files(registry: Registry, component: MissingComponent, allow_pickle: bool) -> tuple[Path, ...]:
+    """Return the known files that contain the missing component, those that contain nothing else first."""
+    found = sorted(_with(registry, component, allow_pickle))
     return tuple(path for _, path in found)
 
 
-def _with(registry: Registry, lack: Lack, allow_pickle: bool) -> Iterator[tuple[bool, Path]]:
-    wanted = {_KIND_OF[lack.kind], Kind.CHECKPOINT}
-    files = [file for file in registry.look().files if file.form in (Form.FILE, Form.SHARDED)]
-    likely = [file for file in files if file.folder_kind in {*wanted, None}][:_MOST_READ]
+def _with(registry: Registry, component: MissingComponent, allow_pickle: bool) -> Iterator[tuple[bool, Path]]:
+    wanted = {_KIND_OF[component.kind], FileKind.CHECKPOINT}
+    files = [file for file in registry.scan().files if file.form in (FileForm.FILE, FileForm.SHARDED)]
+    likely = [file for file in files if file.folder_kind in {*wanted, None}][:_MAX_READ]
     for file in likely:
         kind = registry.kind(file)
         if kind not in wanted or registry.facts(file).problem:
@@ -144,8 +144,8 @@ def _with(registry: Registry, lack: Lack, allow_pickle: bool) -> Iterator[tuple[
             components = recognise_file(file.path, allow_pickle=allow_pickle).components
         except UserError:
             continue
-        if any(part.kind is lack.kind and lack.fits(part.name, _latents(part)) for part in components):
-            yield kind is Kind.CHECKPOINT, file.path
+        if any(part.kind is component.kind and component.fits(part.name, _latents(part)) for part in components):
+            yield kind is FileKind.CHECKPOINT, file.path
 
 
 def _latents(part: ComponentFacts) -> Sequence[str]:
@@ -153,31 +153,33 @@ def _latents(part: ComponentFacts) -> Sequence[str]:
     return [str(each) for each in formats] if isinstance(formats, tuple) else []
 
 
-def _hint(lack: Lack, paths: Sequence[Path]) -> str:
-    named = {Part.TEXT_ENCODER: "text encoder", Part.VISION_ENCODER: "vision encoder"}
-    what = f"{named[lack.kind]} {' or '.join(lack.names)}" if lack.kind in named else "VAE"
+def _hint(component: MissingComponent, paths: Sequence[Path]) -> str:
+    named = {ComponentKind.TEXT_ENCODER: "text encoder", ComponentKind.VISION_ENCODER: "vision encoder"}
+    what = f"{named[component.kind]} {' or '.join(component.names)}" if component.kind in named else "VAE"
     if not paths:
         return f"no known file has such a {what}"
-    more = f" and {len(paths) - _MOST_TOLD} more" if len(paths) > _MOST_TOLD else ""
-    return f"a {what} that would fit: {', '.join(map(str, paths[:_MOST_TOLD]))}{more}"
+    more = f" and {len(paths) - _MAX_HINTS} more" if len(paths) > _MAX_HINTS else ""
+    return f"a {what} that would fit: {', '.join(map(str, paths[:_MAX_HINTS]))}{more}"
 
 
 def _path(registry: Registry, key: str, name: str) -> str:
-    """The file that a person calls `name`."""
+    """Return the path of the file that a user calls `name`."""
     if not name:
         return ""
     kinds, what = _KINDS[key]
     return str(registry.find(os.path.expanduser(name), kinds, what).path)
 
 
-def _folder_around(registry: Registry, files: Collection[str]) -> Path:
-    """The innermost folder of models that all `files` lie in. Raises UserError where there is none."""
-    places = [place.path for place in registry.places() if place.kind is not Kind.LORA and place.path.is_dir()]
-    around = [place for place in places if all(Path(file).is_relative_to(place) for file in files)]
+def _folder_containing(registry: Registry, files: Collection[str]) -> Path:
+    """Return the innermost model folder that contains all `files`. Raises UserError if there is none."""
+    locations = [
+        place.path for place in registry.locations() if place.kind is not FileKind.LORA and place.path.is_dir()
+    ]
+    around = [place for place in locations if all(Path(file).is_relative_to(place) for file in files)]
     if not around:
         common = os.path.commonpath([os.path.dirname(file) for file in files])
         raise UserError(
-            f"the files lie in no one folder of models; expected a folder that all of them lie in (--folder {common}), "
-            f"or a table [models.NAME] in the configuration, which may name any files"
+            f"no model folder contains all files; expected a folder that does (--folder {common}), or a table "
+            f"[models.NAME] in the configuration, which may name any files"
         )
     return max(around, key=lambda place: len(place.parts))

@@ -1,7 +1,7 @@
-"""`Contents`: the digests of the tensors of files, by which components of several files are seen to be equal.
+"""`ContentDigests`: the digests of the tensors of files, which identify equal components of different files.
 
-They are made in the same pass in which a file is hashed, and remembered with the file's size and times, as its hash is.
-Torch-free. Which tensors make a component is `pool.loading.content_digest`'s business.
+They are computed in the same pass in which a file is hashed, and stored with the file's size and times, like its hash.
+Torch-free. `pool.loading.content_digest` knows which tensors make a component.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import TypeVar
 
 from modelpool.pool.core.errors import CorruptFile, UserError
 from modelpool.pool.formats.byte_ranges import ByteRange
-from modelpool.pool.formats.weights_file import read_own_header
+from modelpool.pool.formats.weights_file import read_single_header
 from modelpool.pool.loading.content_digest import RangeDigests
 from modelpool.pool.registry.folders import Fingerprint, weights_file
 from modelpool.pool.registry.hashes import hash_file
-from modelpool.pool.registry.remembered import ContentRecord, Memory
+from modelpool.pool.registry.registry_store import ContentRecord, RegistryStore
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A file that is being read, and what its tensors come to."""
+class DigestPass:
+    """A file that is being read, and the digests of its tensors so far."""
 
     path: str
     fingerprint: Fingerprint
@@ -33,30 +33,30 @@ class Reading:
     began_ns: int
 
 
-class Contents:
-    """What the tensors of files come to. One registry's."""
+class ContentDigests:
+    """The digests of the tensors of files. Belongs to one registry."""
 
-    def __init__(self, memory: Memory, now_ns: Callable[[], int], settled_ns: int) -> None:
-        """A file that changed less than `settled_ns` ago is not remembered in the database."""
-        self._memory = memory
+    def __init__(self, store: RegistryStore, now_ns: Callable[[], int], settled_ns: int) -> None:
+        """A file that changed less than `settled_ns` ago is not stored in the database."""
+        self._store = store
         self._now_ns = now_ns
         self._settled_ns = settled_ns
         self._known: dict[tuple[str, Fingerprint], Mapping[ByteRange, bytes]] = {}
 
-    def begin(self, path: str | os.PathLike[str]) -> Reading | None:
-        """Begin with the file of weights at `path`, which is about to be read whole; None for one that has no digests:
+    def begin(self, path: str | os.PathLike[str]) -> DigestPass | None:
+        """Start with the file of weights at `path`, which is about to be read completely; None for one without digests:
         it cannot be read, or its tensors share bytes."""
         real = os.path.realpath(path)
         try:
             fingerprint = weights_file(Path(real)).fingerprint
-            # whoever hashes a pickle has allowed it; headers of pickles run nothing
-            digests = RangeDigests.of(read_own_header(real, allow_pickle=True))
+            # the caller that hashes a pickle has allowed it; headers of pickles run nothing
+            digests = RangeDigests.of(read_single_header(real, allow_pickle=True))
         except (OSError, UserError):
             return None
-        return None if digests is None else Reading(real, fingerprint, digests, self._now_ns())
+        return None if digests is None else DigestPass(real, fingerprint, digests, self._now_ns())
 
-    def end(self, reading: Reading) -> None:
-        """The whole file was read: remember what was found, unless the file changed meanwhile."""
+    def end(self, reading: DigestPass) -> None:
+        """Store the digests after the complete file was read, unless the file changed during that."""
         try:
             after = weights_file(Path(reading.path)).fingerprint
         except OSError:
@@ -67,12 +67,13 @@ class Contents:
         self._known[(reading.path, reading.fingerprint)] = found
         if reading.began_ns - reading.fingerprint.changed_ns > self._settled_ns:
             record = ContentRecord(reading.fingerprint, found)
-            self._memory.remember_content(reading.path, record)
+            self._store.save_content(reading.path, record)
 
     def of(self, path: str) -> Mapping[ByteRange, bytes] | None:
-        """The digests of the file at `path` by range, read whole unless they are known; None where it has none.
+        """Return the digests of the file at `path` by range, reading all of it unless they are known; None if it has
+        none.
 
-        Raises CorruptFile when the file cannot be read.
+        Raises CorruptFile if the file cannot be read.
         """
         real = os.path.realpath(path)
         try:
@@ -81,7 +82,7 @@ class Contents:
             raise CorruptFile(f"{path}: cannot be read: {error.strerror or error}") from error
         known = self._known.get((real, fingerprint))
         if known is None:
-            record = self._memory.content_record(real)
+            record = self._store.content_record(real)
             if record is not None and record.fingerprint == fingerprint:
                 known = self._known[(real, fingerprint)] = record.digests
         if known is None and (reading := self.begin(real)) is not None:

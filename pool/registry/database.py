@@ -1,12 +1,12 @@
-"""One small SQLite database that several processes of one machine share. Standard library only.
+"""A small SQLite database that several processes of one machine share. Standard library only.
 
-Knows transactions, waiting and damage; what the tables mean is `pool.registry.remembered`'s business.
+Knows transactions, waiting and damage; `pool.registry.registry_store` knows what the tables mean.
 
 Rules:
-1. Every use opens the file anew, so that nothing is carried over a fork or between threads.
-2. Writers take turns: a transaction begins as a writer, waits for the one before, and is there whole or not at all.
-3. A damaged database is set aside under another name, never deleted, and begun anew with what could still be read.
-4. All of it happens under a lock of a file beside it: shared to use the database, alone to make or replace it.
+1. Every use opens the file again, so that nothing is shared over a fork or between threads.
+2. Writers are serialized: a transaction begins as a writer, waits for the one before, and is atomic.
+3. A damaged database is kept under another name, never deleted, and replaced by a new one with the readable rows.
+4. Every use holds a lock on a file next to it: shared to use the database, exclusive to create or replace it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from modelpool.pool.core.errors import OutputFailed
 T = TypeVar("T")
 _Row: TypeAlias = tuple[object, ...]
 
-#: how long a process waits for those before it
+#: how long a process waits for earlier ones
 BUSY_SECONDS = 60.0
-#: the low byte of SQLite's error codes that say "this file is damaged": SQLITE_CORRUPT, SQLITE_NOTADB
+#: the low byte of SQLite's error codes for a damaged file: SQLITE_CORRUPT, SQLITE_NOTADB
 _DAMAGE = (11, 26)
 
 
@@ -37,9 +37,9 @@ _DAMAGE = (11, 26)
 class Schema:
     """The tables of a database.
 
-    version   written into the file; another number is another layout
-    tables    name -> what CREATE TABLE says in its brackets
-    precious  tables that only a person could fill again
+    version   written to the file; another number is another layout
+    tables    name -> column definitions of CREATE TABLE
+    precious  tables that only a user could fill again
     """
 
     version: int
@@ -48,18 +48,19 @@ class Schema:
 
 
 class Database:
-    """The database at `path`. Nothing is opened or made before it is used."""
+    """The database at `path`. Nothing is opened or created before the first use."""
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
         self._schema = schema
 
-    def read(self, question: Callable[[sqlite3.Connection], T]) -> T:
-        """What `question` answers, from one state of the database. Raises OutputFailed when there can be none."""
-        return self._use(question, "BEGIN")
+    def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of `query` on one state of the database. Raises OutputFailed if the database cannot be
+        used."""
+        return self._use(query, "BEGIN")
 
     def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Make `change`, whole or not at all; it may be called twice. Raises OutputFailed."""
+        """Apply `change` atomically; it may be called twice. Raises OutputFailed."""
         return self._use(change, "BEGIN IMMEDIATE")
 
     def _use(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
@@ -76,29 +77,29 @@ class Database:
 
     def _once(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
         for _ in range(2):
-            with self._locked(alone=False), contextlib.closing(_connection(self.path)) as connection:
-                if self._is_made(connection):
+            with self._lock(exclusive=False), contextlib.closing(_connection(self.path)) as connection:
+                if self._is_initialized(connection):
                     return _in_transaction(connection, work, begin)
-            self._make()
-        raise sqlite3.OperationalError("its tables are gone as soon as they are made")
+            self._initialize()
+        raise sqlite3.OperationalError("its tables disappeared right after their creation")
 
-    def _is_made(self, connection: sqlite3.Connection) -> bool:
+    def _is_initialized(self, connection: sqlite3.Connection) -> bool:
         [version] = connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, self._schema.version):
             raise OutputFailed(
                 f"{self.path}: written by another version of modelpool (layout {version}, expected "
-                f"{self._schema.version}); move it away to begin anew"
+                f"{self._schema.version}); move it away to create a new one"
             )
         return bool(version)
 
-    def _make(self) -> None:
-        with self._locked(alone=True), contextlib.closing(_connection(self.path)) as connection:
-            if not self._is_made(connection):
+    def _initialize(self) -> None:
+        with self._lock(exclusive=True), contextlib.closing(_connection(self.path)) as connection:
+            if not self._is_initialized(connection):
                 self._fill(connection, {})
 
     def _fill(self, connection: sqlite3.Connection, rows: dict[str, list[_Row]]) -> None:
-        """Make the tables, with `rows` in them."""
-        # where the file system cannot do it, as some network ones, SQLite keeps its older journal
+        """Create the tables, with `rows` in them."""
+        # if the file system does not support it, as some network ones, SQLite keeps its older journal
         connection.execute("PRAGMA journal_mode = WAL")
 
         def make(connection: sqlite3.Connection) -> None:
@@ -112,33 +113,33 @@ class Database:
         _in_transaction(connection, make, "BEGIN IMMEDIATE")
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Keep the damaged file under another name and begin anew, unless another process has done it already.
+        """Keep the damaged file under another name and create a new one, unless another process has done so.
 
-        The new one takes the old one's place at once, when it is whole: who is ended before that leaves the old one.
+        The new one replaces the old one atomically when it is complete: an interruption before that leaves the old one.
         """
-        with self._locked(alone=True):
-            if self._is_audio():
+        with self._lock(exclusive=True):
+            if self._is_intact():
                 return
             rescued = {table: self._rescue(table) for table in self._schema.precious}
-            kept, made = self._free_name(), Path(f"{self.path}.new")
-            made.unlink(missing_ok=True)
-            with contextlib.closing(_connection(made)) as connection:
+            kept, replacement = self._free_name(), Path(f"{self.path}.new")
+            replacement.unlink(missing_ok=True)
+            with contextlib.closing(_connection(replacement)) as connection:
                 self._fill(connection, rescued)
             shutil.copyfile(self.path, kept)
-            # a log that belongs to another database would be played into it
+            # a log of another database would be replayed into it
             for end in ("-wal", "-shm"):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(f"{self.path}{end}", f"{kept}{end}")
-            os.replace(made, self.path)
+            os.replace(replacement, self.path)
         counts = ", ".join(f"{len(rows)} {table}" for table, rows in rescued.items())
         warnings.warn(
-            f"{self.path} was damaged ({error}). It is kept as {kept.name} and begun anew; what could be read of it "
-            f"was taken over: {counts or 'nothing'}",
+            f"{self.path} was damaged ({error}). It is kept as {kept.name} and replaced by a new one; the rows that "
+            f"could be read were copied: {counts or 'none'}",
             RuntimeWarning,
             stacklevel=4,
         )
 
-    def _is_audio(self) -> bool:
+    def _is_intact(self) -> bool:
         try:
             with contextlib.closing(_connection(self.path)) as connection:
                 return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
@@ -148,7 +149,7 @@ class Database:
             raise
 
     def _rescue(self, table: str) -> list[_Row]:
-        """The rows of `table` that can be read; none when it cannot be."""
+        """Return the readable rows of `table`; none if it cannot be read."""
         rows: list[_Row] = []
         with contextlib.suppress(sqlite3.Error), contextlib.closing(_connection(self.path)) as connection:
             rows.extend(connection.execute(f"SELECT * FROM {table} NOT INDEXED"))
@@ -161,17 +162,17 @@ class Database:
         return name
 
     @contextlib.contextmanager
-    def _locked(self, alone: bool) -> Iterator[None]:
-        """Hold the lock beside the database; the kernel lets go of it when the process ends."""
+    def _lock(self, exclusive: bool) -> Iterator[None]:
+        """Hold the lock file next to the database; the kernel releases it when the process ends."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if sys.platform == "win32":  # has no such locks; there SQLite refuses to rename a file that is in use
+        if sys.platform == "win32":  # has no flock; there SQLite refuses to rename a file in use
             yield
             return
         import fcntl
 
         descriptor = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
             yield
         finally:
             os.close(descriptor)

@@ -1,6 +1,6 @@
-"""What a file of weights is, from its header alone. Torch-free.
+"""Summarises a file of weights from its header alone. Torch-free.
 
-Knows whether a file can be read and what it is for. What running it needs is `pool.catalog.catalog`'s business.
+Determines whether a file can be read and what it is for. `pool.catalog.catalog` knows what running it needs.
 """
 
 from __future__ import annotations
@@ -17,92 +17,92 @@ from modelpool.pool.formats.strict_json import BadJson, read_object
 from modelpool.pool.formats.weights_file import SAFETENSORS_SUFFIXES
 from modelpool.pool.loading.detect_family import recognise
 from modelpool.pool.loading.weights_header import read_weights_header
-from modelpool.pool.registry.folders import PIPELINE_FILE, Form, WeightsFile
-from modelpool.pool.registry.kinds import Kind, kind_of_keys
+from modelpool.pool.registry.folders import PIPELINE_FILE, FileForm, WeightsFile
+from modelpool.pool.registry.kinds import FileKind, kind_of_keys
 
-#: published ones have 1 KiB; a file of another sort under such a name is not read into memory
-MOST_PIPELINE_BYTES = 1 * MIB
+#: maximum size of an index; published ones have 1 KiB, and another kind of file under that name is not read into memory
+MAX_PIPELINE_BYTES = 1 * MIB
 
-#: how a model lies on the disk that is in several files, for people
-_IN_WORDS: Mapping[Form, str] = {Form.SHARDED: "in {} parts", Form.ASSEMBLED: "of {} files"}
+#: titles of models in several files
+_FORM_TITLES: Mapping[FileForm, str] = {FileForm.SHARDED: "in {} parts", FileForm.ASSEMBLED: "of {} files"}
 
-#: what training tools write about the model that a LoRA was made for
+#: metadata keys in which training tools write the base model of a LoRA
 _BASE_MODEL_KEYS = ("ss_base_model_version", "modelspec.architecture")
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
-    """What one file is.
+class FileSummary:
+    """The summary of one file.
 
-    kind       as its keys say; None where they do not
-    title      what it is in more words; may be empty
-    tensors    how many it has; 0 of a diffusers folder
-    problem    why it cannot be used; empty for a file that can be read
-    is_unsafe  it was not read, or is not used, because it might do harm
+    kind       according to its keys; None if they do not determine it
+    title      a longer description; may be empty
+    tensors    their number; 0 for a diffusers folder
+    problem    why it cannot be used; empty for a readable file
+    is_unsafe  it was not read, or is not used, because it might be harmful
     """
 
-    kind: Kind | None
+    kind: FileKind | None
     title: str = ""
     tensors: int = 0
     problem: str = ""
     is_unsafe: bool = False
 
     def refusal(self, path: Path) -> CorruptFile:
-        """The error to raise where the file at `path` was asked for and has a problem."""
+        """Return the error to raise if the file at `path` is requested and has a problem."""
         return (UnsafeFile if self.is_unsafe else CorruptFile)(f"{path}: {self.problem}")
 
 
-def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileFacts:
-    """Read what `file` is. Never raises for what is wrong with it: that is its `problem`, as a pickle is one that is
+def read_facts(file: WeightsFile, *, allow_pickle: bool = False) -> FileSummary:
+    """Read the summary of `file`. Never raises for faults of the file: they are its `problem`, as for a pickle that is
     not allowed."""
     try:
-        if file.form is Form.FOLDER:
+        if file.form is FileForm.FOLDER:
             return _of_folder(file)
         return _from_keys(file, read_weights_header(file.source, allow_pickle=allow_pickle))
     except UnknownArchitecture as problem:
-        if file.form is not Form.ASSEMBLED:
-            return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "))
-        # separate files that are no model: told when somebody wants to run it
-        return FileFacts(Kind.CHECKPOINT, f"of {len(file.members)} files")
+        if file.form is not FileForm.ASSEMBLED:
+            return FileSummary(None, problem=str(problem).removeprefix(f"{file.path}: "))
+        # separate files that make no model: reported when the model is run
+        return FileSummary(FileKind.CHECKPOINT, f"of {len(file.members)} files")
     except CorruptFile as problem:
         is_unsafe = isinstance(problem, UnsafeFile)
-        return FileFacts(None, problem=str(problem).removeprefix(f"{file.path}: "), is_unsafe=is_unsafe)
+        return FileSummary(None, problem=str(problem).removeprefix(f"{file.path}: "), is_unsafe=is_unsafe)
 
 
-def _from_keys(file: WeightsFile, header: Header) -> FileFacts:
+def _from_keys(file: WeightsFile, header: Header) -> FileSummary:
     shapes, metadata = header.shapes, header.metadata
     if not shapes:
         raise CorruptFile(f"{file.path}: the file holds no tensors")
     try:
         title = recognise(shapes)
-    except UserError:  # the keys of a known model with shapes that it cannot have: told when somebody wants to run it
+    except UserError:  # a known model's keys with impossible shapes: reported when the model is run
         title = ""
     kind = kind_of_keys(shapes, title is not None)
-    if kind is Kind.LORA:
+    if kind is FileKind.LORA:
         title = next((metadata[key] for key in _BASE_MODEL_KEYS if metadata.get(key)), None)
-    words = (title, _IN_WORDS.get(file.form, "").format(len(header.files)))
-    return FileFacts(kind, ", ".join(filter(None, words)), len(shapes))
+    words = (title, _FORM_TITLES.get(file.form, "").format(len(header.files)))
+    return FileSummary(kind, ", ".join(filter(None, words)), len(shapes))
 
 
-def _of_folder(file: WeightsFile) -> FileFacts:
-    pipeline = _json_object(file.path / PIPELINE_FILE, MOST_PIPELINE_BYTES).get("_class_name")
+def _of_folder(file: WeightsFile) -> FileSummary:
+    pipeline = _json_object(file.path / PIPELINE_FILE, MAX_PIPELINE_BYTES).get("_class_name")
     if not isinstance(pipeline, str):
         raise CorruptFile(f"{file.path}: {PIPELINE_FILE} names no pipeline, expected a diffusers folder")
     if not _holds_weights(file.members):
         raise CorruptFile(f"{file.path}: a diffusers folder without .safetensors files")
-    return FileFacts(Kind.CHECKPOINT, f"diffusers folder, {pipeline}")
+    return FileSummary(FileKind.CHECKPOINT, f"diffusers folder, {pipeline}")
 
 
 def _holds_weights(members: Collection[Path]) -> bool:
     return any(path.name.lower().endswith(SAFETENSORS_SUFFIXES) for path in members)
 
 
-def _json_object(path: Path, most_bytes: int) -> dict[str, Any]:
-    """The JSON object in the small file at `path`. Raises CorruptFile."""
+def _json_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """Read the JSON object in the small file at `path`. Raises CorruptFile."""
     with open_regular(path, "a small JSON file") as (file, size_bytes):
-        if size_bytes > most_bytes:
-            raise CorruptFile(f"{path}: more than {most_bytes} bytes, expected a small JSON file")
-        text = file.read(most_bytes)
+        if size_bytes > max_bytes:
+            raise CorruptFile(f"{path}: more than {max_bytes} bytes, expected a small JSON file")
+        text = file.read(max_bytes)
     try:
         return read_object(text)
     except BadJson as error:

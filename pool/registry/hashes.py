@@ -1,10 +1,10 @@
-"""The hashes that files of weights are known by, and how they are written. Torch-free.
+"""Computes the hashes that identify files of weights. Torch-free.
 
-Knows the SHA-256 and the three short hashes of Civitai. Remembers nothing (`pool.registry.remembered` does).
+Knows the SHA-256 and the three short hashes of Civitai. Stores nothing (`pool.registry.registry_store` does).
 
 AutoV1  SHA-256 of the 64 KiB at 1 MiB, first 8 digits: the old hash of A1111. Files that end before have none
-AutoV2  SHA-256 of the whole file, first 10 digits
-AutoV3  SHA-256 of a safetensors file without its header, first 12 digits. It stays when metadata are edited
+AutoV2  SHA-256 of the complete file, first 10 digits
+AutoV3  SHA-256 of a safetensors file without its header, first 12 digits. Unchanged when metadata are edited
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from modelpool.pool.formats.regular_file import open_regular
 from modelpool.pool.formats.safetensors_file import MAX_HEADER_BYTES, SIZE_BYTES
 from modelpool.pool.loading.content_digest import RangeDigests
 
-#: told of bytes as they are read, many times for a large file
+#: called with the number of bytes read, many times for a large file
 OnBytes: TypeAlias = Callable[[int], None]
 
-#: bytes of one read: they are still in the processor's cache when they are hashed. On 2 virtual cores in 2026, 512 MiB
-#: took 0.42 s with 1 MiB, 0.45 with 4, 0.59 with 8, 0.61 with 32; the kernel reads ahead of them in any case
+#: bytes of one read: they are still in the CPU cache when they are hashed. On 2 virtual cores in 2026, 512 MiB took
+#: 0.42 s with 1 MiB, 0.45 with 4, 0.59 with 8, 0.61 with 32; the kernel reads ahead in any case
 CHUNK_BYTES = 1 * MIB
 AUTOV1_BEGIN, AUTOV1_BYTES = 1 * MIB, 64 << 10
 AUTOV1_DIGITS, AUTOV2_DIGITS, AUTOV3_DIGITS, SHA256_DIGITS = 8, 10, 12, 64
@@ -37,9 +37,9 @@ AUTOV1_DIGITS, AUTOV2_DIGITS, AUTOV3_DIGITS, SHA256_DIGITS = 8, 10, 12, 64
 class FileHashes:
     """The hashes of one file, in lower case.
 
-    sha256         of the whole file
-    autov1         eight digits; empty for a file that ends before the bytes that it is made of
-    data_sha256    of the bytes behind the header; empty where nobody asked for it
+    sha256         of the complete file
+    autov1         eight digits; empty for a file that ends before the hashed bytes
+    data_sha256    of the bytes after the header; empty if not requested
     """
 
     sha256: str
@@ -53,18 +53,18 @@ class FileHashes:
 
     @property
     def autov3(self) -> str:
-        """The first digits of the hash of the data; empty where that is not known."""
+        """The first digits of the hash of the data; empty if unknown."""
         return self.data_sha256[:AUTOV3_DIGITS]
 
-    def is_called(self, digits: str) -> bool:
-        """Whether `digits`, as `as_digits` gives them, are one of these hashes."""
+    def matches_digits(self, digits: str) -> bool:
+        """Whether `digits`, as returned by `as_digits`, are one of these hashes."""
         match len(digits):
             case length if length == AUTOV1_DIGITS:
                 return digits == self.autov1
             case length if length == AUTOV2_DIGITS:
                 return digits == self.autov2
             case length if length == AUTOV3_DIGITS:
-                # twelve digits of the whole file's hash are what some tools show
+                # some tools show twelve digits of the complete file's hash
                 return digits in (self.autov3, self.sha256[:AUTOV3_DIGITS])
             case length if length == SHA256_DIGITS:
                 return digits in (self.sha256, self.data_sha256)
@@ -72,7 +72,7 @@ class FileHashes:
 
 
 def as_digits(name: str) -> str | None:
-    """`name` as the digits of a hash, in lower case; None when no hash is written so."""
+    """Return `name` as the digits of a hash, in lower case; None if it does not look like a hash."""
     digits = name.strip().lower()
     is_length = len(digits) in (AUTOV1_DIGITS, AUTOV2_DIGITS, AUTOV3_DIGITS, SHA256_DIGITS)
     return digits if is_length and set(digits) <= set(string.hexdigits) else None
@@ -84,24 +84,23 @@ def hash_file(
     on_bytes: OnBytes = lambda count: None,
     tensors: RangeDigests | None = None,
 ) -> FileHashes:
-    """Read the file at `path` once, from its beginning to its end, and hash it.
+    """Read the file at `path` once, from start to end, and hash it.
 
-    `with_data` asks for the hash of the data too, which takes as long again where the processor and not the disk is
-    what limits; `tensors` is shown all bytes, on a second processor where there is one. Raises CorruptFile when the
-    file cannot be read.
+    `with_data` also computes the hash of the data, which doubles the time if the CPU and not the disk is the
+    bottleneck; `tensors` gets all bytes, in a second thread. Raises CorruptFile if the file cannot be read.
     """
     with open_regular(path, "a file to hash") as (file, _):
-        if hasattr(os, "posix_fadvise"):  # whole and in order: the kernel reads further ahead
+        if hasattr(os, "posix_fadvise"):  # completely and in order: the kernel reads further ahead
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         data_begin = _data_begin(file) if with_data else None
         if tensors is None:
             return _hash(file, data_begin, on_bytes)
-        with ThreadPoolExecutor(1, thread_name_prefix="digests") as beside:
-            return _hash(file, data_begin, on_bytes, lambda *chunk: beside.submit(tensors.update, *chunk))
+        with ThreadPoolExecutor(1, thread_name_prefix="digests") as executor:
+            return _hash(file, data_begin, on_bytes, lambda *chunk: executor.submit(tensors.update, *chunk))
 
 
 def _data_begin(file: BufferedReader) -> int | None:
-    """Where the data of a safetensors file begin; None for a file that cannot be one."""
+    """Return the offset of the data of a safetensors file; None for a file that cannot be one."""
     header_bytes = int.from_bytes(file.read(SIZE_BYTES), "little")
     file.seek(0)
     return SIZE_BYTES + header_bytes if header_bytes <= MAX_HEADER_BYTES else None
@@ -111,14 +110,14 @@ def _hash(
     file: BufferedReader,
     data_begin: int | None,
     on_bytes: OnBytes,
-    show: Callable[[memoryview, int], Future[None]] | None = None,
+    submit: Callable[[memoryview, int], Future[None]] | None = None,
 ) -> FileHashes:
     whole, data, autov1 = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK_BYTES))
     place = autov1_bytes = 0
     while count := file.readinto(buffer):
         chunk = buffer[:count]
-        shown = None if show is None else show(chunk, place)
+        pending = None if submit is None else submit(chunk, place)
         whole.update(chunk)
         if data_begin is not None:
             data.update(chunk[max(0, data_begin - place) :])
@@ -126,8 +125,8 @@ def _hash(
         autov1.update(window)
         autov1_bytes += len(window)
         place += count
-        if shown is not None:
-            shown.result()  # before the buffer is filled anew
+        if pending is not None:
+            pending.result()  # before the buffer is filled again
         on_bytes(count)
     return FileHashes(
         sha256=whole.hexdigest(),

@@ -1,7 +1,7 @@
-"""What a file of weights is for: told by its keys, else by the folder that it lies in. Pure; torch-free.
+"""Determines what a file of weights is for, from its keys, else from its folder. Pure; torch-free.
 
-Knows the folder names that ComfyUI, A1111 and Forge use, and keys that give a file away. Which architecture a model has
-is `pool.loading.detect_family`'s business.
+Knows the folder names that ComfyUI, A1111 and Forge use, and identifying keys. `pool.loading.detect_family` determines
+the architecture of a model.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from enum import Enum
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora
 
 
-class Kind(Enum):
-    """What a file of weights is for. The value is what people write and read."""
+class FileKind(Enum):
+    """The kind of a file of weights. The value is shown to users."""
 
     CHECKPOINT = "checkpoint"
     DIFFUSION_MODEL = "diffusion model"
@@ -27,42 +27,42 @@ class Kind(Enum):
     HYPERNETWORK = "hypernetwork"
 
 
-#: what images can be made with: whole checkpoints, and diffusion models in a file of their own
-MODELS = frozenset({Kind.CHECKPOINT, Kind.DIFFUSION_MODEL})
-LORAS = frozenset({Kind.LORA})
-#: what models are made of: equal parts of these are found by their content
-WITH_COMPONENTS = frozenset({*MODELS, Kind.VAE, Kind.TEXT_ENCODER})
+#: what can generate images: complete checkpoints, and diffusion models in a separate file
+MODELS = frozenset({FileKind.CHECKPOINT, FileKind.DIFFUSION_MODEL})
+LORAS = frozenset({FileKind.LORA})
+#: kinds with components: equal ones are found by content
+WITH_COMPONENTS = frozenset({*MODELS, FileKind.VAE, FileKind.TEXT_ENCODER})
 
-#: usual names of folders, in lower case with "_" for "-" and " "
-FOLDER_KINDS: Mapping[str, Kind] = {
+#: common names of folders, in lower case with "_" for "-" and " "
+FOLDER_KINDS: Mapping[str, FileKind] = {
     # ComfyUI
-    "checkpoints": Kind.CHECKPOINT,
-    "diffusion_models": Kind.DIFFUSION_MODEL,
-    "unet": Kind.DIFFUSION_MODEL,
-    "loras": Kind.LORA,
-    "vae": Kind.VAE,
-    "vae_approx": Kind.VAE,
-    "text_encoders": Kind.TEXT_ENCODER,
-    "clip": Kind.TEXT_ENCODER,
-    "clip_vision": Kind.CLIP_VISION,
-    "controlnet": Kind.CONTROLNET,
-    "t2i_adapter": Kind.CONTROLNET,
-    "embeddings": Kind.EMBEDDING,
-    "upscale_models": Kind.UPSCALER,
-    "hypernetworks": Kind.HYPERNETWORK,
+    "checkpoints": FileKind.CHECKPOINT,
+    "diffusion_models": FileKind.DIFFUSION_MODEL,
+    "unet": FileKind.DIFFUSION_MODEL,
+    "loras": FileKind.LORA,
+    "vae": FileKind.VAE,
+    "vae_approx": FileKind.VAE,
+    "text_encoders": FileKind.TEXT_ENCODER,
+    "clip": FileKind.TEXT_ENCODER,
+    "clip_vision": FileKind.CLIP_VISION,
+    "controlnet": FileKind.CONTROLNET,
+    "t2i_adapter": FileKind.CONTROLNET,
+    "embeddings": FileKind.EMBEDDING,
+    "upscale_models": FileKind.UPSCALER,
+    "hypernetworks": FileKind.HYPERNETWORK,
     # A1111 and Forge
-    "stable_diffusion": Kind.CHECKPOINT,
-    "lora": Kind.LORA,
-    "lycoris": Kind.LORA,
-    "text_encoder": Kind.TEXT_ENCODER,
-    "esrgan": Kind.UPSCALER,
-    "realesrgan": Kind.UPSCALER,
-    "swinir": Kind.UPSCALER,
+    "stable_diffusion": FileKind.CHECKPOINT,
+    "lora": FileKind.LORA,
+    "lycoris": FileKind.LORA,
+    "text_encoder": FileKind.TEXT_ENCODER,
+    "esrgan": FileKind.UPSCALER,
+    "realesrgan": FileKind.UPSCALER,
+    "swinir": FileKind.UPSCALER,
 }
 
-_CONTROLNET_BEGINNINGS = ("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block.")
+_CONTROLNET_PREFIXES = ("control_model.", "controlnet_", "control_all_x_embedder.", "input_hint_block.")
 _DIFFUSION_PREFIXES = ("model.diffusion_model.", "model.model.", "net.")
-#: what other components of a checkpoint in one file begin with
+#: key prefixes of other components of a checkpoint in one file
 _BUNDLED_PREFIXES = (
     "first_stage_model.",
     "cond_stage_model.",
@@ -71,51 +71,52 @@ _BUNDLED_PREFIXES = (
     "vae.",
     "pretransform.",
 )
-#: beginnings of keys, and what has them. The first that fits counts, so what has the keys of another comes before it
-_BEGINNINGS: tuple[tuple[str, Kind], ...] = (
-    ("emb_params", Kind.EMBEDDING),
-    ("string_to_param", Kind.EMBEDDING),
-    ("first_stage_model.", Kind.VAE),
-    ("decoder.conv_in.", Kind.VAE),
-    ("decoder.up_blocks.", Kind.VAE),
-    ("decoder.upsamples.", Kind.VAE),
-    ("text_model.encoder.", Kind.TEXT_ENCODER),
-    ("transformer.resblocks.", Kind.TEXT_ENCODER),
-    ("encoder.block.0.layer.0.SelfAttention.", Kind.TEXT_ENCODER),
-    ("model.embed_tokens.", Kind.TEXT_ENCODER),
-    ("model.layers.0.self_attn.", Kind.TEXT_ENCODER),
-    ("vision_model.encoder.", Kind.CLIP_VISION),
-    ("conv_first.", Kind.UPSCALER),
-    ("model.0.weight", Kind.UPSCALER),
+#: prefixes of keys, and the kind that has them. The first match counts, so a kind that includes the keys of another
+#: precedes it
+_PREFIX_KINDS: tuple[tuple[str, FileKind], ...] = (
+    ("emb_params", FileKind.EMBEDDING),
+    ("string_to_param", FileKind.EMBEDDING),
+    ("first_stage_model.", FileKind.VAE),
+    ("decoder.conv_in.", FileKind.VAE),
+    ("decoder.up_blocks.", FileKind.VAE),
+    ("decoder.upsamples.", FileKind.VAE),
+    ("text_model.encoder.", FileKind.TEXT_ENCODER),
+    ("transformer.resblocks.", FileKind.TEXT_ENCODER),
+    ("encoder.block.0.layer.0.SelfAttention.", FileKind.TEXT_ENCODER),
+    ("model.embed_tokens.", FileKind.TEXT_ENCODER),
+    ("model.layers.0.self_attn.", FileKind.TEXT_ENCODER),
+    ("vision_model.encoder.", FileKind.CLIP_VISION),
+    ("conv_first.", FileKind.UPSCALER),
+    ("model.0.weight", FileKind.UPSCALER),
 )
-#: an embedding of SDXL has these tensors alone
+#: an embedding of SDXL has only these tensors
 _EMBEDDING_PAIR = frozenset({"clip_l", "clip_g"})
 
 
-def kind_of_keys(keys: Collection[str], is_diffusion_model: bool) -> Kind | None:
-    """What a file with tensors called `keys` is for; None where they do not tell.
+def kind_of_keys(keys: Collection[str], is_diffusion_model: bool) -> FileKind | None:
+    """Return the kind of a file with tensors named `keys`; None if they do not determine it.
 
-    `is_diffusion_model` says that the keys are those of a known diffusion model, under any prefix.
+    `is_diffusion_model`: the keys are those of a known diffusion model, under any prefix.
     """
     if looks_like_lora(keys):
-        return Kind.LORA
-    if _any_begins(keys, _CONTROLNET_BEGINNINGS):
-        return Kind.CONTROLNET
-    if _any_begins(keys, _DIFFUSION_PREFIXES):
-        bundled = _any_begins(keys, _BUNDLED_PREFIXES)
-        return Kind.CHECKPOINT if bundled else Kind.DIFFUSION_MODEL
+        return FileKind.LORA
+    if _any_starts_with(keys, _CONTROLNET_PREFIXES):
+        return FileKind.CONTROLNET
+    if _any_starts_with(keys, _DIFFUSION_PREFIXES):
+        bundled = _any_starts_with(keys, _BUNDLED_PREFIXES)
+        return FileKind.CHECKPOINT if bundled else FileKind.DIFFUSION_MODEL
     if is_diffusion_model:
-        return Kind.DIFFUSION_MODEL
+        return FileKind.DIFFUSION_MODEL
     if keys and _EMBEDDING_PAIR.issuperset(keys):
-        return Kind.EMBEDDING
-    return next((kind for beginning, kind in _BEGINNINGS if _any_begins(keys, (beginning,))), None)
+        return FileKind.EMBEDDING
+    return next((kind for prefix, kind in _PREFIX_KINDS if _any_starts_with(keys, (prefix,))), None)
 
 
-def kind_of_folders(names: Iterable[str]) -> Kind | None:
-    """What the first usual name among `names` says, the nearest folder first; None where none is one."""
-    usual = (FOLDER_KINDS.get(name.lower().replace("-", "_").replace(" ", "_")) for name in names)
-    return next((kind for kind in usual if kind is not None), None)
+def kind_of_folders(names: Iterable[str]) -> FileKind | None:
+    """Return the kind of the first known folder name among `names`, the nearest folder first; None without any."""
+    known_kinds = (FOLDER_KINDS.get(name.lower().replace("-", "_").replace(" ", "_")) for name in names)
+    return next((kind for kind in known_kinds if kind is not None), None)
 
 
-def _any_begins(keys: Iterable[str], beginnings: tuple[str, ...]) -> bool:
-    return any(key.startswith(beginnings) for key in keys)
+def _any_starts_with(keys: Iterable[str], prefixes: tuple[str, ...]) -> bool:
+    return any(key.startswith(prefixes) for key in keys)

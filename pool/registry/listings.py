@@ -1,4 +1,4 @@
-"""The models and LoRAs that can be named, each with what it is or what is wrong with it. Torch-free; reads headers."""
+"""The models and LoRAs of the registry, each with its facts or its problem. Torch-free; reads headers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.loading.describe import describe, describe_lora
-from modelpool.pool.registry.folders import Form, WeightsFile
+from modelpool.pool.registry.folders import FileForm, WeightsFile
 
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """One checkpoint in the folders, `file_bytes` in all of its files. `problem` says why it cannot be used; width and
-    height are then 0."""
+    """One checkpoint in the folders; `file_bytes` is the total of its files. `problem` is why it cannot be used; width
+    and height are then 0."""
 
     name: str
     path: str
@@ -36,7 +36,7 @@ class LoraListing:
 
 
 def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing:
-    """What the checkpoint in `file` is; never raises for what is wrong with it."""
+    """Return the facts of the checkpoint in `file`; never raises for faults of the file."""
     path, size_bytes = str(file.path), file.fingerprint.size_bytes
     try:
         info = describe(file.source, allow_pickle=allow_pickle)
@@ -46,14 +46,14 @@ def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing
 
 
 def check_runs(file: WeightsFile, allow_pickle: bool) -> None:
-    """Raise the UserError that says why not, for a model in several files that this version does not run: it takes long
-    to read all of them."""
-    if file.form in (Form.FOLDER, Form.ASSEMBLED):
+    """Raise a UserError with the reason for a model in several files that this version does not run, before all of them
+    are read, which takes long."""
+    if file.form in (FileForm.FOLDER, FileForm.ASSEMBLED):
         describe(file.source, allow_pickle=allow_pickle)
 
 
 def list_lora(name: str, file: WeightsFile, allow_pickle: bool) -> LoraListing:
-    """What the LoRA in `file` is, in the same way."""
+    """Return the facts of the LoRA in `file`; never raises for faults of the file."""
     path, size_bytes = str(file.path), file.fingerprint.size_bytes
     try:
         info = describe_lora(file.path, allow_pickle=allow_pickle)

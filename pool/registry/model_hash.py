@@ -1,4 +1,4 @@
-"""The hashes of models in several files, of those of their files. Torch-free; reads nothing itself."""
+"""Computes the hashes of models in several files from those of their files. Torch-free; reads nothing itself."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Callable
 
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.mapping.file_hash import assembly_sha256, weights_sha256
-from modelpool.pool.registry.folders import Form, WeightsFile
+from modelpool.pool.registry.folders import FileForm, WeightsFile
 from modelpool.pool.registry.hashes import FileHashes
 
 
 def assembly_hash(file: WeightsFile, hash_part: Callable[[str], str]) -> str:
-    """The SHA-256 of a model in separate files; `hash_part` gives that of the weights at a path. Raises CorruptFile as
-    `read_description` does."""
+    """Return the SHA-256 of a model in separate files; `hash_part` returns that of the weights at a path. Raises
+    CorruptFile as `read_description` does."""
     return assembly_sha256(file.assembly or read_description(file.path), hash_part)
 
 
 def hash_whole(file: WeightsFile, hash_member: Callable[[str | os.PathLike[str]], FileHashes]) -> FileHashes:
-    """The hashes of a file, or of all that a model in several files is made of: of a line for each, with its hash."""
-    if file.form is Form.FILE:
+    """Return the hashes of a file, or of a model in several files: the hash of a text with one line per file, with its
+    hash."""
+    if file.form is FileForm.FILE:
         return hash_member(file.real_path)
-    if file.form is Form.SHARDED:
+    if file.form is FileForm.SHARDED:
         return FileHashes(weights_sha256(file.real_path, lambda part: hash_member(part).sha256))
-    whole = hashlib.sha256()
+    combined = hashlib.sha256()
     for member in file.members:
         digest = hash_member(member).sha256
-        whole.update(f"{digest}  {os.path.relpath(member, file.real_path)}\n".encode())
-    return FileHashes(whole.hexdigest())
+        combined.update(f"{digest}  {os.path.relpath(member, file.real_path)}\n".encode())
+    return FileHashes(combined.hexdigest())

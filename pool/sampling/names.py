@@ -1,7 +1,7 @@
-"""The names of samplers and step schedules, in the spellings people use.
+"""Names and aliases of samplers and step schedules.
 
-Torch-free, so that a driver can check a request with it. Knows names only; what they do is in `samplers` and
-`schedules`, and a test holds the three together.
+Torch-free, so that a driver can check a request with it. The functions are in `samplers` and `schedules`; a test checks
+that the three modules agree.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from types import MappingProxyType
 
 from modelpool.pool.core.errors import unknown_name
 
-#: One more and `ddim_uniform`, which leaves out the first of 1000 timesteps, could not give every step its own.
+#: With one more, `ddim_uniform`, which skips the first of 1000 timesteps, could not give each step its own timestep.
 MAX_STEPS = 999
-#: Guidance scales that make images: 1 is none, far beyond the upper end latents leave what floats can hold.
+#: Useful guidance scales: 1 is no guidance; far above the upper limit, latents overflow.
 MIN_CFG, MAX_CFG = 1.0, 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerName:
-    """How one sampler is called.
+    """The names of one sampler.
 
-    display   what A1111 writes into an image's `Sampler:` field
-    schedule  the step schedule when a request names none
-    aliases   other spellings, normalised as `_normalised` does
+    display   name in A1111's `Sampler:` field
+    schedule  default step schedule
+    aliases   other names, normalised as by `_normalised`
     """
 
     display: str
@@ -32,7 +32,7 @@ class SamplerName:
     aliases: tuple[str, ...] = ()
 
 
-#: step schedule -> what A1111 writes into an image's `Schedule type:` field
+#: step schedule -> name in A1111's `Schedule type:` field
 SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
         "normal": "Normal",
@@ -58,25 +58,25 @@ SAMPLERS: Mapping[str, SamplerName] = MappingProxyType(
 
 
 def resolve_sampler(name: str) -> tuple[str, str]:
-    """The (sampler, schedule) that `name` means: 'Euler a', 'dpmpp_2m', 'DPM++ 2M Karras', 'uni_pc_simple'.
+    """Return the (sampler, schedule) that `name` means: 'Euler a', 'dpmpp_2m', 'DPM++ 2M Karras', 'uni_pc_simple'.
 
-    A spelling of a sampler, alone (its default schedule) or followed by a schedule. Case, and whether words are parted
-    by blanks, hyphens or underscores, do not matter. Raises UnknownName.
+    A name or alias of a sampler, alone (default schedule) or followed by a schedule. Case, and blanks, hyphens or
+    underscores between words, do not matter. Raises UnknownName.
     """
-    spellings = {spelling: key for key, sampler in SAMPLERS.items() for spelling in (key, *sampler.aliases)}
+    aliases = {alias: key for key, sampler in SAMPLERS.items() for alias in (key, *sampler.aliases)}
     wanted = _normalised(name)
-    if wanted in spellings:
-        sampler = spellings[wanted]
+    if wanted in aliases:
+        sampler = aliases[wanted]
         return sampler, SAMPLERS[sampler].schedule
     for schedule in SCHEDULES:
         head = wanted.removesuffix(f"_{schedule}")
-        if head != wanted and head in spellings:
-            return spellings[head], schedule
-    raise unknown_name("sampler", name, (*spellings, *(f"dpmpp_2m_{schedule}" for schedule in ("karras", "normal"))))
+        if head != wanted and head in aliases:
+            return aliases[head], schedule
+    raise unknown_name("sampler", name, (*aliases, *(f"dpmpp_2m_{schedule}" for schedule in ("karras", "normal"))))
 
 
 def display_name(sampler: str, schedule: str) -> tuple[str, str]:
-    """What A1111 calls the pair: ('DPM++ 2M', 'Karras'). Both are keys of `SAMPLERS` and `SCHEDULES`."""
+    """Return A1111's names of the pair: ('DPM++ 2M', 'Karras'). Both are keys of `SAMPLERS` and `SCHEDULES`."""
     return SAMPLERS[sampler].display, SCHEDULES[schedule]
 
 

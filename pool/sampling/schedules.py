@@ -1,8 +1,8 @@
-"""Noise levels: the table a model was trained with, and which of its levels a run steps through.
+"""Noise levels: the table that a model was trained with, and the levels that a run steps through.
 
-`sigma` is the standard deviation of the noise beside a latent of unit scale (the variance-exploding form), `timestep`
-the number of a level in its table, a float between two entries. Arithmetic is in Python floats; the
-only tensor is the result.
+`sigma` is the standard deviation of the noise relative to a latent of unit scale (the variance-exploding form),
+`timestep` the index of a level in its table, a float between two entries. Arithmetic is in Python floats; the only
+tensor is the result.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from modelpool.pool.sampling.names import MAX_STEPS, SCHEDULES
 
 @dataclass(frozen=True, slots=True)
 class SigmaTable:
-    """The noise level of every training timestep. `sigmas` rises strictly, index is the timestep, values are float32.
+    """The noise level of each training timestep. `sigmas` is strictly increasing, indexed by timestep, in float32.
 
-    Between two entries, log(sigma) is linear in the timestep; outside, both ways stop at the ends.
+    Between two entries, log(sigma) is linear in the timestep; both directions are clamped to the ends.
 
-    sigma_data      deviation of clean latents, as the model's input and answer are scaled for
-    tells_logarithm  the model is told a quarter of log(sigma), and not the timestep
-    tells_angle     the model is told the angle whose tangent is sigma, in right angles
+    sigma_data      standard deviation of clean latents, for the scaling of the model's input and output
+    has_log_time_input  the model's time input is log(sigma) / 4 instead of the timestep
+    has_angle_time_input     the model's time input is atan(sigma) as a fraction of a right angle
     """
 
     sigmas: tuple[float, ...]
     sigma_data: float = 1.0
-    tells_logarithm: bool = False
-    tells_angle: bool = False
+    has_log_time_input: bool = False
+    has_angle_time_input: bool = False
 
     @property
     def sigma_min(self) -> float:
@@ -57,14 +57,14 @@ class SigmaTable:
         return 0.0
 
     def timestep(self, sigma: float) -> float:
-        """The timestep, seldom a whole number, at which the noise level is `sigma`."""
+        """Return the timestep, usually fractional, at which the noise level is `sigma`."""
         sigma = min(max(sigma, self.sigma_min), self.sigma_max)
         below = min(bisect_right(self.sigmas, sigma) - 1, len(self.sigmas) - 2)
         low, high = self.sigmas[below : below + 2]
         return below + math.log(sigma / low) / math.log(high / low)
 
     def sigma(self, timestep: float) -> float:
-        """The noise level at `timestep`; exactly the table's entry at a whole one."""
+        """Return the noise level at `timestep`; at a whole one, exactly the table's entry."""
         timestep = min(max(timestep, 0.0), self.last_timestep)
         below = min(int(timestep), len(self.sigmas) - 2)
         low, high = self.sigmas[below : below + 2]
@@ -72,36 +72,36 @@ class SigmaTable:
         return high if weight == 1.0 else low * (high / low) ** weight
 
     def strided(self, step: int, steps: int) -> float:
-        """The level at which the given one of so many equal strides down the table begins: the entry there, or the one
-        above it."""
+        """Return the level at the start of stride `step` of `steps` equal strides down the table: the entry there, or
+        the one above it."""
         return self.sigmas[-1 - int(step * (len(self.sigmas) / steps))]
 
     @property
-    def left(self) -> float:
-        """The noise that the last step of a run that draws noise leaves, as such runs of the model are reckoned."""
+    def ancestral_residue(self) -> float:
+        """The noise that remains after the last step of a run with an ancestral sampler."""
         return 0.0
 
     @property
     def deviations(self) -> tuple[float, float]:
-        """The ends of the levels, as deviations of noise beside a latent of unit scale."""
+        """The ends of the levels, as standard deviations relative to a latent of unit scale."""
         return self.sigma_min, self.sigma_max
 
     def level(self, deviation: float) -> float:
-        """The level of noise of this deviation."""
+        """Return the level of noise with this standard deviation."""
         return deviation
 
-    def ended(self, levels: Sequence[float]) -> list[float]:
-        """`levels` of a run as the model wants them to end."""
+    def end_adjusted(self, levels: Sequence[float]) -> list[float]:
+        """Return `levels` of a run, adjusted to end as the model was published."""
         return list(levels)
 
-    def told(self, sigma: float) -> float:
-        """What the model is told of the noise level `sigma`."""
-        if self.tells_angle:
+    def time_input(self, sigma: float) -> float:
+        """Return the model's time input at the noise level `sigma`."""
+        if self.has_angle_time_input:
             return math.atan(sigma) / (math.pi / 2.0)
-        return 0.25 * math.log(sigma) if self.tells_logarithm else self.timestep(sigma)
+        return 0.25 * math.log(sigma) if self.has_log_time_input else self.timestep(sigma)
 
     def sigma_at_percent(self, percent: float) -> float:
-        """The noise level where `percent` (0.0 to 1.0) of the timesteps are done: from infinity down to 0."""
+        """Return the noise level after `percent` (0.0 to 1.0) of the timesteps: from infinity down to 0."""
         if percent <= 0.0:
             return math.inf
         return 0.0 if percent >= 1.0 else self.sigma((1.0 - percent) * self.last_timestep)
@@ -109,18 +109,18 @@ class SigmaTable:
 
 @dataclass(frozen=True, slots=True)
 class FlowTable(SigmaTable):
-    """The levels of a flow: sigma is the share of noise, from next to 0 to 1, and the timestep a thousandth of the way
-    before the shift. Between two entries both ways are exact.
+    """The levels of a flow: sigma is the share of noise, from almost 0 to 1, the timestep 1000 times the position
+    before the shift. Both directions are exact between two entries.
 
-    shift       how much more of the way is spent where there is much noise; 1 is even
-    last_share  as `NoiseFacts` has it
+    shift       above 1, more of the steps are at high noise; 1 is even
+    last_share  as in `NoiseFacts`
     """
 
     shift: float = 1.0
     last_share: float = 0.0
 
-    def ended(self, levels: Sequence[float]) -> list[float]:
-        """`levels`, stretched so that the last one is `last_share`."""
+    def end_adjusted(self, levels: Sequence[float]) -> list[float]:
+        """Return `levels`, stretched so that the last one is `last_share`."""
         if not self.last_share or len(levels) < 2:
             return list(levels)
         factor = (1.0 - self.last_share) / (1.0 - levels[-1])
@@ -132,35 +132,35 @@ class FlowTable(SigmaTable):
 
     @property
     def first_timestep(self) -> float:
-        # where sigma_min would be without a shift. Both ends are meant so by ComfyUI's "normal" and by diffusers'
-        # FlowMatchEulerDiscreteScheduler, which shifts the way between them once more
+        # where sigma_min would be without a shift: ComfyUI's "normal" and diffusers' FlowMatchEulerDiscreteScheduler
+        # interpret both ends like this, and shift the positions between them once more
         return self.sigma_min * FLOW_LEVELS
 
     def timestep(self, sigma: float) -> float:
-        """What is shifted to `sigma`, in thousandths."""
+        """Return 1000 times the position that is shifted to `sigma`."""
         return FLOW_LEVELS * sigma / (self.shift - (self.shift - 1.0) * sigma)
 
     def sigma(self, timestep: float) -> float:
-        """The share of noise at `timestep`."""
+        """Return the share of noise at `timestep`."""
         return shifted(timestep / FLOW_LEVELS, self.shift)
 
     def strided(self, step: int, steps: int) -> float:
-        """The level after so many of `steps` equal parts of the way."""
+        """Return the level after `step` of `steps` equal parts."""
         return shifted(1.0 - step / steps, self.shift)
 
-    def told(self, sigma: float) -> float:
-        """The share of noise itself."""
+    def time_input(self, sigma: float) -> float:
+        """Return the share of noise."""
         return sigma
 
     def sigma_at_percent(self, percent: float) -> float:
-        """The level where `percent` (0.0 to 1.0) of the way are done."""
+        """Return the level after `percent` (0.0 to 1.0) of the range."""
         return shifted(1.0 - min(max(percent, 0.0), 1.0), self.shift)
 
 
 @dataclass(frozen=True, slots=True)
 class RatioTable(SigmaTable):
-    """The levels of a flow that was trained with noise of all deviations between two ends: the share of noise in what
-    is made of it and a latent of unit scale."""
+    """The levels of a flow that was trained with noise of all standard deviations between two limits: the share of
+    noise in the sum of it and a latent of unit scale."""
 
     @property
     def deviations(self) -> tuple[float, float]:
@@ -169,18 +169,17 @@ class RatioTable(SigmaTable):
     def level(self, deviation: float) -> float:
         return deviation / (1.0 + deviation)
 
-    def told(self, sigma: float) -> float:
-        """The share of noise itself."""
+    def time_input(self, sigma: float) -> float:
+        """Return the share of noise."""
         return sigma
 
 
 @dataclass(frozen=True, slots=True)
 class CosineTable(SigmaTable):
-    """The levels of `pool.sampling.cosine_schedule`: the timestep is a thousandth of the way. Between two entries both
-    ways are
-    exact.
+    """The levels of `pool.sampling.cosine_schedule`: the timestep is 1000 times the position. Both directions are exact
+    between two entries.
 
-    shift  what each level of the way is multiplied with; 1 is none
+    shift  factor of the levels of a run; 1 is none
     """
 
     shift: float = 1.0
@@ -190,52 +189,51 @@ class CosineTable(SigmaTable):
         return float(COSINE_LEVELS)
 
     @property
-    def left(self) -> float:
+    def ancestral_residue(self) -> float:
         return cosine.SIGMA_MIN
 
     def timestep(self, sigma: float) -> float:
-        """How far along the way a model was trained to see this noise, in thousandths; a shift of the steps is none of
-        that."""
-        return COSINE_LEVELS * cosine.way(sigma)
+        """Return 1000 times the position at which the model was trained with this noise; independent of the shift."""
+        return COSINE_LEVELS * cosine.position(sigma)
 
     def sigma(self, timestep: float) -> float:
-        """The noise level at `timestep`."""
+        """Return the noise level at `timestep`."""
         return cosine.sigma(timestep / COSINE_LEVELS, self.shift)
 
     def strided(self, step: int, steps: int) -> float:
-        """The level after so many of `steps` equal parts of the way."""
+        """Return the level after `step` of `steps` equal parts."""
         return cosine.sigma(1.0 - step / steps, self.shift)
 
-    def told(self, sigma: float) -> float:
-        """How far along the way it is."""
-        return cosine.way(sigma)
+    def time_input(self, sigma: float) -> float:
+        """Return the position of `sigma`."""
+        return cosine.position(sigma)
 
 
-#: entries of the table of a cosine
+#: entries of a cosine table
 COSINE_LEVELS = 1000
-#: entries of the table of a flow
+#: entries of a flow table
 FLOW_LEVELS = 1000
 
 
 def shifted(share: float, shift: float) -> float:
-    """The share of noise that is used in place of `share`. Source: Esser et al. 2024 (SD3), equation 23."""
+    """Return the shifted share of noise. Source: Esser et al. 2024 (SD3), equation 23."""
     return shift * share / (1.0 + (shift - 1.0) * share)
 
 
 def flow_table(shift: float, last_share: float = 0.0) -> FlowTable:
-    """The levels of a flow with this shift."""
+    """Return the levels of a flow with this shift."""
     shares = (level / FLOW_LEVELS for level in range(1, FLOW_LEVELS + 1))
     return FlowTable(tuple(shifted(share, shift) for share in shares), shift=shift, last_share=last_share)
 
 
 def cosine_table(shift: float = 1.0) -> CosineTable:
-    """The levels of a cosine whose steps have this shift."""
-    ways = (level / COSINE_LEVELS for level in range(1, COSINE_LEVELS + 1))
-    return CosineTable(tuple(cosine.sigma(way, shift) for way in ways), shift=shift)
+    """Return the levels of a cosine schedule with this shift."""
+    positions = (level / COSINE_LEVELS for level in range(1, COSINE_LEVELS + 1))
+    return CosineTable(tuple(cosine.sigma(position, shift) for position in positions), shift=shift)
 
 
 def sd1_sigma_table() -> SigmaTable:
-    """The table of Stable Diffusion 1, 2 and XL: 1000 betas whose roots rise evenly from sqrt(0.00085) to sqrt(0.012).
+    """Return the table of Stable Diffusion 1, 2 and XL: 1000 betas with roots evenly from sqrt(0.00085) to sqrt(0.012).
 
     Source: `linear_start`, `linear_end` and `timesteps` of v1-inference.yaml, CompVis/stable-diffusion.
     """
@@ -243,22 +241,22 @@ def sd1_sigma_table() -> SigmaTable:
 
 
 def betas_table(noise: NoiseFacts) -> SigmaTable:
-    """The table of 1000 betas that rise evenly, or whose roots do, from `noise.beta_start` to `noise.beta_end`."""
+    """Return the table of 1000 betas, evenly spaced or with evenly spaced roots, from `beta_start` to `beta_end`."""
     power = 1.0 if noise.kind is NoiseKind.LINEAR else 0.5
     betas = torch.linspace(noise.beta_start**power, noise.beta_end**power, 1000, dtype=torch.float64) ** (1.0 / power)
     signal = torch.cumprod(1.0 - betas, dim=0)
     return SigmaTable(tuple(((1.0 - signal) / signal).sqrt().to(torch.float32).tolist()))
 
 
-#: signal's share of the variance at a last timestep that is to have none, so that its noise level is a number: 4519.
-#: Source: the value that ComfyUI takes
+#: signal's share of the variance at a zero-terminal last timestep, so that its noise level is finite: 4519.
+#: Source: the value used by ComfyUI
 LAST_SIGNAL = 4.8973451890853435e-08
-#: levels of a table that stands for a continuous range
+#: entries of a table that represents a continuous range
 CONTINUOUS_LEVELS = 1000
 
 
 def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0) -> SigmaTable:
-    """The noise levels of a model that was trained with `noise`, for a latent of so many patches in so many steps."""
+    """Return the noise levels of a model trained with `noise`, for a latent of `tokens` patches and `steps` steps."""
     match noise.kind:
         case NoiseKind.SCALED_LINEAR | NoiseKind.LINEAR:
             return betas_table(noise)
@@ -276,11 +274,11 @@ def sigma_table(noise: NoiseFacts = PLAIN_NOISE, tokens: int = 0, steps: int = 0
             return cosine_table(noise.shift)
         case NoiseKind.ANGLE:
             table = edm_sigma_table(noise.sigma_min, noise.sigma_max, noise.sigma_data)
-            return replace(table, tells_logarithm=False, tells_angle=True)
+            return replace(table, has_log_time_input=False, has_angle_time_input=True)
 
 
 def zero_terminal_table(table: SigmaTable) -> SigmaTable:
-    """`table` stretched so that nothing but noise is left at the last timestep, and the first one stays as it is.
+    """Return `table`, rescaled to pure noise at the last timestep and unchanged at the first one.
 
     Source: Lin et al. 2023, "Common Diffusion Noise Schedules and Sample Steps are Flawed", algorithm 1.
     """
@@ -288,34 +286,34 @@ def zero_terminal_table(table: SigmaTable) -> SigmaTable:
     first, last = signals[0], signals[-1]
     shares = [((signal - last) * first / (first - last)) ** 2 for signal in signals[:-1]] + [LAST_SIGNAL]
     sigmas = torch.tensor([math.sqrt((1.0 - share) / share) for share in shares], dtype=torch.float32)
-    return SigmaTable(tuple(sigmas.tolist()), table.sigma_data, table.tells_logarithm)
+    return SigmaTable(tuple(sigmas.tolist()), table.sigma_data, table.has_log_time_input)
 
 
 def edm_sigma_table(sigma_min: float, sigma_max: float, sigma_data: float) -> SigmaTable:
-    """A table of a range without steps: entries even in log(sigma), between which the table's own rule is exact.
+    """Return the table of a continuous range: entries even in log(sigma), between which the interpolation is exact.
 
-    Source: Karras et al. 2022, table 1, for what the model is told.
+    Source: Karras et al. 2022, table 1, for the model's time input.
     """
     levels = torch.linspace(math.log(sigma_min), math.log(sigma_max), CONTINUOUS_LEVELS, dtype=torch.float64).exp()
-    return SigmaTable(tuple(levels.to(torch.float32).tolist()), sigma_data, tells_logarithm=True)
+    return SigmaTable(tuple(levels.to(torch.float32).tolist()), sigma_data, has_log_time_input=True)
 
 
 def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:
-    """The noise levels of a run of `steps` steps: float32 [steps + 1], strictly falling, the last one 0.
+    """Return the noise levels of a run of `steps` steps: float32 [steps + 1], strictly decreasing, the last one 0.
 
-    `name` is a key of `SCHEDULES`; the names mean what they mean in ComfyUI, except that `ddim_uniform` always has as
-    many steps as were asked for. Raises UnknownName for another name, UnusableField for fewer than 1 or more than
+    `name` is a key of `SCHEDULES`; the names mean the same as in ComfyUI, except that `ddim_uniform` always has exactly
+    the requested number of steps. Raises UnknownName for another name, UnusableField for fewer than 1 or more than
     `MAX_STEPS` steps.
     """
     if name not in LEVELS:
         raise unknown_name("schedule", name, SCHEDULES)
     if not 1 <= steps <= MAX_STEPS:
         raise unusable_field("steps", steps, f"1 to {MAX_STEPS}")
-    return torch.tensor([*table.ended(LEVELS[name](steps, table)), 0.0], dtype=torch.float32)
+    return torch.tensor([*table.end_adjusted(LEVELS[name](steps, table)), 0.0], dtype=torch.float32)
 
 
 def _evenly(start: float, stop: float, count: int) -> list[float]:
-    """`count` numbers from `start` to `stop`, both included; `start` alone when one is wanted."""
+    """Return `count` evenly spaced numbers from `start` to `stop`, both included; `start` alone for one."""
     return [start + (stop - start) * i / max(count - 1, 1) for i in range(count)]
 
 
@@ -325,18 +323,18 @@ def _normal(steps: int, table: SigmaTable) -> list[float]:
 
 
 def _sgm_uniform(steps: int, table: SigmaTable) -> list[float]:
-    """Even in the timestep, and as if one more step went to timestep 0, which the final 0 replaces."""
+    """Even in the timestep, as if one more step went to timestep 0, which the final 0 replaces."""
     return [table.sigma(t) for t in _evenly(table.last_timestep, table.first_timestep, steps + 1)[:-1]]
 
 
 def _simple(steps: int, table: SigmaTable) -> list[float]:
-    """Every (table length / steps)-th entry from the top; the stride is not rounded, the index is. Of a flow, whose
-    levels lie as close as one likes, even parts of the way."""
+    """Every (table length / steps)-th entry from the top; the index is rounded, not the stride. For a flow, whose
+    levels are continuous, equal parts of the range."""
     return [table.strided(step, steps) for step in range(steps)]
 
 
 def _ddim_uniform(steps: int, table: SigmaTable) -> list[float]:
-    """Every (table length // steps)-th entry up from timestep 1, so the top is reached only by many steps."""
+    """Every (table length // steps)-th entry up from timestep 1, so only runs of many steps reach the top."""
     stride = len(table.sigmas) // steps
     return [table.sigmas[1 + i * stride] for i in reversed(range(steps))]
 
@@ -354,7 +352,7 @@ def _exponential(steps: int, table: SigmaTable) -> list[float]:
 
 
 def _linear_quadratic(steps: int, table: SigmaTable) -> list[float]:
-    """Half of the steps are even and take a fortieth of the noise away, the others take more and more.
+    """The first half of the steps is even and removes a fortieth of the noise, the others remove more and more.
 
     Source: genmo's Mochi, `linear_quadratic_schedule` with its threshold of 0.025.
     """
@@ -369,7 +367,7 @@ def _linear_quadratic(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigma_max * (1.0 - share) for share in (*even, *rising)]
 
 
-#: schedule -> the levels of a run, the final 0 left out
+#: schedule -> levels of a run without the final 0
 LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyType(
     {
         "normal": _normal,

@@ -1,8 +1,8 @@
-"""`save_checkpoint`: a model with its patches as one file, in the layout that it came from or is published in.
+"""`save_checkpoint`: saves a model with its patches as one file, in its original or its family's published layout.
 
-The door for those that save. Knows models, LoRAs and what a file is to say of them; what its tensors become is
-`pool.saving.single_file`, and of a folder's model `pool.saving.published_file`; a folder of diffusers is
-`pool.saving.diffusers_folder`.
+The interface for callers that save. Knows models, LoRAs and the metadata of the file; `pool.saving.single_file` plans
+its tensors, `pool.saving.published_file` those of a folder's model; `pool.saving.diffusers_folder` writes diffusers
+folders.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from modelpool.pool.saving.tokenizer_tensors import tokenizer_tensors
 from modelpool.pool.specs.spec import Role
 
 SUFFIX = ".safetensors"
-#: what weights can be saved in, by the name that a person gives it
+#: dtypes to save weights in, by the user's name
 SAVED_DTYPES: Mapping[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
-#: told bytes that are written, and bytes in all
+#: called with the bytes written so far and in total
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was written.
+    """The result of saving a model.
 
-    tensors   how many
-    patched   weights of the model that patches changed
-    lacks     what a pipeline of diffusers reads and its folder has not, with the reason, in words
-    left_out  tensors of the model that the other layout has no place for (`pool.saving.left_out`)
+    tensors   number of tensors
+    patched   number of the model's weights that patches changed
+    missing   parts that a diffusers pipeline reads and its folder lacks, with the reason
+    left_out  tensors of the model that the other layout does not store (`pool.saving.left_out`)
     """
 
     path: Path
     file_bytes: int
     tensors: int
     patched: int
-    lacks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PatchedModel:
-    """A model and what is to be done to it, resolved.
+    """A model and its patches, resolved.
 
-    patches  by component; those without any are left out
-    merged   what the patches are, for the file to say
+    patches  by component; components without patches are left out
+    merged   description of the patches for the metadata
     """
 
     checkpoint: Checkpoint
@@ -69,7 +69,7 @@ class PatchedModel:
 
     @property
     def patched(self) -> int:
-        """Weights that patches change."""
+        """The number of weights that patches change."""
         return sum(len(patches.parameters) for patches in self.patches.values())
 
 
@@ -85,23 +85,24 @@ def save_checkpoint(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Saved:
-    """Write `model` to `path` in its original single-file layout, `loras` merged and then `patches`, in order. A folder
-    of diffusers becomes a file in the layout that its family is published in (`pool.saving.published_file`).
+    """Write `model` to `path` in its original single-file layout, with `loras` merged and then `patches`, in order. A
+    diffusers folder becomes a file in the published layout of its family (`pool.saving.published_file`).
 
-    Weights are computed as runs compute them: in float32, rounded once into the type that the file has them in, or into
-    `dtype`. Without any of these every tensor of a file comes back byte for byte. In memory is one weight at a time.
-    The tokenizer of a text encoder that is a GGUF file goes into the file (`pool.saving.tokenizer_tensors`).
+    Weights are computed as in runs: in float32, rounded once to their dtype in the file, or to `dtype`. Without LoRAs,
+    patches or dtype every tensor of a file is copied byte for byte. One weight at a time is in memory. The tokenizer of
+    a text encoder from a GGUF file is added to the file (`pool.saving.tokenizer_tensors`).
 
     patches   of a patcher (`ModelPatcher.patches`), by component
-    dtype     for the weights of components; quantized ones become plain. None keeps each type, and quantized weights
-              that are patched are quantized again in their own form
-    metadata  beside the source's and what was merged, and before them
-    keep_ema  averages of training; None keeps them where no weight changes. Folders have none
+    dtype     for the weights of components; quantized ones become plain. None keeps each dtype, and quantized weights
+              that are patched are quantized again in the same format
+    metadata  in addition to the source's and the list of merges; overrides them
+    keep_ema  averages of training; None keeps them if no weight changes. Folders have none
 
-    Raises OutputFailed for a place that is taken (unless `overwrite`) or cannot be written: nothing is left there then.
-    Raises AdapterMismatch, CorruptFile and PatchFailed as patching does, BadQuantization for a patched weight that is
-    quantized in a form that is not made here, UnusableField for numbers beyond the range of the type and for a folder
-    of a family that is not written so, UnknownArchitecture for a folder that a file would not be read as.
+    Raises OutputFailed if the path exists (unless `overwrite`) or cannot be written; nothing is left there then.
+    Raises AdapterMismatch, CorruptFile and PatchFailed as patching does, BadQuantization for a patched weight in a
+    quantization format that cannot be written, UnusableField for numbers beyond the range of the dtype and for a folder
+    of a family that is not saved as single files, UnknownArchitecture for a folder whose file would be read
+    differently.
     """
     if path.suffix != SUFFIX:
         raise unusable_field("path", str(path), f"a name that ends in {SUFFIX}")
@@ -119,7 +120,7 @@ def save_checkpoint(
 
 
 def _file(model: PatchedModel, dtype: torch.dtype | None, keep_ema: bool | None) -> SingleFile | PublishedFile:
-    """What is written of a model: its own file again, or the one that its folder would be."""
+    """Return the plan of the file: the model's own file again, or the published form of its folder."""
     if model.checkpoint.header.configs:
         return PublishedFile(model.checkpoint, model.patches, dtype)
     return SingleFile(model.checkpoint, model.patches, dtype, keep_ema)
@@ -128,33 +129,34 @@ def _file(model: PatchedModel, dtype: torch.dtype | None, keep_ema: bool | None)
 def patched_model(
     model: OpenModel | Checkpoint, loras: Sequence[LoraRef], patches: Mapping[Role, PatchSet] | None
 ) -> PatchedModel:
-    """`model` with `loras` and then `patches`. Raises UnusableField for a component that it has not, and for LoRAs on a
-    bare checkpoint; AdapterMismatch and CorruptFile as `OpenModel.match` does."""
+    """Return `model` with `loras` and then `patches`. Raises UnusableField for a component that it lacks, and for LoRAs
+    on a bare checkpoint; AdapterMismatch and CorruptFile as `OpenModel.match` does."""
     checkpoint = model if isinstance(model, Checkpoint) else model.checkpoint
-    given, acting = dict(patches or {}), tuple(lora for lora in loras if lora.strength != 0)
-    if strange := [role.value for role in given if role not in checkpoint.roles]:
+    component_patches, acting = dict(patches or {}), tuple(lora for lora in loras if lora.strength != 0)
+    if unknown := [role.value for role in component_patches if role not in checkpoint.roles]:
         known = ", ".join(role.value for role in checkpoint.roles)
-        raise UnusableField(f"patches: found {', '.join(strange)}, expected components of the model: {known}")
+        raise UnusableField(f"patches: found {', '.join(unknown)}, expected components of the model: {known}")
     for lora in acting:
         if lora.noise and Role.DIFFUSION_MODEL_2 not in checkpoint.roles:
             expected = f"nothing: {checkpoint.family.title} is one diffusion model, for all noise"
             raise UnusableField(f"loras: found {lora.name!r} for {lora.noise} noise, expected {expected}")
     if isinstance(model, Checkpoint):
         if loras:
-            raise UnusableField("loras: found a bare checkpoint, expected an open model, which knows what they are for")
-        source, sets = Source(Path(checkpoint.header.path).name, None), given
+            raise UnusableField("loras: found a bare checkpoint, expected an open model, which can match them")
+        source, sets = Source(Path(checkpoint.header.path).name, None), component_patches
     else:
         source = Source(model.ref.name, model.ref.sha256)
         sets = {role: model.patch_set(role, acting) for role in checkpoint.roles if role is not Role.VAE}
-        for role, patch_set in given.items():
+        for role, patch_set in component_patches.items():
             sets[role] = sets.get(role, PatchSet()).with_patches(patch_set.patches)
     merged = [Merged(lora.name, lora.sha256, lora.strength, lora.noise) for lora in acting]
-    merged += [Merged(role.value, each.digest, 1.0) for role, each in given.items() if each.parameters]
+    merged += [Merged(role.value, each.digest, 1.0) for role, each in component_patches.items() if each.parameters]
     return PatchedModel(checkpoint, source, {r: each for r, each in sets.items() if each.parameters}, tuple(merged))
 
 
 def counting(tensors: Sequence[TensorToWrite], progress: Progress | None) -> Callable[[int], None] | None:
-    """Tells `progress` of all bytes of `tensors` when it is told of each block's."""
+    """Return a callback that reports to `progress` the bytes written so far of all `tensors`, called with the bytes of
+    each block."""
     if progress is None:
         return None
     total_bytes, done_bytes = sum(tensor.storage_bytes for tensor in tensors), 0

@@ -1,8 +1,8 @@
-"""The weights of one component as a run with patches would have them, made one at a time.
+"""Computes the weights of one component with patches, one at a time.
 
-Knows the arithmetic that runs use: float32, rounded once at the end, 8-bit floats and quantized weights by chance with
-the seed of the weight's name (`pool.patches.stochastic_rounding`). Nothing is kept: what is in memory is one weight.
-Does not know files, nor what a weight is saved as.
+Uses the arithmetic of runs: float32, rounded once at the end, 8-bit floats and quantized weights stochastically with
+the seed of the weight's name (`pool.patches.stochastic_rounding`). One weight at a time is in memory. Does not know
+files, nor the form in which a weight is saved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HOST = torch.device("cpu")
 class ComponentWeights:
     """The parameters of one component of a checkpoint with `patches`.
 
-    Its module is built for this alone: what a pool does with its own is no matter here.
+    Builds a separate module, independent of those of a pool.
     """
 
     def __init__(self, checkpoint: Checkpoint, role: Role, patches: PatchSet) -> None:
@@ -44,13 +44,13 @@ class ComponentWeights:
             found = patches.patched_shape(name, shapes[name])
             if found != shapes[name]:
                 raise PatchFailed(
-                    f"{patches.patches_for(name)[0].name}: it makes {found} of the shape {shapes[name]}, expected the "
-                    f"shape to stay where a model is saved"
+                    f"{patches.patches_for(name)[0].name}: it changes the shape {shapes[name]} to {found}, expected "
+                    f"the same shape for a saved model"
                 )
 
     @property
     def key_map(self) -> KeyMap:
-        """Between the checkpoint's tensors and the parameters."""
+        """The map between the checkpoint's tensors and the parameters."""
         return self.built.key_map
 
     @property
@@ -59,11 +59,11 @@ class ComponentWeights:
         return {name: tuple(host.shape) for name, host in self._hosts.items()}
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of a parameter on the host: for a packed one, of what it stands for."""
+        """Return the dtype of a parameter on the host; of a packed one, that of its unpacked values."""
         return self._hosts[name].dtype
 
     def statistics(self) -> dict[str, Tensor]:
-        """What its file has beside parameters, which no patch changes: what norms of batches have counted."""
+        """Return the buffers of its file that no patch changes, such as counters of batch norms."""
         carried = self.built.module.state_dict().keys()
         return {name: value for name, value in self.built.module.named_buffers() if name in carried}
 
@@ -72,9 +72,9 @@ class ComponentWeights:
         return any(target.key in self.patches.parameters for target in self.key_map.targets(key))
 
     def parameter(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One parameter with its patches, in `dtype`: unpacked where it is packed.
+        """Return one parameter with its patches, in `dtype`; unpacked if it is packed.
 
-        Raises UnusableField when `dtype` cannot hold a number of it.
+        Raises UnusableField if `dtype` cannot hold one of its numbers.
         """
         host, functions = self._hosts[name], self.patches.functions(name)
         if not functions and not isinstance(host, PackedWeight):
@@ -86,28 +86,28 @@ class ComponentWeights:
         return result
 
     def source(self, key: str, dtype: torch.dtype, key_map: KeyMap | None = None) -> Tensor:
-        """The checkpoint's tensor `key` with the patches of what it becomes, in `dtype`; with a `key_map` between
-        another layout and the same parameters, that layout's tensor. Raises as `parameter` does."""
+        """Return the checkpoint's tensor `key` with its patches, in `dtype`; with a `key_map` between another layout
+        and the same parameters, that layout's tensor. Raises as `parameter` does."""
         return (key_map or self.key_map).source(key, _Parameters(self, dtype))
 
     def expect_packable(self, key: str, file: str) -> str:
-        """The parameter that is the checkpoint's quantized weight `key`, when patches can go into it.
+        """Return the parameter of the checkpoint's quantized weight `key`, if patches can be stored in it.
 
-        Raises BadQuantization, naming the file and the way out, when its format is not made here, and when the module
-        has it in a form that the format cannot have.
+        Raises BadQuantization, naming the file and a remedy, if its format cannot be written, or if the module has it
+        in a form that the format cannot represent.
         """
         targets = self.key_map.targets(key)
         host = self._hosts[targets[0].key] if targets else None
         if len(targets) != 1 or targets[0].operations or not isinstance(host, PackedWeight) or not can_requantize(host):
-            form = host.codec.name if isinstance(host, PackedWeight) else "a form of the file's own"
+            form = host.codec.name if isinstance(host, PackedWeight) else "a file-specific form"
             raise BadQuantization(
-                f"{file}: {key!r}: patches cannot be stored in a weight that is quantized like this ({form}), expected "
-                f"a format that is made here, or a dtype to save plain weights in"
+                f"{file}: {key!r}: patches cannot be stored in a weight quantized like this ({form}), expected "
+                f"a format that can be written, or a dtype to save plain weights in"
             )
         return targets[0].key
 
     def packed(self, name: str) -> PackedWeight:
-        """A packed parameter with its patches, in its own form again, as `expect_packable` has seen to."""
+        """Return a packed parameter with its patches, packed in the same format, as checked by `expect_packable`."""
         host = self._hosts[name]
         assert isinstance(host, PackedWeight), f"{name} is not packed"
         values = self._values(host, self.patches.functions(name), torch.float32)
@@ -118,7 +118,7 @@ class ComponentWeights:
 
 
 class _Parameters(Mapping[str, Tensor]):
-    """The parameters of a component in one dtype; each is made when it is asked for."""
+    """The parameters of a component in one dtype; each is computed on access."""
 
     def __init__(self, weights: ComponentWeights, dtype: torch.dtype) -> None:
         self._weights, self._dtype = weights, dtype

@@ -1,10 +1,9 @@
-"""The components of a checkpoint as folders of diffusers have them: a class, its configuration, and tensors under the
-names of that class.
+"""Plans the components of a checkpoint as diffusers folders: a class, its configuration, and tensors under its names.
 
-The parameters of our modules are those of diffusers and transformers, so that they are written under their own names,
-one at a time. Text encoders are written as pipelines read them: layers that the family leaves out below a final norm
-are not there, nor a projection that the pipeline does not read, and CLIP's have the level of names that published
-folders have. What no class of theirs could load is a `Lack`. Plans only: bytes are made when a file is written.
+The parameters of our modules are those of diffusers and transformers, so they are written under the same names, one at
+a time. Text encoders are written as pipelines read them: without layers that the family leaves out below a final norm,
+without a projection that the pipeline does not read, and CLIP's with the name level of published folders. A part that
+no class could load is a `MissingPart`. Plans only: bytes are computed when a file is written.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.open_tokenizer import reading_of_role
-from modelpool.pool.mapping.tensor_bytes import carried, cast, made
-from modelpool.pool.models.common.module_classes import empty_module, said_module
+from modelpool.pool.mapping.tensor_bytes import cast_tensor, computed_tensor, copied_tensor
+from modelpool.pool.models.common.module_classes import empty_module, module_from_config
 from modelpool.pool.models.component_plans import plan_component
 from modelpool.pool.models.diffusion.audio_seconds import SECONDS
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
@@ -50,19 +49,19 @@ from modelpool.pool.saving.transformer_pipelines import transformer_pipeline
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.reading import Pooled, Reading
 
-#: the level of names that CLIP's text models have in published folders
+#: the name level of CLIP's text models in published folders
 _TEXT_LEVEL = "text_model."
-#: of a BERT, read by no model here
+#: keys of a BERT that no supported model reads
 _POOLER = ("pooler.dense.weight", "pooler.dense.bias")
-#: components whose plans are the whole of their configuration
+#: components whose plans contain their complete configuration
 _PLANNED = (Architecture.DIFFUSION_TRANSFORMER, Architecture.TEXT_MODEL, Architecture.VISION_MODEL)
 _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFORMER)
-#: what no tensor tells and a class has another default for: the size of the images that its pipeline makes unasked.
-#: Source: HunyuanDiTPipeline of diffusers, which takes this where it has no model
-_UNASKED: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
-#: the VAE of Stable Cascade, whose scale has a name of its own
+#: settings that no tensor determines and whose class default differs: the default image size of its pipeline. Source:
+#: HunyuanDiTPipeline of diffusers, which uses this without a model
+_CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
+#: the VAE of Stable Cascade, whose scale has a different name
 _CASCADE_VAE = "cascade_a"
-#: the family whose pipelines have the VAE of Wan 2.1 as a class of their own
+#: the family whose pipelines have a separate class for the VAE of Wan 2.1
 _WITH_QWEN_VAE = "qwen_image"
 
 
@@ -71,10 +70,10 @@ class FolderPart:
     """One component's folder.
 
     role     the component
-    module   without weights, as the folder's configuration says it
-    tensors  of its file of weights
-    dtype    that most of them have
-    config   what config.json says, where the module does not know it; None where it does
+    module   without weights, built from the folder's configuration
+    tensors  of its weights file
+    dtype    of most of them
+    config   contents of config.json, if the module does not know it; else None
     """
 
     role: Role
@@ -86,8 +85,8 @@ class FolderPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
-    """A component that a pipeline reads and its folder has not, and why, in words."""
+class MissingPart:
+    """A component that a pipeline reads and its folder lacks, and the reason as text."""
 
     folder: str
     why: str
@@ -102,19 +101,21 @@ def parts_of(
     facts: PipelineFacts,
     patches: Mapping[Role, PatchSet],
     dtype: torch.dtype | None,
-) -> Iterator[FolderPart | Lack]:
-    """The folders of the component `role` with `patches`, in `dtype` (its own types when None), or why there is none.
-    The part of a text encoder that sees images is in the folder of that.
+) -> Iterator[FolderPart | MissingPart]:
+    """Yield the folders of the component `role` with `patches`, in `dtype` (None: the dtypes of the file), or why there
+    is none. The vision part of a text encoder is in the text encoder's folder.
 
     Raises PatchFailed for a patch that fits no parameter, and UnknownArchitecture.
     """
     architectures = checkpoint.family.architectures
-    if architectures[role] is Architecture.TEXT_VISION or (role is Role.VISION_ENCODER and _is_beside(checkpoint)):
+    if architectures[role] is Architecture.TEXT_VISION or (
+        role is Role.VISION_ENCODER and _is_vision_in_text_folder(checkpoint)
+    ):
         return
     folder, module = facts.folders[role], _module(checkpoint, role)
     why = _unloadable(module, reading_of_role(checkpoint, role) if role.is_text_encoder else None)
     if why:
-        yield Lack(folder, why)
+        yield MissingPart(folder, why)
         return
     weights = ComponentWeights(checkpoint, role, patches.get(role, PatchSet()))
     config = _model_config(checkpoint, role) if _has_own_config(checkpoint, role) else None
@@ -124,29 +125,29 @@ def parts_of(
         names = {name: name.removeprefix(f"{SECONDS}.") for name in weights.shapes if name.startswith(f"{SECONDS}.")}
         yield _part(role, PROJECTION, seconds, _tensors(weights, names, dtype))
         yield _part(role, folder, module, _tensors(weights, _same(weights.shapes.keys() - names), dtype), config)
-    elif _sees_by_itself(checkpoint, role):
-        sight = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
-        yield _part(role, folder, llava(module, sight.built.module), llava_tensors(weights, sight, dtype))
+    elif _is_llava_text(checkpoint, role):
+        vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
+        yield _part(role, folder, llava(module, vision.built.module), llava_tensors(weights, vision, dtype))
     elif role is Role.TEXT_ENCODER and architectures.get(Role.VISION_ENCODER) is Architecture.TEXT_VISION:
-        sight = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
-        own = {name: f"language_model.{name}" for name in weights.shapes}
-        seen = {name: f"visual.{name}" for name in sight.shapes}
-        tensors = (*_tensors(weights, own, dtype), *_tensors(sight, seen, dtype))
-        yield _part(role, folder, _seeing(module, sight.built.module), tensors)
+        vision = ComponentWeights(checkpoint, Role.VISION_ENCODER, patches.get(Role.VISION_ENCODER, PatchSet()))
+        text_names = {name: f"language_model.{name}" for name in weights.shapes}
+        vision_names = {name: f"visual.{name}" for name in vision.shapes}
+        tensors = (*_tensors(weights, text_names, dtype), *_tensors(vision, vision_names, dtype))
+        yield _part(role, folder, _text_and_vision_module(module, vision.built.module), tensors)
     else:
         names = {name: _published_name(module, name) for name in weights.shapes}
-        tensors = (*_tensors(weights, names, dtype), *_beside(checkpoint, weights, dtype))
+        tensors = (*_tensors(weights, names, dtype), *_extra_tensors(checkpoint, weights, dtype))
         yield _part(role, folder, module, tensors, config)
 
 
-def _is_beside(checkpoint: Checkpoint) -> bool:
-    """Whether the vision encoder stands beside a text encoder, which is shown images by it, in one folder."""
-    sight = checkpoint.family.sampling.sight
-    return sight is not None and not sight.is_told
+def _is_vision_in_text_folder(checkpoint: Checkpoint) -> bool:
+    """Whether the vision encoder is stored in the folder of the text encoder that reads its images."""
+    vision = checkpoint.family.sampling.vision_use
+    return vision is not None and not vision.is_model_input
 
 
-def _sees_by_itself(checkpoint: Checkpoint, role: Role) -> bool:
-    """Whether the text encoder `role` is a LLaVA's language part, whose other part is there."""
+def _is_llava_text(checkpoint: Checkpoint, role: Role) -> bool:
+    """Whether the text encoder `role` is the language part of a LLaVA whose vision part exists."""
     reading = reading_of_role(checkpoint, role) if role.is_text_encoder else None
     return reading is not None and reading.sees and Role.VISION_ENCODER in checkpoint.family.prefixes
 
@@ -156,22 +157,27 @@ def _same(names: Iterable[str]) -> dict[str, str]:
 
 
 def _tensors(weights: ComponentWeights, names: Mapping[str, str], dtype: torch.dtype | None) -> Iterator[TensorToWrite]:
-    """The parameters of a component that `names` has, each called as there."""
+    """Yield the parameters of a component that are in `names`, renamed accordingly."""
     for name, shape in weights.shapes.items():
         if name in names:
-            own = dtype or weights.dtype(name)
-            yield made(names[name], own, shape, partial(weights.parameter, name, own))
+            target = dtype or weights.dtype(name)
+            yield computed_tensor(names[name], target, shape, partial(weights.parameter, name, target))
 
 
-def _beside(checkpoint: Checkpoint, weights: ComponentWeights, dtype: torch.dtype | None) -> Iterator[TensorToWrite]:
-    """What the class has beside our parameters: what norms have counted; and of a BERT a part that no model reads."""
+def _extra_tensors(
+    checkpoint: Checkpoint, weights: ComponentWeights, dtype: torch.dtype | None
+) -> Iterator[TensorToWrite]:
+    """Yield what the class has in addition to our parameters: statistics of norms, and of a BERT a part that no model
+    reads."""
     for name, value in weights.statistics().items():
-        yield made(name, value.dtype, tuple(value.shape), value.detach)
+        yield computed_tensor(name, value.dtype, tuple(value.shape), value.detach)
     for key in weights.key_map.unused:
         if isinstance(weights.built.module, BertModel) and key.endswith(_POOLER):
             name = key[key.index(_POOLER[0].split(".")[0]) :]
-            whole = carried(checkpoint.mapped, key) if dtype is None else cast(checkpoint.mapped, key, dtype)
-            yield replace(whole, name=name)
+            tensor = (
+                copied_tensor(checkpoint.mapped, key) if dtype is None else cast_tensor(checkpoint.mapped, key, dtype)
+            )
+            yield replace(tensor, name=name)
 
 
 def _part(
@@ -181,10 +187,12 @@ def _part(
     tensors: Iterable[TensorToWrite],
     config: Mapping[str, Any] | None = None,
 ) -> FolderPart:
-    """`module` is what is written; of `tensors` are those written that it has, or that are no parameters."""
-    said = {} if is_llava(module) else {name: _published_name(module, name) for name, _ in module.named_parameters()}
-    said = said or llava_names(module)
-    wanted = {said[name]: tuple(each.shape) for name, each in module.named_parameters() if name in said}
+    """Return the part with `module`, keeping those of `tensors` that it has or that are no parameters."""
+    published = (
+        {} if is_llava(module) else {name: _published_name(module, name) for name, _ in module.named_parameters()}
+    )
+    published = published or llava_names(module)
+    wanted = {published[name]: tuple(each.shape) for name, each in module.named_parameters() if name in published}
     kept = tuple(tensor for tensor in tensors if tensor.name in wanted or not _is_text(module))
     found = {tensor.name: tensor for tensor in kept}
     missing = sorted(name for name in wanted if name not in found)
@@ -196,7 +204,8 @@ def _part(
 
 
 def _published_name(module: nn.Module, name: str) -> str:
-    """The name of a parameter in published folders: all of a text model but its projection is one level down."""
+    """Return the name of a parameter in published folders: everything in a text model except its projection is one
+    level down."""
     return name if not _is_text(module) or name.startswith(("text_projection.", _TEXT_LEVEL)) else _TEXT_LEVEL + name
 
 
@@ -205,18 +214,18 @@ def _is_text(module: nn.Module) -> bool:
 
 
 def _unloadable(module: nn.Module, reading: Reading | None) -> str:
-    """Why no class of diffusers or transformers could load what is written of `module`; empty where one can."""
+    """Return why no class of diffusers or transformers could load what is written of `module`; empty if one can."""
     if any(isinstance(part, MissingHalf) for part in module.children()):
-        return "the file has one half of it alone, and pipelines read both"
+        return "the file has only one half of it, and pipelines read both"
     if isinstance(getattr(module, "norm", None), nn.Identity):
-        return "the file has its first layers alone, without the norm that follows the last one"
+        return "the file has only its first layers, without the norm after the last one"
     if reading is not None and reading.pooled is Pooled.PROJECTED and isinstance(module, CLIPTextModel):
-        return "the file has it without the projection that pipelines read"
+        return "the file lacks the projection that pipelines read"
     return ""
 
 
 def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
-    """The module that the folder's configuration is to build, on the meta device."""
+    """Return the module that the folder's configuration builds, on the meta device."""
     family = checkpoint.family
     architecture = family.architectures[role]
     if role is Role.VAE:
@@ -234,7 +243,7 @@ def _module(checkpoint: Checkpoint, role: Role) -> nn.Module:
     config = checkpoint.config(role)
     if role in family.texts:
         return _text_module(config, family.texts[role])
-    build = said_module if role in family.configs else empty_module
+    build = module_from_config if role in family.configs else empty_module
     cells = max(native_size(family, checkpoint.header)) // checkpoint.latent.downscale
     return build(architecture, {**config, "sample_size": cells})
 
@@ -246,24 +255,24 @@ def _vae(checkpoint: Checkpoint) -> nn.Module:
     module = plan.empty()
     if checkpoint.family.name == _WITH_QWEN_VAE and _is_qwen_vae(module):
         module = _qwen_vae(module)
-    said = {
+    settings = {
         "scaling_factor": latent.scaling_factor,
         "shift_factor": latent.shift,
         "sample_size": max(native_size(checkpoint.family, checkpoint.header)),
         "latents_mean": latent.means,
         "latents_std": latent.deviations,
     }
-    _configure(module, said)
+    _configure(module, settings)
     return module
 
 
-def _configure(module: Any, said: Mapping[str, Any]) -> None:
-    """Have a module of diffusers say in its configuration what of this says something and is known to its class."""
-    module.register_to_config(**{key: value for key, value in said.items() if value and key in module.config})
+def _configure(module: Any, settings: Mapping[str, Any]) -> None:
+    """Set those of the values that are not empty and known to the module's class in its configuration."""
+    module.register_to_config(**{key: value for key, value in settings.items() if value and key in module.config})
 
 
 def _is_qwen_vae(module: Any) -> bool:
-    """Whether a VAE of Wan is one that Qwen-Image's class can be: its halves are as wide as each other."""
+    """Whether a VAE of Wan fits Qwen-Image's class: its halves have equal width."""
     config: Any = module.config
     return (
         type(module) is AutoencoderKLWan
@@ -274,44 +283,44 @@ def _is_qwen_vae(module: Any) -> bool:
 
 
 def _qwen_vae(module: Any) -> nn.Module:
-    """The VAE of Qwen-Image with the parameters of `module`, which have the same names in both."""
+    """Return the VAE of Qwen-Image with the parameters of `module`, which have the same names in both."""
     known = inspect.signature(AutoencoderKLQwenImage.__init__).parameters
     config = {key: value for key, value in module.config.items() if key in known}
     with torch.device("meta"):
-        made: nn.Module = AutoencoderKLQwenImage(**config, input_channels=module.config.in_channels)
-    return made
+        built: nn.Module = AutoencoderKLQwenImage(**config, input_channels=module.config.in_channels)
+    return built
 
 
 def _has_own_config(checkpoint: Checkpoint, role: Role) -> bool:
-    """Whether the plan of the component says its configuration: of families that run on transformers. Their classes
-    reckon with sizes of images, which are left as the plan has them."""
+    """Whether the plan of the component provides its configuration, as for transformer families. Their classes compute
+    with image sizes, which stay as planned."""
     return (
         checkpoint.family.architectures[role] in _TRANSFORMERS and transformer_pipeline(checkpoint.family) is not None
     )
 
 
 def _model_config(checkpoint: Checkpoint, role: Role) -> dict[str, Any]:
-    """The configuration of diffusers' class of a diffusion model. Our module may be another, which is built with
-    arguments that diffusers' own is not."""
+    """Return the configuration of diffusers' class of a diffusion model. Our module may be another class, built with
+    arguments that diffusers' class lacks."""
     family = checkpoint.family
     shapes = family.shapes_of(role, checkpoint.shapes)
     plan = plan_diffusion_model(shapes, family.prefixes[role], config=family.configs.get(role))
     name = plan.architecture.module.__name__
     parameters = inspect.signature(getattr(diffusers, name).__init__).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
-    # what diffusers' own class has no word for is said where it is so, for those that know it
-    given = {key: value for key, value in plan.config.items() if key in defaults or value}
+    # arguments unknown to diffusers' class are included if they are set, for readers that know them
+    set_arguments = {key: value for key, value in plan.config.items() if key in defaults or value}
     return {
         "_class_name": name,
         "_diffusers_version": diffusers.__version__,
         **defaults,
-        **_UNASKED.get(name, {}),
-        **given,
+        **_CONFIG_DEFAULTS.get(name, {}),
+        **set_arguments,
     }
 
 
 def _clip(planned: nn.Module, reading: Reading | None) -> nn.Module:
-    """CLIP's text model as pipelines read it: without a projection where they read the pooled text without one."""
+    """Return CLIP's text model as pipelines read it: without a projection if they read the pooled text without one."""
     if reading is None or reading.pooled is not Pooled.PLAIN or isinstance(planned, CLIPTextModel):
         return planned
     config: Any = planned.config
@@ -320,23 +329,23 @@ def _clip(planned: nn.Module, reading: Reading | None) -> nn.Module:
     return module
 
 
-def _seeing(text: Any, sight: Any) -> nn.Module:
-    """A text encoder and the part of it that sees images as the one class of both. Its three axes of positions share
-    a head as in the published one, which matters where there is an image alone."""
+def _text_and_vision_module(text: Any, vision: Any) -> nn.Module:
+    """Combine a text encoder and its vision part in the one class of both. The three position axes share a head as in
+    the published model, which matters only with an image."""
     half = text.config.hidden_size // text.config.num_attention_heads // 2
     first = half // 4
     sections = [first, (half - first) // 2, half - first - (half - first) // 2]
     positions = {**text.config.rope_parameters, "mrope_section": sections}
-    own = {**text.config.to_dict(), "rope_parameters": positions}
-    own.pop("model_type")
+    text_config = {**text.config.to_dict(), "rope_parameters": positions}
+    text_config.pop("model_type")
     with torch.device("meta"):
-        config = Qwen2_5_VLConfig(text_config=own, vision_config=sight.config.to_dict())
+        config = Qwen2_5_VLConfig(text_config=text_config, vision_config=vision.config.to_dict())
         module: nn.Module = Qwen2_5_VLModel(config)
     return module
 
 
 def _text_module(config: Mapping[str, Any], text: TextFacts) -> nn.Module:
-    """A text encoder as pipelines read it: they give the last layer's output through the final norm, or that of a layer
+    """Return a text encoder as pipelines read it: the last layer's output through the final norm, or that of a layer
     before the last without it."""
     layers = config["num_hidden_layers"] - (text.layers_left_out if text.final_norm else 0)
     kind = CLIPTextModelWithProjection if text.gives_pooled else CLIPTextModel

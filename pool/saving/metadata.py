@@ -1,8 +1,8 @@
-"""What a saved file says of its making: metadata for programs and people. Torch-free.
+"""Metadata of a saved file: its source and what was merged, for programs and users. Torch-free.
 
-`modelspec.merged_from` is the key of the ModelSpec standard for titles; `modelpool.merged` says the same exactly, as
-JSON, and `modelpool.source` which file it was done to. A file that was merged before keeps its history. Hashes of
-contents that are no longer so are left out.
+`modelspec.merged_from` is the key of the ModelSpec standard for titles; `modelpool.merged` has the exact values, as
+JSON, and `modelpool.source` the file that was changed. A file that was merged before keeps its history. Hashes of
+changed contents are removed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 MERGED_KEY = "modelpool.merged"
 SOURCE_KEY = "modelpool.source"
 MERGED_FROM_KEY = "modelspec.merged_from"
-#: of tensors as they were: ModelSpec's, and the two of kohya's trainers
+#: hashes of the original tensors: ModelSpec's, and the two of kohya's trainers
 _CONTENT_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Something that was merged into a model.
+    """A LoRA or patch set that was merged into a model.
 
     name      of the LoRA; of the component for patches that come from no file
     sha256    of the LoRA's file; of patches from no file, their digest
-    strength  how strongly
-    noise     "high" or "low" where it is in one alone of two diffusion models
+    strength  its strength
+    noise     "high" or "low" if it was merged into only one of two experts
     """
 
     name: str
@@ -35,7 +35,7 @@ class Merged:
     noise: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As files tell of it."""
+        """Return it as stored in files."""
         return {key: value for key, value in asdict(self).items() if value or key != "noise"}
 
 
@@ -52,11 +52,11 @@ def with_facts(
     source: Source,
     merged: Sequence[Merged],
     is_converted: bool,
-    given: Mapping[str, str] | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The metadata of a file that is made of `source`, whose own are `kept`; what is `given` goes before all.
+    """Return the metadata of a file made from `source`, whose metadata are `kept`; `overrides` replace all others.
 
-    is_converted  weights have other numbers or types than in the source, with nothing merged
+    is_converted  weights have other values or dtypes than in the source, with nothing merged
     """
     facts = dict(kept)
     if merged or is_converted:
@@ -65,16 +65,16 @@ def with_facts(
     if merged:
         earlier = _listed(facts.get(MERGED_KEY))
         facts[MERGED_KEY] = json.dumps([*earlier, *(each.as_json() for each in merged)])
-        if not earlier or SOURCE_KEY not in facts:  # the first file of a row of merges
+        if not earlier or SOURCE_KEY not in facts:  # the first of a series of merges
             facts[SOURCE_KEY] = json.dumps(asdict(source))
         titles = [facts[MERGED_FROM_KEY]] if facts.get(MERGED_FROM_KEY) else [source.name]
         facts[MERGED_FROM_KEY] = ", ".join([*titles, *(each.name for each in merged)])
-    facts.update(given or {})
+    facts.update(overrides or {})
     return facts
 
 
 def _listed(text: str | None) -> list[Any]:
-    """What was merged before; nothing where somebody else wrote something else there."""
+    """Return what was merged before; empty if the entry is invalid."""
     try:
         found = json.loads(text or "[]")
     except (json.JSONDecodeError, RecursionError):

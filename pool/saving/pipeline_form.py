@@ -1,4 +1,4 @@
-"""What is said of a pipeline of diffusers in its folder, as values: the form of the rows of the tables beside it.
+"""Value types that describe a diffusers pipeline: the rows of the tables in `pipelines` and `transformer_pipelines`.
 
 Torch-free.
 """
@@ -12,14 +12,13 @@ from typing import Any
 from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
-#: what an index has in place of a component that is not there
+#: index entry of a missing component
 NOTHING = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
-    """A scheduler of diffusers, or what guides beside one: its class, and the arguments that say what a model was
-    trained with."""
+    """A scheduler or guider of diffusers: its class, and its arguments for the model."""
 
     name: str
     settings: Mapping[str, Any]
@@ -31,12 +30,12 @@ class PipelineFacts:
 
     name     its class
     folders  the folder of each component
-    entries  what else its index says: parts that are not there, and settings
-    noisy    the folder of the scheduler by which noise is put on the image that a model is shown; empty for none
-    processor  the folder of what brings images into the form that the vision encoder is shown; empty for none
-    libraries  of components that are of a part of diffusers, by folder
-    guiders  what guides, by folder, where the pipeline has that as components
-    missing  components that it reads and no checkpoint has: by folder, what to give it
+    entries  other entries of its index: missing parts, and settings
+    noisy    the folder of the scheduler that adds noise to the model's input image; empty for none
+    processor  the folder of the image processor of the vision encoder; empty for none
+    libraries  of components whose class is in a subpackage of diffusers, by folder
+    guiders  by folder, if the pipeline has guiders as components
+    missing  components that it reads and no checkpoint has: by folder, what to provide
     """
 
     name: str
@@ -49,5 +48,5 @@ class PipelineFacts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def tokenizer_folder(self, role: Role) -> str:
-        """The folder of the tokenizer of the text encoder `role`."""
+        """Return the folder of the tokenizer of the text encoder `role`."""
         return self.folders[role].replace("text_encoder", "tokenizer")

@@ -1,7 +1,7 @@
-"""Which pipeline of diffusers a family is, and what its folder says of its parts. Torch-free.
+"""Maps families to diffusers pipelines and the settings of their folders. Torch-free.
 
-Facts that no tensor tells, as the published folders have them. Does not write anything.
-Source: model_index.json and scheduler_config.json of the published folders of each family.
+Facts that no tensor determines, as in the published folders. Writes nothing. Source: model_index.json and
+scheduler_config.json of the published folders of each family.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, Schedule
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
 from modelpool.pool.specs.spec import Role
 
-#: how UNets of frames go through levels between two ends; the levels of a table stand beside them unread.
-#: Source: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt
+#: schedule of video UNets between two noise levels; the table of levels is stored too but not read. Source:
+#: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt
 _VIDEO_STEPS = {
     "timestep_type": "continuous",
     "use_karras_sigmas": True,
@@ -41,7 +41,7 @@ _VIDEO_STEPS = {
     "steps_offset": 1,
 }
 
-#: what schedulers call a prediction; those with levels of noise between two ends have words of their own
+#: schedulers' names of predictions; those with a range of noise levels use different names
 _PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
     {Prediction.NOISE: "epsilon", Prediction.VELOCITY: "v_prediction"}
 )
@@ -71,8 +71,8 @@ _CASCADE_C = PipelineFacts(
     {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "prior"},
     {"feature_extractor": NOTHING, "image_encoder": NOTHING, "resolution_multiple": 42.67},
 )
-# published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even where they are given
-# one; with this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
+# published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even if one is passed; with
+# this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
 _CASCADE_B = PipelineFacts(
     "StableCascadeDecoderPipeline",
     {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "decoder", Role.VAE: "vqgan"},
@@ -131,53 +131,52 @@ _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
 
 
 def pipeline_facts(family: Family) -> PipelineFacts:
-    """The pipeline of `family`, or of the one that it was cut or trained out of. Raises UnknownArchitecture for a
-    family that no pipeline is known for here."""
+    """Return the pipeline of `family`, or of the family that it is a variant of. Raises UnknownArchitecture for a
+    family without a known pipeline."""
     found = _PIPELINES.get(family.name) or _PIPELINES.get(family.relative) or transformer_pipeline(family)
     if found is None:
         raise UnknownArchitecture(
             f"{family.title} cannot be saved as a folder of diffusers yet, expected one of {', '.join(_PIPELINES)}, or "
-            f"a family that runs on a transformer"
+            f"a transformer family"
         )
     return found
 
 
 def scheduler_facts(family: Family) -> SchedulerFacts:
-    """The scheduler for `family`: Euler's steps over its levels of noise, or that of its own pipeline.
+    """Return the scheduler for `family`: Euler steps over its noise levels, or that of its pipeline.
 
-    Raises UnknownArchitecture for a prediction that no scheduler of diffusers knows with that noise.
+    Raises UnknownArchitecture for a prediction that no diffusers scheduler supports with that noise.
     """
     if transformer_pipeline(family) is not None:
         return transformer_scheduler(family)
     noise, prediction = family.sampling.noise, family.sampling.prediction
     if noise.kind is NoiseKind.COSINE:
         return SchedulerFacts("DDPMWuerstchenScheduler", {})
-    words = _EDM_PREDICTIONS if noise.kind is NoiseKind.EDM else _PREDICTIONS
-    if prediction not in words:
+    names = _EDM_PREDICTIONS if noise.kind is NoiseKind.EDM else _PREDICTIONS
+    if prediction not in names:
         raise UnknownArchitecture(
             f"{family.title} cannot be saved as a folder of diffusers: it predicts {prediction.value} with "
-            f"{noise.kind.value} noise, expected one of {', '.join(each.value for each in words)}"
+            f"{noise.kind.value} noise, expected one of {', '.join(each.value for each in names)}"
         )
     if noise.kind is NoiseKind.EDM:
         ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max}
         if family.sampling.video is not None:
-            settings = {**_betas(PLAIN_NOISE), **_VIDEO_STEPS, **ends, "prediction_type": words[prediction]}
+            settings = {**_betas(PLAIN_NOISE), **_VIDEO_STEPS, **ends, "prediction_type": names[prediction]}
             return SchedulerFacts("EulerDiscreteScheduler", settings)
         ends["sigma_data"] = noise.sigma_data
         schedule = "karras" if prediction is Prediction.EDM else "exponential"
-        settings = {**ends, "prediction_type": words[prediction], "sigma_schedule": schedule}
+        settings = {**ends, "prediction_type": names[prediction], "sigma_schedule": schedule}
         return SchedulerFacts("EDMEulerScheduler", settings)
     betas = _betas(noise)
-    if noise.kind is NoiseKind.ZERO_TERMINAL:  # its first step begins where there is noise alone
+    if noise.kind is NoiseKind.ZERO_TERMINAL:  # its first step begins at pure noise
         steps: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     else:
         steps = {"steps_offset": 1, "timestep_spacing": "leading"}
-    return SchedulerFacts("EulerDiscreteScheduler", {**betas, **steps, "prediction_type": words[prediction]})
+    return SchedulerFacts("EulerDiscreteScheduler", {**betas, **steps, "prediction_type": names[prediction]})
 
 
 def noisy_scheduler_facts(family: Family) -> SchedulerFacts:
-    """The scheduler by which noise is put on the image that a model of `family` is shown: at the levels that it
-    knows."""
+    """Return the scheduler that adds noise to the input image of a model of `family`, at the levels that it knows."""
     return SchedulerFacts("DDPMScheduler", _betas(family.sampling.noise))
 
 

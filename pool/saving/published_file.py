@@ -1,9 +1,9 @@
-"""What a folder of diffusers becomes as one file in the published layout of its family: the way back of a folder.
+"""Plans a diffusers folder as one file in the published layout of its family.
 
-The parameters of both are the same, so that the names of the file are found from those (`published_shapes`). Nothing of
-that is taken on trust: the file is recognised as any other before it is written, and what would be read otherwise than
-the folder is refused. What a folder says in its scheduler, a file says in the small tensors that trainers leave
-(`v_pred`, `ztsnr`, `edm_*`). Plans only: bytes are made when the file is written.
+The parameters of both are equal, so the names of the file follow from them (`published_shapes`). The result is
+verified: the planned file is recognised like any other before it is written, and refused if it would be read
+differently from the folder. Scheduler settings of a folder become the small tensors that trainers write (`v_pred`,
+`ztsnr`, `edm_*`). Plans only: bytes are computed when the file is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.describe import RESOLUTION_KEY, native_size
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.small_tensors import EDM_DEVIATION, EDM_MEAN, EDM_SIGMA_MAX, EDM_SIGMA_MIN
-from modelpool.pool.mapping.tensor_bytes import made
+from modelpool.pool.mapping.tensor_bytes import computed_tensor
 from modelpool.pool.models.common.infer_config import CLIP_END_TOKEN
 from modelpool.pool.models.component_plans import plan_component
 from modelpool.pool.models.published_shapes import published_shapes
@@ -43,73 +43,82 @@ from modelpool.pool.quant.detect_layers import METADATA_KEY as QUANTIZATION_KEY
 from modelpool.pool.saving.component_weights import ComponentWeights
 from modelpool.pool.specs.spec import Role
 
-#: metadata of a folder's files that may be wrong of the file: its weights are plain, its prediction is the scheduler's
+#: metadata of a folder's files that may be wrong for the file: its weights are plain, its prediction is the scheduler's
 _NOT_KEPT = frozenset({QUANTIZATION_KEY, *PREDICTION_ENTRIES})
-#: the type of a file's tensors, where it does not matter yet
+#: placeholder dtype of tensors, before the dtype matters
 _ANY_DTYPE = "F32"
-#: attributes of modules that change in which type something is computed, and not what
-_OF_PRECISION = frozenset({"upcast_attention", "upcast_softmax"})
-#: arguments of classes that they read when they are called, and keep nowhere else
+#: attributes of modules that change only the dtype of a computation
+_PRECISION_ATTRIBUTES = frozenset({"upcast_attention", "upcast_softmax"})
+#: arguments that classes read when called, and store nowhere else
 _READ_WHEN_CALLED = ("center_input_sample",)
-#: what older configurations of CLIP say, and what its classes read as the end token all the same
+#: value of older CLIP configurations, which their classes read as the end token anyway
 _OLD_END_TOKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One component on its way: its weights, and the map between the file's tensors and them."""
+    """One component in progress: its weights, and the map between the file's tensors and them."""
 
     weights: ComponentWeights
     key_map: KeyMap
 
 
 class PublishedFile:
-    """The file that a folder would be with `patches`, in `dtype` (its own types when None)."""
+    """The file equivalent to a folder with `patches`, in `dtype` (None: the dtypes of the folder)."""
 
     def __init__(self, checkpoint: Checkpoint, patches: Mapping[Role, PatchSet], dtype: torch.dtype | None) -> None:
-        """Raises UnusableField for a family whose folders are not written so, UnknownArchitecture naming the folder
-        when the file would be another model, and PatchFailed as `ComponentWeights` does."""
+        """Raises UnusableField for a family whose folders are not saved as single files, UnknownArchitecture naming the
+        folder if the file would be another model, and PatchFailed as `ComponentWeights` does."""
         self._checkpoint, self._dtype = checkpoint, dtype
         row = published_family(checkpoint)
         weights = {role: ComponentWeights(checkpoint, role, patches.get(role, PatchSet())) for role in row.prefixes}
         shapes: dict[str, Shape] = {}
-        for role, own in weights.items():
-            shapes |= published_shapes(row.architectures[role], own.shapes, row.prefixes[role])
-        self._marks = marks(checkpoint.family)
+        for role, component in weights.items():
+            shapes |= published_shapes(row.architectures[role], component.shapes, row.prefixes[role])
+        self._marks = marker_tensors(checkpoint.family)
         self._header, family = self._recognised(shapes)
-        self._parts = {role: _Part(own, self._key_map(role, own, family, shapes)) for role, own in weights.items()}
+        self._parts = {
+            role: _Part(component, self._key_map(role, component, family, shapes))
+            for role, component in weights.items()
+        }
 
     def tensors(self) -> tuple[TensorToWrite, ...]:
-        """Every tensor that is written, in order: the components, then what says how they are used."""
+        """Return every tensor to write, in order: the components, then the markers of how they are used."""
         weights = [tensor for part in self._parts.values() for tensor in self._of(part)]
-        return (*weights, *(made(key, mark.dtype, mark.shape, mark.clone) for key, mark in self._marks.items()))
+        return (
+            *weights,
+            *(computed_tensor(key, mark.dtype, mark.shape, mark.clone) for key, mark in self._marks.items()),
+        )
 
     def metadata(self) -> dict[str, str]:
-        """The folder's metadata, and what no tensor says."""
+        """Return the folder's metadata, and what no tensor expresses."""
         return dict(self._header.metadata)
 
     def _recognised(self, shapes: Mapping[str, Shape]) -> tuple[Header, Family]:
-        """The header of the file, and the family that it is read as, which is the folder's."""
-        own, path = self._checkpoint.family, self._checkpoint.header.path
+        """Return the header of the file, and the family that it is read as, which is the folder's."""
+        folder_family, path = self._checkpoint.family, self._checkpoint.header.path
         metadata = {key: text for key, text in self._checkpoint.header.metadata.items() if key not in _NOT_KEPT}
-        if own.name == SD2.name and own.sampling.prediction is Prediction.NOISE:
-            metadata[PREDICTION_KEY] = NOISE_WORD  # its weights may look like those of velocity
+        if folder_family.name == SD2.name and folder_family.sampling.prediction is Prediction.NOISE:
+            metadata[PREDICTION_KEY] = NOISE_WORD  # its weights may look like those of a velocity model
         everything = {**shapes, **{key: tuple(mark.shape) for key, mark in self._marks.items()}}
         entries = {key: TensorEntry(key, _ANY_DTYPE, shape, 0, 0) for key, shape in everything.items()}
         header = Header(path, 0, entries, metadata)
         try:
             family = detect(header)
         except UnknownArchitecture as error:
-            raise UnknownArchitecture(f"{path}: as one file it would not be read as {own.title}: {error}") from error
-        for what, found, expected in _differences(own, family, self._marks):
+            raise UnknownArchitecture(
+                f"{path}: as one file it would not be read as {folder_family.title}: {error}"
+            ) from error
+        for what, found, expected in _differences(folder_family, family, self._marks):
             raise self._refused(f"{what}: found {found!r}, expected {expected!r}, as such a file is read")
-        size = native_size(own, self._checkpoint.header)
+        size = native_size(folder_family, self._checkpoint.header)
         if size != native_size(family, header):
             header = replace(header, metadata={**metadata, RESOLUTION_KEY: f"{size[0]}x{size[1]}"})
         return header, family
 
     def _key_map(self, role: Role, weights: ComponentWeights, family: Family, shapes: Mapping[str, Shape]) -> KeyMap:
-        """The map between the tensors of the file and the parameters of `role`, which are built alike from both."""
+        """Return the map between the tensors of the file and the parameters of `role`, which are built equally from
+        both."""
         try:
             plan = plan_component(family, role, family.shapes_of(role, shapes))
         except UnknownArchitecture as error:
@@ -119,10 +128,10 @@ class PublishedFile:
         if differing or plan.key_map.unused:
             first = (*differing, *plan.key_map.unused)[0]
             raise self._refused(f"{role.value}: found {first}, expected the weights that such a file has")
-        own, other = _settings(weights.built.module), _settings(plan.module)
-        for name in sorted(own.keys() | other.keys()):
-            if (said := own.get(name)) != (read := other.get(name)):
-                raise self._refused(f"{role.value}.{name}: found {said!r}, expected {read!r}, as such a file is read")
+        settings, other = _settings(weights.built.module), _settings(plan.module)
+        for name in sorted(settings.keys() | other.keys()):
+            if (value := settings.get(name)) != (read := other.get(name)):
+                raise self._refused(f"{role.value}.{name}: found {value!r}, expected {read!r}, as such a file is read")
         return plan.key_map
 
     def _refused(self, why: str) -> UnknownArchitecture:
@@ -132,12 +141,12 @@ class PublishedFile:
     def _of(self, part: _Part) -> Iterator[TensorToWrite]:
         for key, shape in part.key_map.sources.items():
             dtype = self._dtype or _dtype(part, key)
-            yield made(key, dtype, shape, partial(part.weights.source, key, dtype, part.key_map))
+            yield computed_tensor(key, dtype, shape, partial(part.weights.source, key, dtype, part.key_map))
 
 
 def published_family(checkpoint: Checkpoint) -> Family:
-    """The row of the family of a folder, which says what its single files are like. Raises UnusableField for a family
-    whose folders are not written as single files."""
+    """Return the family whose single files a folder can be saved as. Raises UnusableField for a family whose folders
+    are not saved as single files."""
     written = {
         each.name: each for each in FAMILIES if each.architectures[Role.DIFFUSION_MODEL] is Architecture.LDM_UNET
     }
@@ -145,14 +154,15 @@ def published_family(checkpoint: Checkpoint) -> Family:
     if found is None:
         titles = [each.title for each in written.values()]
         raise UnusableField(
-            f"model: found {checkpoint.header.path}, a folder of diffusers of {checkpoint.family.title}, expected it "
-            f"to be saved as a folder: those that become single files are of {', '.join(titles[:-1])} and {titles[-1]}"
+            f"model: found {checkpoint.header.path}, a folder of diffusers of {checkpoint.family.title}, expected to "
+            f"save it as a folder: folders that become single files are of {', '.join(titles[:-1])} and {titles[-1]}"
         )
     return found
 
 
-def marks(family: Family) -> dict[str, Tensor]:
-    """The small tensors by which a file of `family` says its prediction, its noise and what its latents mean."""
+def marker_tensors(family: Family) -> dict[str, Tensor]:
+    """Return the small tensors by which a file of `family` specifies its prediction, its noise and its latent
+    statistics."""
     sampling, found = family.sampling, dict[str, Tensor]()
     if sampling.prediction is Prediction.EDM:
         columns = (1, len(family.latent_means), 1, 1)
@@ -168,27 +178,27 @@ def marks(family: Family) -> dict[str, Tensor]:
     return found
 
 
-def _differences(own: Family, family: Family, said: Collection[str]) -> Iterator[tuple[str, object, object]]:
-    """What a folder of the family `own` has other than a file that is read as `family`, by name, beside the numbers in
-    the tensors `said`."""
-    if EDM_SIGMA_MAX in said:
-        noise = own.sampling.noise
+def _differences(folder: Family, family: Family, markers: Collection[str]) -> Iterator[tuple[str, object, object]]:
+    """Yield what differs between a folder of the family `folder` and a file that is read as `family`, by name, except
+    for the numbers in the tensors `markers`."""
+    if EDM_SIGMA_MAX in markers:
+        noise = folder.sampling.noise
         ends = replace(family.sampling.noise, sigma_min=noise.sigma_min, sigma_max=noise.sigma_max)
         family = replace(family, sampling=replace(family.sampling, noise=ends))
-    if EDM_MEAN in said:
-        family = replace(family, latent_means=own.latent_means, latent_deviations=own.latent_deviations)
-    if own.name != family.name:
-        yield "family", own.title, family.title
+    if EDM_MEAN in markers:
+        family = replace(family, latent_means=folder.latent_means, latent_deviations=folder.latent_deviations)
+    if folder.name != family.name:
+        yield "family", folder.title, family.title
     for name in ("scaling_factor", "latent_shift", "latent_means", "latent_deviations"):
-        if getattr(own, name) != getattr(family, name):
-            yield name, getattr(own, name), getattr(family, name)
-    yield from _unequal("", own.sampling, family.sampling)
+        if getattr(folder, name) != getattr(family, name):
+            yield name, getattr(folder, name), getattr(family, name)
+    yield from _unequal("", folder.sampling, family.sampling)
     for role in family.texts:
-        yield from _unequal(f"{role.value}.", own.texts[role], family.texts[role])
+        yield from _unequal(f"{role.value}.", folder.texts[role], family.texts[role])
 
 
 def _unequal(place: str, found: Any, expected: Any) -> Iterator[tuple[str, object, object]]:
-    """The fields in which two values of one dataclass differ, and those of the values in them."""
+    """Yield the differing fields of two values of one dataclass, including nested ones."""
     for field in fields(found):
         one, other = getattr(found, field.name), getattr(expected, field.name)
         if one != other and is_dataclass(one) and type(one) is type(other):
@@ -198,18 +208,20 @@ def _unequal(place: str, found: Any, expected: Any) -> Iterator[tuple[str, objec
 
 
 def _dtype(part: _Part, key: str) -> torch.dtype:
-    """The type of a tensor of the file: that of all parameters which it becomes, or float32 where they differ."""
+    """Return the dtype of a tensor of the file: that of all its parameters, or float32 if they differ."""
     kinds = {part.weights.dtype(target.key) for target in part.key_map.targets(key)}
     return kinds.pop() if len(kinds) == 1 else torch.float32
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """The numbers and words that each part of a module was built with, and its class, by their names: two modules with
-    the same ones compute the same from the same weights."""
+    """Return the numbers and strings that each part of a module was built with, and its class, by name: two modules
+    with equal settings compute the same from the same weights."""
     found: dict[str, object] = {}
     for place, part in module.named_modules():
         found[f"{place}.class"] = type(part).__name__
-        plain = {key: value for key, value in vars(part).items() if _is_plain(value) and key not in _OF_PRECISION}
+        plain = {
+            key: value for key, value in vars(part).items() if _is_plain(value) and key not in _PRECISION_ATTRIBUTES
+        }
         found |= {f"{place}.{key}".removeprefix("."): value for key, value in plain.items()}
         if plain.get("eos_token_id") == _OLD_END_TOKEN:
             found[f"{place}.eos_token_id".removeprefix(".")] = CLIP_END_TOKEN

@@ -1,14 +1,14 @@
-"""What each tensor of a single-file checkpoint becomes when it is saved again.
+"""Plans each tensor of a single-file checkpoint that is saved again.
 
 Rules, in this order:
-1. What no patch changes and no dtype was asked for is carried over byte for byte, in the order of the file; so is what
-   belongs to no component (tables of positions, schedules, marks of trainers).
-2. Averages of training (`model_ema.`) are copies of the weights before any patch: they are left out where weights
-   change, unless they are asked for.
-3. A patched weight keeps its type. A quantized one is quantized again in its own form.
+1. Without a patch or a requested dtype a tensor is copied byte for byte, in file order; so are tensors that belong to
+   no component (position tables, schedules, markers of trainers).
+2. Averages of training (`model_ema.`) are copies of the weights before any patch: they are left out if weights change,
+   unless requested.
+3. A patched weight keeps its dtype. A quantized one is quantized again in the same format.
 4. With a dtype the weights of components, and averages, get it, and quantized ones become plain; nothing else does.
 
-Plans only: bytes are made when the file is written.
+Plans only: bytes are computed when the file is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import TensorEntry
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
-from modelpool.pool.mapping.tensor_bytes import carried, cast, made, tensor_blocks, unpacked
+from modelpool.pool.mapping.tensor_bytes import (
+    cast_tensor,
+    computed_tensor,
+    copied_tensor,
+    tensor_blocks,
+    unpacked_tensor,
+)
 from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.ops.packed import PackedWeight
 from modelpool.pool.patches.patch_set import PatchSet
@@ -34,25 +40,25 @@ from modelpool.pool.specs.spec import Role
 
 EMA_PREFIX = "model_ema."
 
-#: what only a GGUF file says of itself
-_OF_GGUF = ("GGUF.", "general.", "split.", "tokenizer.ggml.")
+#: metadata that only a GGUF file has
+_GGUF_METADATA = ("GGUF.", "general.", "split.", "tokenizer.ggml.")
 
 
 class SingleFile:
-    """A checkpoint's file as it would be with `patches`, in `dtype` (its own types when None)."""
+    """A checkpoint's file with `patches`, in `dtype` (None: the dtypes of the file)."""
 
     def __init__(
         self, checkpoint: Checkpoint, patches: Mapping[Role, PatchSet], dtype: torch.dtype | None, keep_ema: bool | None
     ) -> None:
-        """`keep_ema` None keeps averages where no weight changes. Raises as `ComponentWeights` does, and UnusableField
-        for weights of GGUF files without a `dtype`."""
+        """`keep_ema` None keeps averages if no weight changes. Raises as `ComponentWeights` does, and UnusableField for
+        weights of GGUF files without a `dtype`."""
         self._checkpoint, self._dtype = checkpoint, dtype
         shapes = checkpoint.shapes
         #: the component of each weight
         self._roles = {key: role for role in checkpoint.roles for key in checkpoint.family.shapes_of(role, shapes)}
         #: quantized layers that are weights of components
         self._layers = {key: layer for key, layer in checkpoint.layers.items() if key in self._roles}
-        #: weights in ggml's blocks, which no other format has
+        #: weights in ggml's block formats, which only GGUF files have
         self._blocks = [key for key, entry in checkpoint.header.tensors.items() if is_block_type(entry.dtype)]
         refuse_blocks(checkpoint, dtype)
         self._components = {
@@ -64,15 +70,16 @@ class SingleFile:
         self._keeps_ema = not changes if keep_ema is None else keep_ema
 
     def tensors(self) -> tuple[TensorToWrite, ...]:
-        """Every tensor that is written, in order. Raises BadQuantization for a quantized weight that cannot be."""
+        """Return every tensor to write, in order. Raises BadQuantization for a quantized weight that cannot be
+        written."""
         parts = self._parts()
         return tuple(self._planned(self._checkpoint.header.tensors.values(), parts))
 
     def metadata(self) -> dict[str, str]:
-        """The source's metadata, without what is no longer so."""
+        """Return the source's metadata without invalid entries."""
         kept = dict(self._checkpoint.header.metadata)
         if self._blocks:
-            kept = {key: text for key, text in kept.items() if not key.startswith(_OF_GGUF)}
+            kept = {key: text for key, text in kept.items() if not key.startswith(_GGUF_METADATA)}
         if self._dtype is not None:
             kept.pop(QUANTIZATION_KEY, None)
         return kept
@@ -81,8 +88,8 @@ class SingleFile:
         return any(self._roles.get(key) is role for key in (*self._layers, *self._blocks))
 
     def _parts(self) -> dict[str, TensorToWrite | None]:
-        """What becomes of the tensors that quantized weights are made of, by key: None leaves one out. Those that are
-        carried over are not here."""
+        """Return the replacements of the tensors that make up quantized weights, by key: None leaves one out. Those
+        that are copied are not included."""
         if self._dtype is not None:
             foreign = {
                 k for key, each in self._checkpoint.layers.items() if key not in self._layers for k in _keys(each)
@@ -98,27 +105,30 @@ class SingleFile:
         return found
 
     def _packed(self, component: ComponentWeights, layer: QuantizedLayer) -> Iterator[tuple[str, TensorToWrite]]:
-        """The parts of a patched quantized weight. Each is quantized when it is its turn, so that none waits in memory:
-        the seed makes them parts of one weight."""
+        """Yield the parts of a patched quantized weight. Each is quantized when it is written, so that none stays in
+        memory: the seed makes them parts of one weight."""
         header = self._checkpoint.header
         name = component.expect_packable(layer.key, header.path)
         for part, key in layer.parts.items():
             yield key, _part(component, name, part, header.tensors[key])
 
     def _plain(self, key: str) -> TensorToWrite:
-        """A quantized weight as plain numbers, also one that no module reads: the last layer of a text encoder."""
+        """Return a quantized weight as plain numbers, also one that no module reads: the last layer of a text
+        encoder."""
         assert self._dtype is not None
         role = self._roles.get(key)
         if role is not None and key not in self._components[role].key_map.unused:
             return self._from_component(key, self._dtype)
         mapped, layer, shape = self._checkpoint.mapped, self._layers.get(key), self._checkpoint.shapes[key]
         if layer is None:
-            return unpacked(key, self._dtype, lambda: mapped.tensor(key), shape)
-        return unpacked(key, self._dtype, lambda: pack(layer, mapped.tensors(), shape, file=mapped.header.path), shape)
+            return unpacked_tensor(key, self._dtype, lambda: mapped.tensor(key), shape)
+        return unpacked_tensor(
+            key, self._dtype, lambda: pack(layer, mapped.tensors(), shape, file=mapped.header.path), shape
+        )
 
     def _from_component(self, key: str, dtype: torch.dtype) -> TensorToWrite:
         component = self._components[self._roles[key]]
-        return made(key, dtype, component.key_map.sources[key], lambda: component.source(key, dtype))
+        return computed_tensor(key, dtype, component.key_map.sources[key], lambda: component.source(key, dtype))
 
     def _planned(
         self, entries: Iterable[TensorEntry], parts: Mapping[str, TensorToWrite | None]
@@ -132,25 +142,31 @@ class SingleFile:
                 yield self._tensor(entry)
 
     def _tensor(self, entry: TensorEntry) -> TensorToWrite:
-        """A tensor that is no part of a quantized weight, or of one that stays as it is."""
-        key, own = entry.name, TORCH_DTYPES.get(entry.dtype)
+        """Return the plan of a tensor that is no part of a quantized weight, or of an unchanged one."""
+        key, stored = entry.name, TORCH_DTYPES.get(entry.dtype)
         role = self._roles.get(key)
         component = None if role is None else self._components.get(role)
         if component is not None and key not in self._layers and component.is_patched(key):
-            assert own is not None, f"{key}: detect lets no {entry.dtype} through"
-            return self._from_component(key, self._dtype or own)
+            assert stored is not None, f"{key}: detect rejects {entry.dtype}"
+            return self._from_component(key, self._dtype or stored)
         is_weight = role is not None or key.startswith(EMA_PREFIX)
-        if self._dtype is None or not is_weight or own is None or own is self._dtype or not own.is_floating_point:
-            return carried(self._checkpoint.mapped, key)
-        return cast(self._checkpoint.mapped, key, self._dtype)
+        if (
+            self._dtype is None
+            or not is_weight
+            or stored is None
+            or stored is self._dtype
+            or not stored.is_floating_point
+        ):
+            return copied_tensor(self._checkpoint.mapped, key)
+        return cast_tensor(self._checkpoint.mapped, key, self._dtype)
 
 
 def refuse_blocks(checkpoint: Checkpoint, dtype: torch.dtype | None) -> None:
-    """Raise UnusableField where a checkpoint has weights of GGUF files and no `dtype` says what to save them in."""
+    """Raise UnusableField if a checkpoint has weights in GGUF blocks and no `dtype` to save them in is specified."""
     header = checkpoint.header
     count = sum(is_block_type(entry.dtype) for entry in header.tensors.values())
     if dtype is None and count:
-        expected = f"a plain type to save the {count} weights of {header.path} in that are in GGUF's own blocks"
+        expected = f"a plain dtype for the {count} weights of {header.path} that are in GGUF blocks"
         raise unusable_field("dtype", "none", expected)
 
 
@@ -159,7 +175,7 @@ def _keys(layer: QuantizedLayer) -> Iterable[str]:
 
 
 def _part(component: ComponentWeights, name: str, part: str, entry: TensorEntry) -> TensorToWrite:
-    """One part of the patched packed parameter `name`, in the form that `entry` has in the file."""
+    """Return the plan of one part of the patched packed parameter `name`, in the form of `entry` in the file."""
 
     def blocks() -> Iterator[memoryview]:
         packed: PackedWeight = component.packed(name)

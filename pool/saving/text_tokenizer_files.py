@@ -1,5 +1,5 @@
-"""The files of the tokenizers that are no CLIP's as folders of diffusers have them: from the one that the checkpoint's
-text encoder reads with, in its file or beside it."""
+"""Writes the files of tokenizers other than CLIP's as in diffusers folders, from the tokenizer of the checkpoint's text
+encoder, in its file or next to it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 
-#: the class of transformers that reads any tokenizer.json, and the one whose tokens are bytes and which needs no file
+#: the transformers class that reads any tokenizer.json, and the one of byte tokens, which needs no file
 CLASS, BYTES_CLASS = "PreTrainedTokenizerFast", "ByT5Tokenizer"
 
 
 def tokenizer_class(tokenizer: TextTokenizer) -> str:
-    """The class of transformers that reads what `write_text_tokenizer` writes."""
+    """Return the transformers class that reads the output of `write_text_tokenizer`."""
     return BYTES_CLASS if tokenizer.is_of_bytes else CLASS
 
 
 def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Reading) -> None:
-    """Write `tokenizer`, whose texts are read as `reading` says, into a new `folder`.
+    """Write `tokenizer`, whose texts are read according to `reading`, to a new `folder`.
 
-    `from_pretrained` of `tokenizer_class` reads it, and a pipeline that puts prompts into a chat gets the template of
+    `from_pretrained` of `tokenizer_class` reads it, and a pipeline that formats prompts as a chat gets the template of
     `reading`.
     """
     folder.mkdir()
     settings: dict[str, Any] = {
         "tokenizer_class": tokenizer_class(tokenizer),
         "model_max_length": reading.most_tokens,
-        "padding_side": "left" if reading.fills_left else "right",
+        "padding_side": "left" if reading.pads_left else "right",
         "pad_token": reading.pad or tokenizer.pad,
     }
     facts, end = tokenizer.facts, tokenizer.facts.end or reading.pad
@@ -44,11 +44,11 @@ def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Readin
 
 
 def _template(before: str, after: str) -> str:
-    """A chat as Jinja has it, in which only what is said last stands, between these."""
-    said = "{%- set said = messages[-1]['content'] -%}"
+    """Return a Jinja chat template that contains only the last message, between these."""
+    last = "{%- set said = messages[-1]['content'] -%}"
     word = "{{- said if said is string else said[0]['text'] -}}"
-    return f"{said}{{{{- {json.dumps(before)} -}}}}{word}{{{{- {json.dumps(after)} -}}}}"
+    return f"{last}{{{{- {json.dumps(before)} -}}}}{word}{{{{- {json.dumps(after)} -}}}}"
 
 
-def _write(path: Path, said: dict[str, Any]) -> None:
-    path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8", newline="\n")
+def _write(path: Path, settings: dict[str, Any]) -> None:
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8", newline="\n")

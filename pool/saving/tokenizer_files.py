@@ -1,4 +1,4 @@
-"""The files of CLIP's tokenizer as folders of diffusers have them, from the vendored vocabulary. Torch-free."""
+"""Writes the files of CLIP's tokenizer as in diffusers folders, from the bundled vocabulary. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from modelpool.pool.core.family_facts import CLIP_END_ID
 from modelpool.pool.text.clip_tokenizer import BEGIN_TOKEN, END_TOKEN, build_vocabulary, read_merges
 
-#: what CLIP reads at most, begin and end included
+#: maximum number of tokens that CLIP reads, including begin and end
 MAX_TOKENS = 77
 
 
 def write_clip_tokenizer(folder: Path, pad_id: int) -> None:
-    """Write the tokenizer of a CLIP text model whose texts are filled up with the token `pad_id` into a new `folder`.
+    """Write the tokenizer of a CLIP text model whose texts are padded with the token `pad_id` to a new `folder`.
 
     `transformers.CLIPTokenizer.from_pretrained` reads it.
     """

@@ -1,9 +1,9 @@
-"""Tokenizers that a checkpoint saved as one file would leave behind, as tensors of that file.
+"""Converts tokenizers that a checkpoint saved as one file would lose to tensors of that file.
 
-A GGUF file has its tokenizer among its entries, which safetensors files have no place for. Files of weights carry
-tokenizers as tensors of bytes; `pool.text.tokenizer_files` finds them there before it looks beside the file, so that
-the saved one is read as the source was, wherever it lies. Other files keep what they have: a tokenizer that lies beside
-one lies there for whoever puts it beside the next.
+A GGUF file has its tokenizer among its entries, which safetensors files cannot store. Weights files store tokenizers as
+byte tensors; `pool.text.tokenizer_files` searches them before the folder of the file, so the saved file is read like
+the source, wherever it is. Other files keep what they have; a tokenizer next to the source has to be placed next to the
+new file by the user.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from modelpool.pool.formats.gguf_entries import has_gguf_start
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.loading.open_tokenizer import reading_of_role, tokenizer_of
-from modelpool.pool.mapping.tensor_bytes import made
+from modelpool.pool.mapping.tensor_bytes import computed_tensor
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.text_tokenizer import TokenizerMissing
 from modelpool.pool.text.tokenizer_files import TENSORS
 
-#: of bytes: the tensor that is a tokenizer.json
+#: the byte tensor with a tokenizer.json
 _TENSOR = next(name for name, file in TENSORS.items() if file == "tokenizer.json")
 
 
 def tokenizer_tensors(checkpoint: Checkpoint) -> Iterator[TensorToWrite]:
-    """The tokenizers that the text encoders in GGUF files are read with, inside those or beside; none for an encoder
-    that has none, or needs none. Raises CorruptFile for a file that cannot be read any more."""
+    """Yield the tokenizers of the text encoders in GGUF files, inside those or next to them; none for an encoder that
+    has or needs none. Raises CorruptFile for a file that can no longer be read."""
     for role in checkpoint.family.text_encoders:
         reading = reading_of_role(checkpoint, role)
         if reading is None or reading.is_clip or not _is_gguf(checkpoint, role):
             continue
         key = checkpoint.family.prefixes[role] + _TENSOR
         try:
-            own = tokenizer_of(checkpoint, role, reading, checkpoint.build(role).module)
+            tokenizer = tokenizer_of(checkpoint, role, reading, checkpoint.build(role).module)
         except TokenizerMissing:
             continue
-        if own.is_of_bytes or key in checkpoint.header.tensors:
+        if tokenizer.is_of_bytes or key in checkpoint.header.tensors:
             continue
-        data = torch.frombuffer(bytearray(own.as_json().encode()), dtype=torch.uint8)
-        yield made(key, torch.uint8, data.shape, data.clone)
+        data = torch.frombuffer(bytearray(tokenizer.as_json().encode()), dtype=torch.uint8)
+        yield computed_tensor(key, torch.uint8, data.shape, data.clone)
 
 
 def _is_gguf(checkpoint: Checkpoint, role: Role) -> bool:

@@ -1,9 +1,9 @@
-"""Which pipeline of diffusers a family that runs on a transformer is, and what its folder says of its parts.
+"""Maps transformer families to diffusers pipelines and the settings of their folders.
 
-Torch-free. Facts that no tensor tells, as the published folders have them. Does not write anything.
-Source: model_index.json and scheduler_config.json of the published folders of each family, and diffusers' own
-`convert_*_to_diffusers.py`. Published folders of Wan, HiDream and HunyuanVideo 1.5 have multistep schedulers, which are
-no part of what a model was trained with: here they have Euler's with the same shift.
+Torch-free. Facts that no tensor determines, as in the published folders. Writes nothing. Source: model_index.json and
+scheduler_config.json of the published folders of each family, and diffusers' `convert_*_to_diffusers.py`. Published
+folders of Wan, HiDream and HunyuanVideo 1.5 have multistep schedulers, which are not part of the training: here they
+have Euler's with the same shift.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize, TextSight
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
@@ -21,9 +21,9 @@ from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFOR
 from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.specs.spec import Role
 
-#: what fits an image into the form that the vision encoder of Wan is shown
+#: the image processor of Wan's vision encoder
 _WAN_PROCESSOR = "image_processor"
-#: the part of diffusers that has the model beside Stable Audio's, which embeds seconds
+#: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
 _NO_IMAGES = {"image_encoder": NOTHING, "feature_extractor": NOTHING}
 _NO_CHECKER = {"safety_checker": NOTHING}
@@ -66,61 +66,63 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "stable_audio_1": ("StableAudioPipeline", {}),
     }
 )
-#: pipelines whose text encoder is shown the images that a model works from, by how
-_SEEING = {TextSight.WHOLE: "QwenImageEditPipeline", TextSight.NUMBERED: "QwenImageEditPlusPipeline"}
-#: what those show images with, which is no model
+#: pipelines whose text encoder reads the reference images, by mode
+_EDIT_PIPELINES = {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"}
+#: the image processor of those, which is no model
 _PROCESSOR = {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"}
-#: models that diffusers' class is told apart by its pipeline alone: what their configuration says, and that pipeline
+#: configuration entries that require another pipeline of the same class
 _BY_CONFIG = {"causal_temporal_positioning": "LTXConditionPipeline"}
-#: of the flows whose pipelines have levels of their own, which a shift would change
-_OWN_LEVELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+#: settings of flows whose pipelines define the noise levels, which a shift would change
+_CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "mochi": {"shift": 1.0, "invert_sigmas": True},
         "cosmos2_t2i": {"use_karras_sigmas": True},
         "cosmos2_i2v": {"use_karras_sigmas": True},
     }
 )
-#: steps of a schedule that HunyuanImage is guided plainly, less one: of an image, and of one with words in it.
+#: last step of plain classifier-free guidance of HunyuanImage, zero-based: of an image, and of one with text in it.
 #: Source: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
-_PLAIN_STEPS = {"guider": 5, "ocr_guider": 38}
+_CFG_STEPS = {"guider": 5, "ocr_guider": 38}
 
 
 def transformer_pipeline(family: Family) -> PipelineFacts | None:
-    """The pipeline of `family`; None where it is no family of transformers, or has no pipeline."""
+    """Return the pipeline of `family`; None if it is no transformer family, or has no pipeline."""
     found = _PIPELINES.get(family.name)
-    whole = TRANSFORMERS.get(family.name)
-    if found is None or whole is None:
+    complete = TRANSFORMERS.get(family.name)
+    if found is None or complete is None:
         return None
     name, entries = found
-    if family.sampling.text_sight in _SEEING:
-        name = _SEEING[family.sampling.text_sight]
+    if family.sampling.reference_mode in _EDIT_PIPELINES:
+        name = _EDIT_PIPELINES[family.sampling.reference_mode]
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
-    sees = Role.VISION_ENCODER in whole.prefixes
-    folders = {**text_folders(whole), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
+    has_vision = Role.VISION_ENCODER in complete.prefixes
+    folders = {**text_folders(complete), Role.DIFFUSION_MODEL: TRANSFORMER, Role.VAE: VAE}
     folders |= {Role.DIFFUSION_MODEL_2: SECOND} if family.sampling.low_noise is not None else {}
-    sight = whole.sampling.sight
-    folders |= {Role.VISION_ENCODER: VISION} if sees and sight is not None and sight.is_told else {}
+    vision_use = complete.sampling.vision_use
+    folders |= (
+        {Role.VISION_ENCODER: VISION} if has_vision and vision_use is not None and vision_use.is_model_input else {}
+    )
     return PipelineFacts(
         name,
         folders,
         entries,
-        processor=_WAN_PROCESSOR if sees else "",
+        processor=_WAN_PROCESSOR if has_vision else "",
         libraries={PROJECTION: PROJECTION_LIBRARY},
         guiders=_guiders(family),
-        missing=_PROCESSOR if family.sampling.text_sight in _SEEING else {},
+        missing=_PROCESSOR if family.sampling.reference_mode in _EDIT_PIPELINES else {},
     )
 
 
 def pipeline_name(facts: PipelineFacts, config: Mapping[str, Any]) -> str:
-    """The class of the pipeline for a diffusion model whose configuration says `config`."""
+    """Return the class of the pipeline for a diffusion model with the configuration `config`."""
     return next((name for key, name in _BY_CONFIG.items() if config.get(key)), facts.name)
 
 
 def _guiders(family: Family) -> dict[str, SchedulerFacts]:
-    usual = family.sampling.usual
-    strength = {} if usual is None else {"guidance_scale": usual.cfg}
+    defaults = family.sampling.defaults
+    strength = {} if defaults is None else {"guidance_scale": defaults.cfg}
     if family.name == "hunyuan_video_15":
         return {"guider": SchedulerFacts("ClassifierFreeGuidance", strength)}
     if family.name == "hunyuan_image_21":
@@ -128,20 +130,20 @@ def _guiders(family: Family) -> dict[str, SchedulerFacts]:
             folder: SchedulerFacts(
                 "AdaptiveProjectedMixGuidance", {**strength, "adaptive_projected_guidance_start_step": steps}
             )
-            for folder, steps in _PLAIN_STEPS.items()
+            for folder, steps in _CFG_STEPS.items()
         }
     return {}
 
 
 def transformer_scheduler(family: Family) -> SchedulerFacts:
-    """The scheduler of a family that has a `transformer_pipeline`, with its shift, prediction and noise.
+    """Return the scheduler of a family with a `transformer_pipeline`, with its shift, prediction and noise.
 
-    Raises UnknownArchitecture for noise that none of these pipelines knows.
+    Raises UnknownArchitecture for noise that none of these pipelines supports.
     """
     noise = family.sampling.noise
     match noise.kind:
         case NoiseKind.FLOW:
-            return SchedulerFacts("FlowMatchEulerDiscreteScheduler", _OWN_LEVELS.get(family.name) or _flow(noise))
+            return SchedulerFacts("FlowMatchEulerDiscreteScheduler", _CUSTOM_SCHEDULES.get(family.name) or _flow(noise))
         case NoiseKind.EDM:
             ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max, "sigma_data": noise.sigma_data}
             kinds = {"sigma_schedule": "karras", "final_sigmas_type": "sigma_min"}
@@ -155,8 +157,8 @@ def transformer_scheduler(family: Family) -> SchedulerFacts:
             return SchedulerFacts("DDPMScheduler", {**betas, **steps, "prediction_type": "v_prediction"})
         case NoiseKind.ANGLE:
             ends = {"sigma_min": noise.sigma_min, "sigma_max": noise.sigma_max, "sigma_data": noise.sigma_data}
-            said = {"sigma_schedule": "exponential", "prediction_type": "v_prediction", "solver_order": 2}
-            return SchedulerFacts("CosineDPMSolverMultistepScheduler", {**ends, **said})
+            settings = {"sigma_schedule": "exponential", "prediction_type": "v_prediction", "solver_order": 2}
+            return SchedulerFacts("CosineDPMSolverMultistepScheduler", {**ends, **settings})
         case kind:
             raise UnknownArchitecture(
                 f"{family.title} cannot be saved as a folder of diffusers: it has {kind.value} noise"
@@ -168,7 +170,7 @@ def _flow(noise: NoiseFacts) -> dict[str, Any]:
     by_size = noise.shift_by_size
     if by_size is None:
         return {"shift": noise.shift, **last}
-    if not isinstance(by_size, ShiftBySize):  # the pipeline reckons it
+    if not isinstance(by_size, ShiftBySize):  # the pipeline computes it
         return {"use_dynamic_shifting": True, **last}
     return {
         "use_dynamic_shifting": True,

@@ -1,6 +1,6 @@
-"""What a plan of `pool.plan.residency` says: which bytes leave a GPU, and which arrive. Values; decides nothing.
+"""Values of a plan of `pool.plan.residency`: bytes that leave a GPU and bytes that arrive.
 
-Made with every event of the scheduler: their `__init__` is written out (`pool.specs.resident` says why).
+Created for every event of the scheduler: their `__init__` is written out (see `pool.specs.resident`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Move:
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class ResidencyPlan:
-    """A move from one residency to the next: evict first, then upload.
+    """A transition between residencies: evict first, then upload.
 
-    evict            weights that leave, in order
-    upload           weights that arrive or arrive again with other patches; bytes as they cross the bus
+    evict            weights to evict, in order
+    upload           weights to upload, or to upload again with other patches; bytes on the bus
     switched         components that were resident with another patch set
-    after            residency while the task runs and when it has run
-    streamed_bytes   bytes that cross the bus during the run, over all its passes
+    after            residency during and after the run
+    streamed_bytes   bytes on the bus during the run, over all its passes
     """
 
     evict: Final[tuple[Move, ...]]
@@ -57,15 +57,15 @@ class ResidencyPlan:
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes that cross the bus before the run."""
+        """Bytes on the bus before the run."""
         return sum(m.bytes for m in self.upload)
 
     @property
     def evicted_bytes(self) -> int:
-        """Bytes of weights that leave."""
+        """Bytes of evicted weights."""
         return sum(m.bytes for m in self.evict)
 
     @property
     def all_resident(self) -> bool:
-        """Nothing to upload and nothing to stream."""
+        """Whether nothing is uploaded or streamed."""
         return not self.upload and self.streamed_bytes == 0

@@ -1,4 +1,4 @@
-"""Names of what the pool serves: strings, which only the type checker keeps apart. Knows nothing of what they name."""
+"""Name types of the pool: strings that only the type checker distinguishes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NewType
 
 ComponentKey = NewType("ComponentKey", str)  #: one loadable set of weights, "shapes/vae@3f2a91c04b"
 WorkerId = NewType("WorkerId", str)  #: the actor that owns one GPU, "gpu-0"; survives restarts
-JobId = NewType("JobId", str)  #: what a driver asked for
-UserId = NewType("UserId", str)  #: who pays for a job in the account of fair shares; "" is whoever has no name
-NodeId = NewType("NodeId", str)  #: one machine, whose memory and disks its workers share
-TaskId = NewType("TaskId", str)  #: one stage of work; a digest of all that its result depends on
+JobId = NewType("JobId", str)  #: one job of a driver
+UserId = NewType("UserId", str)  #: user for fair-share scheduling; "" is anonymous
+NodeId = NewType("NodeId", str)  #: one machine; its workers share memory and disks
+TaskId = NewType("TaskId", str)  #: one stage; a digest of everything that its result depends on

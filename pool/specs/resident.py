@@ -1,8 +1,7 @@
-"""What is on one GPU, in bytes: values that travel between processes. Decides nothing; plans are
-`pool.plan.residency`'s.
+"""Residency of one GPU in bytes: values that travel between processes. Plans are in `pool.plan.residency`.
 
-Their `__init__` is written out: the scheduler makes them with every event, a frozen dataclass sets each field by a
-call, and the one that a dataclass gets is never compiled. `Final` says that nobody writes to one that is made.
+Their `__init__` is written out: the scheduler creates them for every event, a frozen dataclass sets each field by a
+call, and the generated one is never compiled. `Final` marks them as immutable.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from modelpool.pool.specs.names import ComponentKey
-from modelpool.pool.specs.sent import Sent
+from modelpool.pool.specs.wire_value import WireValue
 
 
 @dataclass(slots=True, init=False, eq=False)
-class Resident(Sent):
-    """The part of one component that is on the GPU.
+class Resident(WireValue):
+    """The resident part of one component.
 
-    patch_digest   the patch set that these bytes carry; as `pool.specs.spec.UNPATCHED` the empty one
-    patched_bytes  bytes of the modules that this patch set touches, resident or not
+    patch_digest   the patch set of these bytes; empty as `pool.specs.spec.UNPATCHED`
+    patched_bytes  bytes of the modules that this patch set changes, resident or not
     """
 
     component: Final[ComponentKey]
@@ -50,8 +49,8 @@ class Resident(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Residency(Sent):
-    """What is on one GPU: at most one entry a component, least recently used first. Only entries with bytes."""
+class Residency(WireValue):
+    """Weights on one GPU: at most one entry per component, least recently used first. Only entries with bytes."""
 
     capacity_bytes: Final[int]
     entries: Final[tuple[Resident, ...]]
@@ -66,7 +65,7 @@ class Residency(Sent):
         return sum([e.resident_bytes for e in self.entries])
 
     def of(self, component: ComponentKey) -> Resident | None:
-        """The entry of `component`, or None when no byte of it is resident."""
+        """Return the entry of `component`, or None if none of it is resident."""
         for entry in self.entries:
             if entry.component == component:
                 return entry

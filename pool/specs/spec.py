@@ -1,7 +1,7 @@
-"""What the pool serves and how a run went: names, sizes and outcomes.
+"""Specifications of components, tasks, jobs and workers, and the outcome of a run: names, sizes, costs.
 
-Numbers and strings only, so that every value here pickles, prints, compares and simulates. Knows neither torch nor
-where anything runs. `ComponentKey` and friends are strings at run time.
+Numbers and strings only, so that every value can be pickled, printed, compared and simulated. Knows neither torch nor
+where anything runs. `ComponentKey` and the other names are strings at run time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from modelpool.pool.specs.names import TaskId as TaskId
 from modelpool.pool.specs.names import UserId as UserId
 from modelpool.pool.specs.names import WorkerId as WorkerId
 from modelpool.pool.specs.resident import Residency
-from modelpool.pool.specs.sent import Sent
+from modelpool.pool.specs.wire_value import WireValue
 
 UNPATCHED = ""  #: the digest of the empty patch set
-NO_USER = UserId("")  #: whoever has no name
-NO_NODE = NodeId("")  #: a machine of its own
+NO_USER = UserId("")  #: an anonymous user
+NO_NODE = NodeId("")  #: a machine without other workers
 
 
 class Stage(Enum):
-    """The three kinds of task that an image is made of, in order. Hashed by identity: tasks are looked up by it with
-    every event, and an Enum's own hash is a call of Python."""
+    """The three kinds of task of an image, in order. Hashed by identity: it is a lookup key in every event, and Enum's
+    own hash is a Python call."""
 
     __hash__ = object.__hash__
 
@@ -35,8 +35,8 @@ class Stage(Enum):
 
 
 class Role(Enum):
-    """What a component is for. A model has at most one of each; the text encoders are numbered as diffusers does. The
-    second of two diffusion models is that for low noise."""
+    """The function of a component. A model has at most one of each; text encoders are numbered as in diffusers. The
+    second diffusion model is the low-noise expert."""
 
     TEXT_ENCODER = "text_encoder"
     TEXT_ENCODER_2 = "text_encoder_2"
@@ -51,21 +51,21 @@ class Role(Enum):
 
     @property
     def is_text_encoder(self) -> bool:
-        """It reads the prompt, alone or beside others."""
+        """Whether it encodes the prompt, alone or with others."""
         return self in (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
 
     @property
     def is_diffusion_model(self) -> bool:
-        """It takes noise away, alone or as one of a pair."""
+        """Whether it denoises, alone or as one of two experts."""
         return self in (Role.DIFFUSION_MODEL, Role.DIFFUSION_MODEL_2)
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentSpec(Sent):
-    """The sizes of one component, as the plan needs them.
+class ComponentSpec(WireValue):
+    """The sizes of one component.
 
     weight_bytes  VRAM when fully resident, in compute dtype
-    upload_bytes  bytes over the bus to make it fully resident, in storage dtype
+    upload_bytes  bytes on the bus to make it fully resident, in storage dtype
     """
 
     key: ComponentKey
@@ -79,14 +79,14 @@ class ComponentSpec(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentUse(Sent):
-    """A component with one patch set, as a task needs it.
+class ComponentUse(WireValue):
+    """A component with one patch set, as used by a task.
 
-    patched_bytes  resident bytes of the modules that the patch set touches (0 when unpatched)
-    scratch_bytes  VRAM that must stay free beside weights and activations while modules load or stream: the working
-                   set of the largest module, its storage copy and the float32 copy that patches need included
-    passes         forward passes of one run (sampling steps); streamed bytes are paid once a pass
-    adapters       the LoRAs that the patch set is made of: they are read where the weights get these patches
+    patched_bytes  resident bytes of the modules that the patch set changes (0 if unpatched)
+    scratch_bytes  VRAM that must stay free in addition to weights and activations while modules load or stream: the
+                   working set of the largest module, including its storage copy and the float32 copy that patches need
+    passes         forward passes of one run (sampling steps); streamed bytes cross the bus once per pass
+    adapters       the LoRAs of the patch set: they are read when the weights are patched
     """
 
     component: ComponentKey
@@ -113,14 +113,14 @@ class ComponentUse(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Division(Sent):
-    """One way to do a task in parts, one after the other, that need less memory at once.
+class ExecutionMode(WireValue):
+    """One way to run a task; a divided one runs in parts, one after the other, and needs less memory at once.
 
-    activation_bytes  what the hungriest part needs beside weights and scratch
-    batch             at most so many members of the run's batch at once; 0 is all of them
-    tile              edge of a tile in latent cells, for decoding and encoding by tiles; 0 is without tiles
-    slowdown          expected seconds as a multiple of those of the undivided run
-    counted_bytes     `activation_bytes` before what runs took corrected it; 0 where nothing did
+    activation_bytes  activations of the largest part, without weights and scratch
+    batch             maximum batch of one model call; 0 is the full batch
+    tile              edge of a tile in latent cells, for tiled VAE decoding and encoding; 0 is untiled
+    slowdown          expected run time as a multiple of full execution
+    counted_bytes     `activation_bytes` before correction by measurements; 0 if it was not corrected
     """
 
     activation_bytes: int
@@ -131,61 +131,61 @@ class Division(Sent):
 
     @property
     def estimated_bytes(self) -> int:
-        """What was counted for it, without corrections: what runs are compared with, and what may be refused by."""
+        """The estimate without corrections: runs are compared with it, and a refusal is based on it."""
         return self.counted_bytes or self.activation_bytes
 
     @property
     def words(self) -> str:
-        """What is divided, for people; empty for the whole run."""
+        """Description for users; empty for full execution."""
         if self.tile:
             return f"tiles of {self.tile}"
         return f"{self.batch} at a time" if self.batch else ""
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSpec(Sent):
+class TaskSpec(WireValue):
     """One stage of work. Two tasks with equal ids are the same work and have the same result."""
 
     task_id: TaskId
     stage: Stage
     uses: tuple[ComponentUse, ...]
-    #: of the undivided run
+    #: of full execution
     activation_bytes: int
-    #: prior estimate with all weights resident; the scheduler corrects it by what it measures
+    #: initial estimate with all weights resident; the scheduler corrects it by measurements
     run_seconds: float
-    #: tasks (or given results) whose results this one reads
+    #: tasks (or user inputs) whose results this one reads
     needs: tuple[TaskId, ...] = ()
-    #: ways to do it in parts where memory is short, the least divided first; each needs less than the one before
-    divisions: tuple[Division, ...] = ()
-    #: `activation_bytes` before what runs took corrected it; 0 where nothing did
+    #: execution modes for low memory, the least divided first; each needs less than the one before
+    divisions: tuple[ExecutionMode, ...] = ()
+    #: `activation_bytes` before correction by measurements; 0 if it was not corrected
     counted_bytes: int = 0
     #: tasks of equal uses and sizes whose names here are equal may go through the module in one batch; "" never does
     together: str = ""
 
     @property
     def least_activation_bytes(self) -> int:
-        """What its most divided run needs."""
+        """Activation bytes of its most divided execution mode."""
         if not self.divisions:
             return self.activation_bytes
         return min((d.activation_bytes for d in self.divisions), default=self.activation_bytes)
 
     @property
     def least_estimated_bytes(self) -> int:
-        """What was counted for its most divided run, without corrections."""
+        """Estimated bytes of its most divided execution mode, without corrections."""
         return min((d.estimated_bytes for d in self.divisions), default=self.counted_bytes or self.activation_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class JobSpec(Sent):
-    """What a driver asked for, cut into tasks.
+class JobSpec(WireValue):
+    """A job of a driver, as tasks.
 
-    tasks     every task that the wanted result depends on, each after the ones it needs
-    wanted    the task whose result is the job's
-    given     ids in `needs` whose results the driver supplied itself; no task makes them
+    tasks     every task that the result depends on, each after its inputs
+    wanted    the task whose result is the job's result
+    given     ids in `needs` whose results the driver supplied; no task computes them
     priority  higher first
-    user      who pays for it; priorities come first, then each user's share
-    deadline  when it should be done, on the core's clock; None for whenever
-    batch     jobs that were asked for together have one name and may overtake each other freely; "" is by itself
+    user      for fair-share scheduling; priorities come first, then each user's share
+    deadline  on the core's clock; None for none
+    batch     jobs of one submission share a name and may overtake each other freely; "" is a job of its own
     """
 
     job_id: JobId
@@ -199,8 +199,8 @@ class JobSpec(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSpec(Sent):
-    """One live worker, as it introduced itself."""
+class WorkerSpec(WireValue):
+    """One live worker, as registered."""
 
     worker_id: WorkerId
     #: grows by one each time the worker is started again
@@ -210,16 +210,16 @@ class WorkerSpec(Sent):
     #: host to device, measured at start
     link_bytes_per_second: float
     device_name: str = ""
-    #: the machine that it is on; "" is a machine of its own
+    #: its machine; "" is a machine without other workers
     node: NodeId = NO_NODE
-    #: what that machine's memory can keep of files beside all processes; 0 is not known, and taken for enough
+    #: page cache capacity of that machine; 0 is unknown and treated as unlimited
     host_bytes: int = 0
-    #: from that machine's disks; 0 is not known, and taken for as fast as the link
+    #: of that machine's disks; 0 is unknown and treated as equal to the link
     storage_bytes_per_second: float = 0.0
 
 
 class RunErrorKind(Enum):
-    """Why a task ended badly. The retry policy is a table over these (`scheduler.core.retry`)."""
+    """Why a task failed. The retry policy is a table over these (`scheduler.core.retry`)."""
 
     OUT_OF_VRAM = "out_of_vram"
     OUT_OF_HOST_MEMORY = "out_of_host_memory"
@@ -230,9 +230,9 @@ class RunErrorKind(Enum):
     INTERNAL = "internal"
 
 
-class Rung(Enum):
-    """What is done about a run that ran out of memory, in this order. The first four are the worker's, the others the
-    scheduler's."""
+class OomStep(Enum):
+    """Actions after a run ran out of memory, in this order. The first four are taken by the worker, the others by the
+    scheduler."""
 
     DROP_AHEAD = "drop what was brought ahead"
     DROP_CACHES = "drop caches"
@@ -244,35 +244,34 @@ class Rung(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunError(Sent):
-    """What happened on a GPU, as a value."""
+class RunError(WireValue):
+    """A failure on a GPU, as a value."""
 
     kind: RunErrorKind
     message: str
     traceback_text: str = ""
     #: what was done about running out of memory, in order, before it ended so; of earlier attempts too
-    rungs: tuple[Rung, ...] = ()
+    oom_steps: tuple[OomStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class RunCost(Sent):
-    """What one run cost, measured by the worker.
+class RunCost(WireValue):
+    """Cost of one run, measured by the worker.
 
     load_seconds, run_seconds   moving weights before the run; the run itself
     uploaded_bytes              weights moved host to device before the run
-    streamed_bytes              weights moved host to device while it ran
-    peak_bytes                  most VRAM in use at once, weights included
-    resident                    every component was there, whole and with the right patches
-    patch_switches              components that were there with another patch set
-    planned_bytes               the most VRAM that the plan allowed for, weights included
-    working_bytes               most VRAM in use beside the weights that were resident when the run began and, where
-                                weights streamed, beside all that copies ahead of use may take
-    division                    how the run was divided; None when it was not
-    rungs                       what was done about running out of memory, in order, before it ended as it did
+    streamed_bytes              weights moved host to device during the run
+    peak_bytes                  peak VRAM, including weights
+    resident                    every component was fully resident with the right patches
+    patch_switches              components that were resident with another patch set
+    planned_bytes               maximum VRAM that the plan allowed for, including weights
+    working_bytes               peak VRAM without the weights that were resident at the start and, with streamed
+                                weights, without the maximum of copies ahead of use
+    division                    execution mode; None for full execution
+    oom_steps                   actions after running out of memory, in order
     storage_bytes               bytes that this process read from disks during the run
-    ahead_bytes                 weights of other tasks moved host to device while it ran
-    batched                     tasks that were run together with this one, itself included; all other figures are its
-                                share of theirs
+    ahead_bytes                 weights of other tasks moved host to device during the run (preloaded)
+    batched                     tasks of the batch, including this one; all other figures are its share
     """
 
     load_seconds: float = 0.0
@@ -284,22 +283,22 @@ class RunCost(Sent):
     patch_switches: int = 0
     planned_bytes: int = 0
     working_bytes: int = 0
-    division: Division | None = None
-    rungs: tuple[Rung, ...] = ()
+    division: ExecutionMode | None = None
+    oom_steps: tuple[OomStep, ...] = ()
     storage_bytes: int = 0
     ahead_bytes: int = 0
     batched: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class TaskReport(Sent):
-    """How one attempt at a task ended. Exactly one for each command that started it."""
+class TaskReport(WireValue):
+    """Outcome of one attempt of a task. Exactly one for each command that started it."""
 
     task_id: TaskId
     attempt: int
     worker_id: WorkerId
     incarnation: int
-    #: what is on the GPU now: the truth, which replaces what the scheduler assumed
+    #: actual residency, which replaces the scheduler's prediction
     residency: Residency
     cost: RunCost = RunCost()
     error: RunError | None = None

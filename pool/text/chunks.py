@@ -1,8 +1,8 @@
-"""Prompts of any length as chunks of 77 tokens, which is what CLIP reads at once. Torch-free.
+"""Splits prompts of any length into chunks of 77 tokens, the input length of CLIP. Torch-free.
 
-A chunk is a begin token, up to 75 tokens of text, an end token, and end tokens to fill it up. A word is not cut by the
-end of a chunk unless it is a long one, of `LONG_WORD_TOKENS` or more; ComfyUI cuts at the same places. The word BREAK
-ends a chunk that holds anything; `embedding:NAME` stands for tokens that a file of textual inversion was trained to.
+A chunk is a begin token, up to 75 text tokens, an end token, and end tokens as padding. A word is not split at the end
+of a chunk unless it has `LONG_WORD_TOKENS` or more; ComfyUI splits at the same places. The word BREAK ends a chunk that
+is not empty; `embedding:NAME` stands for the tokens of a textual inversion file.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from modelpool.pool.text.prompt_weights import parse_weights
 
 CHUNK_TOKENS = 77
 CONTENT_TOKENS = CHUNK_TOKENS - 2
-#: words of so many tokens are cut where the chunk ends, so that one of them cannot waste most of a chunk
+#: words of this many tokens are split at the end of a chunk, so that they do not waste most of a chunk
 LONG_WORD_TOKENS = 8
-#: what stands in the place of a learned token, until its vector does
+#: placeholder id of a learned token, whose vector is inserted later
 LEARNED_ID = 0
-#: of a text encoder that knows no learned tokens
+#: for text encoders without learned tokens
 NO_EMBEDDINGS: Mapping[str, int] = MappingProxyType({})
 
-# ASCII white space only: all of it separates words for the tokenizer too, so cutting here changes no token
+# ASCII white space only: the tokenizer separates words at all of it, so splitting here changes no token
 _SPACE = re.compile(r"[ \t\n\r\f\v]+")
 _BREAK = re.compile(r"\bBREAK\b")
-#: the name ends where a word or a part of a sentence does
+#: the name ends at the end of a word, or at punctuation of the prompt syntax
 _EMBEDDING = re.compile(r"embedding:([^\s,()]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedToken:
     """A token whose vector is row `row` of the embedding `name`."""
 
     name: str
@@ -42,30 +42,30 @@ class Learned:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Token ids that an encoder reads at once, 77 for CLIP, and the weight of each; the tokens around the text weigh 1.
-    `tokens` of them, from `first` on, are the text with the tokens that begin and end it, the others fill it up.
+    """Token ids that an encoder reads at once, 77 for CLIP, and their weights; begin, end and padding have weight 1.
+    `tokens` of them, from `first` on, are the text with its begin and end token, the others are padding.
 
-    learned  the tokens that are learned ones, by their places
-    cut      tokens of the text that there was no room for
-    images  where the tokens of each image begin that it is shown
+    learned  learned tokens, by position
+    cut      text tokens that were truncated
+    images  start positions of the tokens of each image
     """
 
     token_ids: tuple[int, ...]
     weights: tuple[float, ...]
     tokens: int
     first: int = 0
-    learned: tuple[tuple[int, Learned], ...] = ()
+    learned: tuple[tuple[int, LearnedToken], ...] = ()
     cut: int = 0
     images: tuple[int, ...] = ()
 
     @property
     def is_weighted(self) -> bool:
-        """Whether any token weighs other than 1."""
+        """Whether any token has a weight other than 1."""
         return any(weight != 1.0 for weight in self.weights)
 
     @property
     def mask(self) -> tuple[bool, ...]:
-        """Which tokens are the text's."""
+        """The attention mask: True for tokens of the text."""
         return tuple(self.first <= i < self.first + self.tokens for i in range(len(self.token_ids)))
 
 
@@ -73,7 +73,7 @@ class Chunk:
 class _Token:
     id: int
     weight: float
-    learned: Learned | None = None
+    learned: LearnedToken | None = None
 
 
 def split_prompt(
@@ -82,10 +82,10 @@ def split_prompt(
     embeddings: Mapping[str, int] = NO_EMBEDDINGS,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[Chunk, ...]:
-    """The chunks of a prompt with weights in brackets; one empty chunk for an empty prompt.
+    """Return the chunks of a prompt with weights in brackets; one empty chunk for an empty prompt.
 
-    `embeddings` are the learned tokens that there are: how many rows each name has. Raises UnusableField as
-    `parse_weights` does, UnknownName for an embedding that is none of them.
+    `embeddings` are the known textual inversions: the number of rows of each name. Raises UnusableField as
+    `parse_weights` does, UnknownName for an unknown embedding.
     """
     content = chunk_tokens - 2
     chunks: list[list[_Token]] = [[]]
@@ -105,34 +105,34 @@ def split_prompt(
 
 
 def empty_chunk(chunk_tokens: int = CHUNK_TOKENS) -> Chunk:
-    """The chunk of an empty prompt."""
+    """Return the chunk of an empty prompt."""
     return _filled([], chunk_tokens)
 
 
 def embeddings_in(text: str) -> tuple[str, ...]:
-    """The names of the embeddings that a prompt asks for, each once, in order. Raises UnusableField as `parse_weights`
+    """Return the names of the embeddings in a prompt, each once, in order. Raises UnusableField as `parse_weights`
     does."""
     if "embedding:" not in text:
         return ()
     return tuple(dict.fromkeys(name for part in parse_weights(text) for name in _EMBEDDING.findall(part.text)))
 
 
-def spelled_out(text: str, rows: Mapping[str, int]) -> str:
-    """A prompt with as many plain words for each embedding as that takes tokens, for planning."""
+def expand_embeddings(text: str, rows: Mapping[str, int]) -> str:
+    """Return a prompt with each embedding replaced by plain words of as many tokens, for planning."""
     for name in sorted(rows, key=len, reverse=True):
         text = text.replace(f"embedding:{name}", "a " * rows[name])
     return text
 
 
 def plain_words(text: str) -> str:
-    """A prompt without what only CLIP understands: BREAK becomes a space, names of embeddings are left out."""
+    """Return a prompt without CLIP's syntax: BREAK becomes a space, names of embeddings are removed."""
     if not (_BREAK.search(text) or _EMBEDDING.search(text)):
         return text
     return _SPACE.sub(" ", _EMBEDDING.sub("", _BREAK.sub(" ", text))).strip()
 
 
 def _words(tokenizer: ClipTokenizer, text: str, embeddings: Mapping[str, int]) -> Iterator[list[_Token]]:
-    """The tokens of each word; nothing at all for a BREAK."""
+    """Yield the tokens of each word; an empty list for BREAK."""
     for part in parse_weights(text):
         for i, section in enumerate(_BREAK.split(part.text)):
             if i:
@@ -152,7 +152,7 @@ def _words(tokenizer: ClipTokenizer, text: str, embeddings: Mapping[str, int]) -
 def _learned(name: str, embeddings: Mapping[str, int], weight: float) -> list[_Token]:
     if name not in embeddings:
         raise unknown_name("embedding", name, embeddings)
-    return [_Token(LEARNED_ID, weight, Learned(name, row)) for row in range(embeddings[name])]
+    return [_Token(LEARNED_ID, weight, LearnedToken(name, row)) for row in range(embeddings[name])]
 
 
 def _filled(tokens: list[_Token], chunk_tokens: int) -> Chunk:

@@ -1,6 +1,6 @@
-"""Text into the token numbers of CLIP, as the models of the Stable Diffusion family were trained on them.
+"""The CLIP tokenizer of the Stable Diffusion family.
 
-Knows the vocabulary (`clip_bpe_vocab.txt.gz`, vendored; see NOTICE) and its rules. Does not know prompt weights or
+Contains the vocabulary (`clip_bpe_vocab.txt.gz`, vendored; see NOTICE) and its rules. Does not know prompt weights or
 chunks. The rules are those of `transformers.CLIPTokenizer`; the ids are equal for every text.
 """
 
@@ -19,10 +19,10 @@ BEGIN_ID = 49406
 END_ID = 49407
 END_OF_WORD = "</w>"
 
-#: merges of the vocabulary that CLIP uses: all tokens that are neither bytes (with and without end of word) nor special
+#: merges of the vocabulary that CLIP uses: all tokens except bytes (with and without end of word) and special tokens
 MERGES = VOCABULARY_SIZE - 2 * 256 - 2
 
-#: what CLIP looks at as one word: a special token, an English ending, letters, one digit, or other signs together
+#: CLIP's words: a special token, an English suffix, letters, one digit, or a run of other characters
 WORD_PATTERN = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
@@ -57,16 +57,16 @@ class ClipTokenizer:
         return cls(tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of `text`, without begin and end tokens, of any length.
+        """Return the token ids of `text`, without begin and end tokens, of any length.
 
-        Half of a surrogate pair, which no encoding of Unicode can hold, counts as a question mark.
+        An unpaired surrogate, which has no UTF-8 encoding, is read as a question mark.
         """
         whole = text.encode("utf-8", "replace").decode("utf-8")
         return list(self._tokenizer.encode(whole, add_special_tokens=False).ids)
 
 
 def read_merges() -> list[tuple[str, str]]:
-    """The merges that CLIP uses, most important first."""
+    """Return the merges that CLIP uses, the highest priority first."""
     data = resources.files("modelpool.pool.text").joinpath(VOCABULARY_FILE).read_bytes()
     lines = gzip.decompress(data).decode("utf-8").split("\n")
     # the first line names the file's version; the file has more merges than CLIP uses
@@ -75,7 +75,7 @@ def read_merges() -> list[tuple[str, str]]:
 
 
 def build_vocabulary(merges: list[tuple[str, str]]) -> dict[str, int]:
-    """Token to id: bytes, bytes that end a word, merges, then the special tokens."""
+    """Return token to id: bytes, bytes that end a word, merges, then the special tokens."""
     letters = byte_letters()
     tokens = [
         *letters,
@@ -89,16 +89,16 @@ def build_vocabulary(merges: list[tuple[str, str]]) -> dict[str, int]:
 
 
 def byte_letters() -> list[str]:
-    """A printable letter for each of the 256 bytes, in the order of CLIP's ids.
+    """Return a printable character for each of the 256 bytes, in the order of CLIP's ids.
 
-    Bytes that print as themselves come first; the others get the letters from U+0100 on.
+    Printable bytes come first and stand for themselves; the others get the characters from U+0100 on.
     Source: byte-level BPE as introduced by GPT-2.
     """
     return list(letters_of_bytes().values())
 
 
 def letters_of_bytes() -> dict[int, str]:
-    """The same letters by their bytes."""
+    """Return the same characters by byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""Textual inversion: vectors that were trained to stand for a name in a prompt, `embedding:NAME`, out of their files.
+"""Textual inversion: reads the trained vectors of an embedding (`embedding:NAME` in a prompt) from its file.
 
-Files have the vectors of one encoder under a name that says nothing, or those of several under the encoders' names, as
-SDXL's do. Knows no prompt: `pool.text.chunks` finds the names, `pool.text.encode` puts the vectors in their places.
+Files hold the vectors of one encoder under an arbitrary name, or those of several under the encoders' names, as SDXL's
+do. Knows no prompts: `pool.text.chunks` finds the names, `pool.text.encode` inserts the vectors.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from torch import Tensor
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
 from modelpool.pool.mapping.mapped_file import MappedFile
 
-#: names of encoders that files have vectors under
+#: encoder names that files use
 ENCODERS = ("clip_l", "clip_g", "clip_h")
-#: a prompt has no room for more; published files have up to some tens
-MOST_ROWS = 1024
-#: whose vectors they are, where a file does not say
+#: longer than any prompt; published files have up to some tens
+MAX_ROWS = 1024
+#: key of vectors whose encoder is not named
 ANY = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """What a name stands for.
+    """The vectors of one textual inversion.
 
-    name     as prompts have it
-    vectors  rows by encoder; `ANY` where the file does not say whose they are
+    name     its name in prompts
+    vectors  rows by encoder; under `ANY` if the file does not name the encoder
     """
 
     name: str
     vectors: Mapping[str, Tensor]
 
     def for_encoder(self, encoder: str, width: int) -> Tensor:
-        """The rows for the encoder `encoder`, whose tokens are `width` numbers wide.
+        """Return the rows for the encoder `encoder`, whose token vectors have size `width`.
 
-        Raises AdapterMismatch when it has none, or others.
+        Raises AdapterMismatch if there are none, or of another size.
         """
         rows = self.vectors.get(encoder, self.vectors.get(ANY))
         if rows is None:
             found = ", ".join(sorted(self.vectors))
-            raise AdapterMismatch(f"embedding {self.name!r}: found vectors for {found}, expected some for {encoder}")
+            raise AdapterMismatch(f"embedding {self.name!r}: found vectors for {found}, expected vectors for {encoder}")
         if rows.shape[1] != width:
             raise AdapterMismatch(
-                f"embedding {self.name!r}: found vectors of {rows.shape[1]} numbers, expected {width} for {encoder}: "
-                "it was trained for another kind of model"
+                f"embedding {self.name!r}: found vectors of size {rows.shape[1]}, expected {width} for {encoder}; it "
+                "was trained for another kind of model"
             )
         return rows
 
 
 def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle: bool = False) -> Embedding:
-    """The embedding in the file at `path`, called `name`, or as the file is where none is given.
+    """Read the embedding in the file at `path`, called `name`, or like the file if that is empty.
 
-    Raises CorruptFile and UnsafeFile as `MappedFile.open` does, and CorruptFile for a file that is no embedding.
+    Raises CorruptFile and UnsafeFile as `MappedFile.open` does, and CorruptFile for a file that is not an embedding.
     """
     tensors = MappedFile.open(path, allow_pickle=allow_pickle).tensors()
     keys = [key for key in tensors if key in ENCODERS]
@@ -63,8 +63,8 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
         if len(tensors) != 1:
             first = ", ".join(list(tensors)[:3]) or "none"
             raise CorruptFile(
-                f"{os.fspath(path)}: found {len(tensors)} tensors ({first}), expected an embedding: one tensor, or "
-                f"those of {', '.join(ENCODERS)}"
+                f"{os.fspath(path)}: found {len(tensors)} tensors ({first}), expected an embedding: one tensor, or the "
+                f"tensors {', '.join(ENCODERS)}"
             )
         keys = list(tensors)
     vectors = {key if key in ENCODERS else ANY: _rows(tensors[key], key, path) for key in keys}
@@ -73,11 +73,12 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
 
 def _rows(tensor: Tensor, key: str, path: str | os.PathLike[str]) -> Tensor:
     rows = tensor.unsqueeze(0) if tensor.dim() == 1 else tensor
-    if rows.dim() != 2 or not 1 <= rows.shape[0] <= MOST_ROWS or not rows.is_floating_point():
+    if rows.dim() != 2 or not 1 <= rows.shape[0] <= MAX_ROWS or not rows.is_floating_point():
         raise CorruptFile(
-            f"{os.fspath(path)}: {key!r}: found {tuple(tensor.shape)} of {tensor.dtype}, expected 1 to {MOST_ROWS} rows"
+            f"{os.fspath(path)}: {key!r}: found {tuple(tensor.shape)} of {tensor.dtype}, expected 1 to {MAX_ROWS} "
+            "rows of floating point numbers"
         )
     values = rows.float()
     if not values.isfinite().all():
-        raise CorruptFile(f"{os.fspath(path)}: {key!r}: found numbers that are not finite, expected an embedding")
+        raise CorruptFile(f"{os.fspath(path)}: {key!r}: found NaN or infinity, expected finite numbers")
     return values

@@ -1,9 +1,7 @@
-"""The vocabulary of a GGUF file as a tokenizer, for kinds of text encoders that are published so. Torch-free.
+"""Builds the tokenizer of a text encoder from the vocabulary of its GGUF file. Torch-free.
 
-The file has tokens, what they are, and which pairs are joined; how a text is cut into words before that, what is put
-around it, and how it is normalized follow from the kind.
-Source of what Gemma's files have for spaces, and of the order of its pairs: transformers 5.23, with which the tests
-compare.
+The file has tokens, their types and merges; the word pattern, normalization and special tokens follow from the kind.
+Source of Gemma's spaces and of the order of its merges: transformers 5.23, with which the tests compare.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ from modelpool.pool.text.sentencepiece_file import (
     tokenizer_of_pieces,
     whole_tokens,
 )
-from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.tokenizer_errors import convert_errors
 from modelpool.pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_WORDS
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """How a kind with pairs of bytes reads a text.
+    """How a byte-level BPE kind reads a text.
 
-    pattern        what a word is
-    whole_first    whether a word that is a token is taken as it is, before anything is joined
-    is_normalized  whether composed letters are made of their parts first
+    pattern        pattern of a word
+    whole_first    a word that is a token is not merged from parts
+    is_normalized  composed letters are normalised first (NFC)
     """
 
     pattern: str
@@ -50,35 +48,35 @@ _WORDS: Mapping[str, _Words] = {
     "qwen": _Words(QWEN_WORDS, whole_first=False, is_normalized=True),
 }
 _SENTENCEPIECE: Mapping[str, VocabularyModel] = {"llama": VocabularyModel.BPE, "t5": VocabularyModel.UNIGRAM}
-#: kinds that put no space before a text, whatever the file says or leaves out
+#: kinds that put no space before a text, whatever the file says
 _WITHOUT_SPACE_BEFORE = ("gemma",)
 
 
 def gguf_tokenizer(path: str, kind: str, source: str) -> Tokenizer:
-    """The tokenizer of the text encoder of `kind` in the GGUF file at `path`; `source` names it in messages.
+    """Return the tokenizer of the text encoder of `kind` in the GGUF file at `path`; `source` names it in messages.
 
-    Raises CorruptFile where the file has none, or none that a text encoder of `kind` reads.
+    Raises CorruptFile if the file has none, or none for a text encoder of `kind`.
     """
     found = read_gguf_vocabulary(path)
     if not found.tokens:
-        raise CorruptFile(f"{source}: found no tokens in it")
+        raise CorruptFile(f"{source}: found no tokens, expected a vocabulary")
     if not found.types:
-        raise CorruptFile(f"{source}: found no types of its tokens, which say what is found in a text before it is cut")
+        raise CorruptFile(f"{source}: found no token types, which separate special tokens from text")
     if found.model in _SENTENCEPIECE:
         return tokenizer_of_pieces(_pieces(found, kind, source), source)
     if found.model != "gpt2" or kind not in _WORDS:
         expected = ", ".join((*_SENTENCEPIECE, *(["gpt2"] if kind in _WORDS else [])))
         raise CorruptFile(f"{source}: found a vocabulary of the model {found.model!r}, expected {expected}")
-    with faults_become(lambda said: CorruptFile(f"{source}: found no usable vocabulary: {said}")):
+    with convert_errors(lambda problem: CorruptFile(f"{source}: found no usable vocabulary: {problem}")):
         return _byte_pairs(found, _WORDS[kind])
 
 
 def _byte_pairs(found: GgufVocabulary, words: _Words) -> Tokenizer:
     ids = {token: number for number, token in enumerate(found.tokens)}
     if len(ids) != len(found.tokens):
-        raise ValueError("a token is there twice")
-    halves = (merge.partition(" ") for merge in found.merges)
-    pairs = [(first, second) for first, _, second in halves]
+        raise ValueError("a token occurs twice")
+    parts = (merge.partition(" ") for merge in found.merges)
+    pairs = [(first, second) for first, _, second in parts]
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs, ignore_merges=words.whole_first))
     if words.is_normalized:
         tokenizer.normalizer = normalizers.NFC()
@@ -86,22 +84,24 @@ def _byte_pairs(found: GgufVocabulary, words: _Words) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    own = (PieceType.CONTROL, PieceType.USER_DEFINED)
+    special = (PieceType.CONTROL, PieceType.USER_DEFINED)
     named = zip(found.tokens, found.types, strict=True)
-    tokenizer.add_special_tokens(whole_tokens(token for token, type_ in named if type_ in own))
+    tokenizer.add_special_tokens(whole_tokens(token for token, type_ in named if type_ in special))
     return tokenizer
 
 
 def _pieces(found: GgufVocabulary, kind: str, source: str) -> Vocabulary:
-    """As SentencePiece has it. Of pairs the order of the tokens is that in which they are joined: files give tokens
-    that were added later, as Gemma's spaces are, one score for all."""
+    """Return the vocabulary in SentencePiece form. For BPE, the order of the tokens is the order of the merges: files
+    give tokens that were added later, such as Gemma's spaces, a single score."""
     model = _SENTENCEPIECE[found.model]
     if model is VocabularyModel.BPE:
         scores = tuple(-float(number) for number in range(len(found.tokens)))
     else:
         scores = found.scores
     if len(scores) != len(found.tokens) or not all(map(math.isfinite, scores)):
-        raise CorruptFile(f"{source}: found {len(scores)} scores for {len(found.tokens)} tokens, expected finite ones")
+        raise CorruptFile(
+            f"{source}: found {len(scores)} scores for {len(found.tokens)} tokens, expected one each, all finite"
+        )
     texts = (SPACE * len(token) if token and not token.strip(" ") else token for token in found.tokens)
     pieces = tuple(Piece(*each) for each in zip(texts, scores, found.types, strict=True))
     by_bytes = any(piece.type == PieceType.BYTE for piece in pieces)

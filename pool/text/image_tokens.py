@@ -1,7 +1,7 @@
-"""Images among the words of a text: which tokens stand for them, and how a language model is shown their states.
+"""Image tokens in a prompt: inserts the states of images into a language model, with their rotary positions.
 
-A template has one token for each image; it becomes as many as the image has states. The tokens of an image stand
-at one place in time, and beside that at the places of their rows and columns; the text goes on behind the longer side.
+A template has one token for each image, which is replaced by one for each state. The tokens of an image share one
+position in time and have their row and column as the other positions; the text continues after the longer side.
 Source: Qwen2-VL (Wang et al. 2024), "multimodal rotary position embedding", and `get_rope_index` of transformers'
 Qwen2_5_VLModel.
 
@@ -22,9 +22,9 @@ from modelpool.pool.text.chunks import Chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeenImage:
-    """The states of an image, [L, D], row by row, and how many rows and columns they are; 0 for one whose states stand
-    one after the other as words do."""
+class ImageStates:
+    """The states of an image, [L, D], row by row, and the number of rows and columns; 0 for states in a sequence like
+    words."""
 
     states_LD: Tensor
     rows: int
@@ -32,8 +32,8 @@ class SeenImage:
 
 
 def with_images(row: Chunk, image_id: int, counts: Sequence[int]) -> Chunk:
-    """`row` with as many tokens for each image as `counts` say, in place of the first tokens `image_id`: those of
-    its template, which stand before the prompt."""
+    """Return `row` with `counts` tokens for each image instead of the first tokens `image_id`: those of its template,
+    which precede the prompt."""
     if not counts:
         return row
     ids, weights, starts = list(row.token_ids), list(row.weights), list[int]()
@@ -44,12 +44,12 @@ def with_images(row: Chunk, image_id: int, counts: Sequence[int]) -> Chunk:
         weights[place : place + 1] = [1.0] * count
         starts.append(place)
         place += count
-    longer = len(ids) - len(row.token_ids)
-    return replace(row, token_ids=tuple(ids), weights=tuple(weights), tokens=row.tokens + longer, images=tuple(starts))
+    added = len(ids) - len(row.token_ids)
+    return replace(row, token_ids=tuple(ids), weights=tuple(weights), tokens=row.tokens + added, images=tuple(starts))
 
 
-def places(row: Chunk, images: Sequence[SeenImage]) -> Tensor:
-    """Where each token stands in time, among rows and among columns: whole numbers, [3, T] on the CPU."""
+def places(row: Chunk, images: Sequence[ImageStates]) -> Tensor:
+    """Return the rotary positions of each token in time, rows and columns: whole numbers, [3, T] on the CPU."""
     parts, now, done = list[Tensor](), 0, 0
     for start, image in zip(row.images, images, strict=True):
         words = torch.arange(start - done)
@@ -63,9 +63,11 @@ def places(row: Chunk, images: Sequence[SeenImage]) -> Tensor:
 
 
 @contextmanager
-def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], images: Sequence[SeenImage]) -> Iterator[None]:
-    """While this is open `text_model` reads the states of `pictures` in the places that `rows`, which are all that it
-    is given, have for them."""
+def image_states_inserted(
+    text_model: nn.Module, rows: Sequence[Chunk], images: Sequence[ImageStates]
+) -> Iterator[None]:
+    """Replace the image tokens in `text_model` by the states of `images`, at their positions in `rows`, which must be
+    its complete input."""
     if not images:
         yield
         return
@@ -73,14 +75,14 @@ def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], images: Sequ
     places_3NT = torch.stack([places(row, images) for row in rows], dim=1) if in_grids else torch.empty(0)
 
     def put(_: nn.Module, __: Any, x_NTD: Tensor) -> Tensor:
-        mine_NTD = x_NTD.clone()
+        changed_NTD = x_NTD.clone()
         for i, row in enumerate(rows):
             for start, image in zip(row.images, images, strict=True):
-                mine_NTD[i, start : start + len(image.states_LD)] = image.states_LD.to(x_NTD)
-        return mine_NTD
+                changed_NTD[i, start : start + len(image.states_LD)] = image.states_LD.to(x_NTD)
+        return changed_NTD
 
-    def turned(rotary: Any, given: tuple[Tensor, ...], _: Any) -> tuple[Tensor, ...]:
-        like = given[0]
+    def turned(rotary: Any, args: tuple[Tensor, ...], _: Any) -> tuple[Tensor, ...]:
+        like = args[0]
         by_axis = [rotary.forward(like, axis_NT.to(like.device)) for axis_NT in places_3NT]
         return tuple(_of_three(angles) for angles in zip(*by_axis, strict=True))
 
@@ -95,8 +97,8 @@ def shown_among_words(text_model: nn.Module, rows: Sequence[Chunk], images: Sequ
 
 
 def _of_three(angles: Sequence[Tensor]) -> Tensor:
-    """What each of three axes turns, of what each would turn if it were the only one: a quarter by time, three eighths
-    by rows and by columns. Source: `mrope_section` of Qwen/Qwen2.5-VL-7B-Instruct, 16, 24 and 24 of 64."""
+    """Combine the rotary angles of three axes: a quarter from time, three eighths each from rows and from columns.
+    Source: `mrope_section` of Qwen/Qwen2.5-VL-7B-Instruct, 16, 24 and 24 of 64."""
     half = angles[0].shape[-1] // 2
     shares = half // 4, 3 * half // 8
     sizes = [*shares, half - sum(shares)] * 2

@@ -1,34 +1,36 @@
-"""The ways in which two tokens of a vocabulary make a third, in bounded time and memory. Torch-free.
+"""Finds the BPE merges of a vocabulary that does not list them, in bounded time and memory. Torch-free.
 
-Vocabularies of SentencePiece and of tekken do not list them, `tokenizers` wants them listed. Does not know their order.
+Vocabularies of SentencePiece and tekken have no merges, which `tokenizers` requires. Does not order them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-#: of one token; the longest of real vocabularies are runs of some hundred spaces
-LONGEST_TOKEN = 1 << 10
-#: of a vocabulary; Gemma's has 580,000
-MOST_WAYS = 1 << 20
-#: squares of the tokens' lengths together, which is what looking takes; Gemma's have about 18 million
-MOST_WORK = 1 << 27
+#: characters of a token; the longest of real vocabularies are runs of some hundred spaces
+MAX_TOKEN_LENGTH = 1 << 10
+#: merges of a vocabulary; Gemma's has 580,000
+MAX_MERGES = 1 << 20
+#: sum of squared token lengths, the cost of the search; Gemma's is about 18 million
+MAX_SEARCH_COST = 1 << 27
 
 
-def ways_to_make(tokens: Iterable[str], known: Container[str]) -> Iterator[tuple[str, int]]:
-    """Each of `tokens` with each place where it falls into two that are `known`.
+def find_merges(tokens: Iterable[str], known: Container[str]) -> Iterator[tuple[str, int]]:
+    """Yield each of `tokens` with each position that splits it into two `known` tokens.
 
-    Raises ValueError for a token longer than real ones are, and where there is more to look at or to find than any
-    real vocabulary has.
+    Raises ValueError for a token longer than in real vocabularies, and for more work or more merges than any real
+    vocabulary has.
     """
-    work = ways = 0
+    work = count = 0
     for token in tokens:
         work += len(token) ** 2
-        if len(token) > LONGEST_TOKEN or work > MOST_WORK:
-            raise ValueError(f"found a token of {len(token)} signs after {work} to look at, expected a vocabulary")
+        if len(token) > MAX_TOKEN_LENGTH or work > MAX_SEARCH_COST:
+            raise ValueError(
+                f"found a token of {len(token)} characters, at a search cost of {work}, expected a vocabulary"
+            )
         for cut in range(1, len(token)):
             if token[:cut] in known and token[cut:] in known:
-                ways += 1
-                if ways > MOST_WAYS:
-                    raise ValueError(f"found more than {MOST_WAYS} ways to make tokens of two, expected a vocabulary")
+                count += 1
+                if count > MAX_MERGES:
+                    raise ValueError(f"found more than {MAX_MERGES} merges, expected a vocabulary")
                 yield token, cut

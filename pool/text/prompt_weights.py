@@ -1,12 +1,11 @@
-"""Prompt weights: which parts of a text matter more, in the notation that people know from A1111 and ComfyUI.
+"""Parses prompt weights in the notation of A1111 and ComfyUI.
 
     (word)        1.1 times
     ((word))      1.21 times: brackets multiply
     (word:1.3)    1.3 times; inside other brackets, multiplied with theirs
-    \\( \\)         brackets that are text; a backslash before anything else is text too
+    \\( \\)         literal brackets; a backslash before anything else is text
 
-Brackets that do not pair are text, and so is a number with nothing to weigh, as in `(:3)`. Torch-free; knows nothing of
-tokens.
+Unpaired brackets are text, and so is a number without text to weigh, as in `(:3)`. Torch-free; knows no tokens.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from typing import TypeAlias
 
 from modelpool.pool.core.errors import unusable_field
 
-#: what a pair of brackets without a number multiplies with
+#: factor of a pair of brackets without a number
 BRACKET_WEIGHT = 1.1
 
 _SIGNIFICANT = re.compile(r"\\[()]|[()]")
-# possessive, so that a long number that is none costs its length and not the square of it
+# possessive, so that a long invalid number takes linear and not quadratic time
 _NUMBER_AT_END = re.compile(r":\s*+([+-]?(?:\d++(?:\.\d*+)?|\.\d++))\s*+$")
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
-    """A part of a prompt and how much it matters; 1 is plain."""
+class WeightedText:
+    """A part of a prompt and its weight; 1 is plain."""
 
     text: str
     weight: float
@@ -38,13 +37,13 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A bracket that has its pair, and what it multiplies with."""
+    """A paired opening bracket and its factor."""
 
     factor: float
 
 
 class _Close(Enum):
-    """The pair of an `_Open`."""
+    """The closing bracket of an `_Open`."""
 
     BRACKET = ")"
 
@@ -52,11 +51,11 @@ class _Close(Enum):
 _Item: TypeAlias = str | _Open | _Close
 
 
-def parse_weights(text: str) -> tuple[Weighted, ...]:
-    """The parts of `text` with their weights, in order. Neighbours differ in weight; no part is empty.
+def parse_weights(text: str) -> tuple[WeightedText, ...]:
+    """Return the parts of `text` with their weights, in order. Neighbours differ in weight; no part is empty.
 
-    Takes time in proportion to the text, however its brackets nest.
-    Raises UnusableField for a weight too large to be a number.
+    Linear in the length of the text for any nesting.
+    Raises UnusableField for a weight that overflows.
     """
     pieces: list[tuple[str, float]] = []
     weights = [1.0]
@@ -70,15 +69,15 @@ def parse_weights(text: str) -> tuple[Weighted, ...]:
                 pieces.append((item, weights[-1]))
     parts = []
     for weight, group in groupby(((t, w) for t, w in pieces if t), key=lambda piece: piece[1]):
-        part = Weighted("".join(piece for piece, _ in group), weight)
+        part = WeightedText("".join(piece for piece, _ in group), weight)
         if not math.isfinite(weight):
-            raise unusable_field("prompt weight", weight, f"a finite number for {part.text!r}")
+            raise unusable_field("prompt weight", weight, f"a finite weight for {part.text!r}")
         parts.append(part)
     return tuple(parts)
 
 
 def _items(text: str) -> list[_Item]:
-    """`text` cut at its brackets: those that pair are items of their own, the others are text."""
+    """Split `text` at its brackets: paired ones become separate items, the others are text."""
     items: list[_Item] = []
     unpaired: list[int] = []
     place = 0
@@ -87,7 +86,7 @@ def _items(text: str) -> list[_Item]:
         place = found.end()
         if found[0] == "(":
             unpaired.append(len(items))
-            items.append("(")  # text, until its pair is found
+            items.append("(")  # text, unless its closing bracket is found
         elif found[0] == ")" and unpaired:
             begin = unpaired.pop()
             items[begin] = _Open(_take_number(items, begin))
@@ -99,7 +98,7 @@ def _items(text: str) -> list[_Item]:
 
 
 def _take_number(items: list[_Item], begin: int) -> float:
-    """What the bracket at `begin`, which ends with the last item, multiplies with; its number is taken out."""
+    """Return the factor of the bracket at `begin`, which ends with the last item, and remove its number."""
     tail: list[str] = []
     while len(items) > begin + 1 and isinstance(last := items[-1], str):
         tail.append(last)

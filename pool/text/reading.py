@@ -1,7 +1,7 @@
-"""`Reading`: how one text encoder is read for one family of models. Torch-free.
+"""`Reading`: how a text encoder is used by one family of models. Torch-free.
 
-What stands around a prompt, how long a text may be, which states are taken of which tokens, and what is told of them.
-`pool.families.text_readings` has one for every encoder of every family; `pool.text.encode` does as they say.
+Defines the template of a prompt, its length limits, and the states and masks that are read.
+`pool.families.text_readings` has one for each encoder of each family; `pool.text.encode` implements them.
 """
 
 from __future__ import annotations
@@ -20,85 +20,85 @@ if TYPE_CHECKING:
     from modelpool.pool.core.family_facts import TextFacts
 
 
-#: the token of a template that an image takes the place of
+#: the image token of a template
 IMAGE_TOKEN = "<|image_pad|>"
-#: tokens of the head of a turn of a chat, and of the end of the turn before
+#: tokens of the header of a chat turn, and of the end of the turn before
 HEAD_TOKENS = 4
 
 
 class Pooled(Enum):
-    """The text as one vector: whether a model is told it, and which."""
+    """The pooled text vector that a model reads, if any."""
 
     NONE = "none"
-    #: the state of the token that ends the text, after the final norm
+    #: the state of the end token, after the final norm
     PLAIN = "plain"
-    #: that, through the encoder's projection; where a file has none, as if it were one that changes nothing
+    #: the same, through the encoder's projection; unchanged if the file has none
     PROJECTED = "projected"
 
 
 class Padding(Enum):
-    """What becomes of the states of tokens that only fill a text up."""
+    """What is done with the states of padding tokens."""
 
     KEPT = "kept"
     ZEROED = "zeroed"
     DROPPED = "dropped"
 
 
-class MaskTold(Enum):
-    """What a model is told of which tokens are real."""
+class MaskMode(Enum):
+    """The mask of real tokens that a model reads, if any."""
 
     NOTHING = "nothing"
     REAL = "real"
-    #: the real ones, and the first of those that fill the text up
+    #: the real ones, and the first padding token
     ONE_MORE = "one more"
 
 
 class Cleaning(Enum):
-    """What is done to a prompt before anything else."""
+    """How a prompt is preprocessed."""
 
     NONE = "none"
-    #: small letters, no space around it
+    #: lower case, stripped
     LOWERED = "lowered"
-    #: references of HTML resolved, spaces in a row made one
+    #: HTML references resolved, runs of white space collapsed
     UNESCAPED = "unescaped"
-    #: a space where it says nothing
+    #: a space if it is empty
     NEVER_EMPTY = "never empty"
-    #: only what stands in quotation marks, single ones too: what an image is to have written in it
+    #: only the parts in quotation marks, single ones included: the text to render in the image
     QUOTED = "quoted"
-    #: only what stands in double quotation marks, each once
+    #: only the parts in double quotation marks, each once
     QUOTED_ONCE = "quoted once"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text encoder is read.
+    """How a text encoder is used.
 
-    encoder           which, as recognition names it
-    width             numbers in each state of the published one; what stands for a missing encoder has it
-    template          a prompt stands where it has `{}`
-    negative_template  as `template`, for what an image is not to show; empty: the same
-    cleaning          what is done to a prompt first
-    is_optional       where nothing is left to say, zeros are told, and that none of them is real
-    dropped_tokens    first tokens, of the template, whose states are left out
-    least_tokens      a text is filled up to so many; 0: to the longest of those read at once
-    most_tokens       a longer one is cut, dropped tokens included
-    fills_left        what fills a text up stands before it
-    is_masked         the encoder is told which tokens are real
-    padding, mask     what is made of the states of tokens that fill up, and what is told of them
-    layers            the states after these layers side by side, 0 being what the first layer takes; () for one state
-    every_layer       the states after all layers, one after the other
-    layers_left_out   of the last layers, where one state is read: 0 reads the last one
-    final_norm        what is read goes through the final norm
-    depth             layers that `layers_left_out` counts from; a file with fewer has left them out. 0: the file's own
-    pad               the token that fills a text up, where it is another than its tokenizer's
-    clip_pad_id       the same for CLIP, as a number
-    chunk_tokens      what CLIP reads at once, where it has places for so many
-    pooled            which vector is told beside the states
-    image_token     of the template, for each image that it is shown
-    images_every    of the states of images, which are told before the others, so many are one: its first; 0 tells
-                      them where they stand
-    last_head         the token that ends the head of a turn: the head of the last one, `HEAD_TOKENS` long, is left out
-    tells_states      models are told the states; where they are told the vector alone, CLIP runs its first chunk only
+    encoder           name of the encoder in detection
+    width             width of the published encoder's states; used for the zeros of a missing encoder
+    template          `{}` is replaced by the prompt
+    negative_template  template of negative prompts; empty: `template`
+    cleaning          preprocessing of a prompt
+    is_optional       an empty prompt gives zeros, with none of them masked as real
+    dropped_tokens    number of first tokens, of the template, whose states are dropped
+    least_tokens      texts are padded to this length; 0: to the longest of the batch
+    most_tokens       longer texts are truncated, dropped tokens included
+    pads_left        padding is on the left
+    is_masked         the encoder reads an attention mask
+    padding, mask     what is done with states of padding, and the mask that the model reads
+    layers            states after these layers, concatenated, 0 being the input of the first layer; () for one state
+    every_layer       states after all layers
+    layers_left_out   number of skipped last layers, for a single state: 0 reads the last one
+    final_norm        the state goes through the final norm
+    depth             number of layers that `layers_left_out` refers to; a file with fewer has removed them. 0: the
+                      file's
+    pad               padding token, if it is not the tokenizer's
+    clip_pad_id       the id of the padding token for CLIP
+    chunk_tokens      input length of CLIP, if it has as many positions
+    pooled            pooled vector in addition to the states
+    image_token     image token of the template, one for each image
+    images_every    the states of images precede the others, and only every n-th is read; 0: they keep their positions
+    last_head         token that ends the header of a chat turn: the last header, `HEAD_TOKENS` long, is dropped
+    reads_states      models read the states; if they read only the pooled vector, CLIP runs only its first chunk
     """
 
     encoder: str
@@ -110,10 +110,10 @@ class Reading:
     dropped_tokens: int = 0
     least_tokens: int = 0
     most_tokens: int = 0
-    fills_left: bool = False
+    pads_left: bool = False
     is_masked: bool = False
     padding: Padding = Padding.KEPT
-    mask: MaskTold = MaskTold.NOTHING
+    mask: MaskMode = MaskMode.NOTHING
     layers: tuple[int, ...] = ()
     every_layer: bool = False
     layers_left_out: int = 0
@@ -126,32 +126,32 @@ class Reading:
     image_token: str = IMAGE_TOKEN
     images_every: int = 0
     last_head: str = ""
-    tells_states: bool = True
+    reads_states: bool = True
 
     @property
     def is_clip(self) -> bool:
-        """Whether it is read in chunks, as CLIP is."""
+        """Whether the encoder is a CLIP, which reads chunks."""
         return self.encoder.startswith("clip")
 
     @property
     def sees(self) -> bool:
-        """Images stand among its words."""
+        """Whether its template has image tokens."""
         return self.image_token in self.template
 
     def around(self, is_negative: bool = False) -> tuple[str, str]:
-        """What stands before a prompt, and after it."""
+        """Return the parts of the template before and after the prompt."""
         template = self.negative_template if is_negative and self.negative_template else self.template
         before, found, after = template.partition("{}")
-        assert found, f"the template of {self.encoder} has no place for a prompt"
+        assert found, f"the template of {self.encoder} has no placeholder for the prompt"
         return before, after
 
     def left_out(self, layers: int) -> int:
-        """`layers_left_out` of an encoder whose file has so many `layers`."""
+        """Return the number of skipped layers of an encoder whose file has `layers` layers."""
         return max(0, self.layers_left_out - max(0, self.depth - layers))
 
 
 def reading_of(facts: TextFacts | Reading) -> Reading:
-    """`facts` of a text encoder of Stable Diffusion as a reading; a reading as it is."""
+    """Return `facts` of a text encoder of Stable Diffusion as a reading; a reading unchanged."""
     if isinstance(facts, Reading):
         return facts
     return Reading(
@@ -164,8 +164,8 @@ def reading_of(facts: TextFacts | Reading) -> Reading:
 
 
 def with_layers_skipped(facts: TextFacts | Reading, count: int) -> TextFacts | Reading:
-    """`facts` with `count` more of the last layers left out: what people call CLIP skip. Others than CLIP are read as
-    ever. Raises UnusableField for fewer than none."""
+    """Return `facts` with `count` more skipped layers (CLIP skip). Other encoders than CLIP are unchanged. Raises
+    UnusableField for a negative number."""
     more = whole_number("clip skip", count, "a whole number of layers, 0 or more")
     if isinstance(facts, Reading) and not facts.is_clip:
         return facts
@@ -173,13 +173,13 @@ def with_layers_skipped(facts: TextFacts | Reading, count: int) -> TextFacts | R
 
 
 _SPACES = re.compile(r"\s+")
-#: quotation marks that open, by those that close, in the order in which HunyuanImage looks for them
+#: closing quotation mark by opening one, in the order in which HunyuanImage looks for them
 _QUOTED: tuple[Mapping[str, str], ...] = ({"'": "'"}, {'"': '"'}, {"\u2018": "\u2019"}, {"\u201c": "\u201d"})
 _DOUBLY_QUOTED: Mapping[str, str] = {'"': '"', "\u201c": "\u201d"}
 
 
 def cleaned(text: str, cleaning: Cleaning) -> str:
-    """`text` as a family wants prompts."""
+    """Preprocess a prompt."""
     match cleaning:
         case Cleaning.NONE:
             return text
@@ -196,8 +196,8 @@ def cleaned(text: str, cleaning: Cleaning) -> str:
 
 
 def _between(text: str, marks: Mapping[str, str]) -> Iterator[str]:
-    """What stands between `marks` in each line of `text`: from one that opens to the next that closes it. Takes time
-    as the text is long, however many of them open and never close."""
+    """Yield the text between `marks` in each line of `text`: from an opening mark to its next closing one. Linear in
+    the length of the text, even with many unclosed marks."""
     opening = re.compile(f"[{''.join(marks)}]")
     for line in text.split("\n"):
         closed, place = dict(marks), 0
@@ -205,21 +205,19 @@ def _between(text: str, marks: Mapping[str, str]) -> Iterator[str]:
             place, mark = found.end(), found[0]
             end = line.find(closed[mark], place) if mark in closed else -1
             if end < 0:
-                closed.pop(mark, None)  # nor does a later one close
+                closed.pop(mark, None)  # later ones are not closed either
                 continue
             yield line[place:end]
             place = end + 1
 
 
 def _written(parts: Iterable[str]) -> str:
-    """What is to be written in an image, as Glyph-ByT5 is told it; nothing for nothing."""
+    """Return the text to render in an image in the prompt format of Glyph-ByT5; empty for none."""
     return "".join(f'Text "{part}". ' for part in parts)
 
 
 def check_layers(reading: Reading, layers: int) -> None:
-    """Check that an encoder of so many `layers` has a state that `reading` asks for.
-
-    Raises UnusableField.
-    """
+    """Check that an encoder with `layers` layers has a state after the skipped layers. Raises UnusableField."""
     if reading.left_out(layers) >= layers > 0:
-        raise unusable_field("layers left out", reading.left_out(layers), f"fewer than the {layers} that there are")
+        expected = f"fewer than the {layers} layers of the encoder"
+        raise unusable_field("skipped layers", reading.left_out(layers), expected)

@@ -1,8 +1,8 @@
-"""Vocabularies in the form of SentencePiece (spiece.model, tokenizer.model) as tokenizers. Torch-free.
+"""Builds tokenizers from SentencePiece files (spiece.model, tokenizer.model). Torch-free.
 
-The file is a message of protocol buffers, of which the few fields that are needed are read here, without trusting any
-of its lengths. Unigram models (T5, UMT5) and byte-pair ones (Gemma, Pile-T5) become `tokenizers.Tokenizer`s that give
-the same ids. Source of the numbers of fields: sentencepiece_model.proto of google/sentencepiece.
+The file is a protocol buffer message; only the few fields that are needed are read, without trusting any length.
+Unigram models (T5, UMT5) and BPE models (Gemma, Pile-T5) become `tokenizers.Tokenizer`s with the same ids. Source of
+the field numbers: sentencepiece_model.proto of google/sentencepiece.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from enum import IntEnum
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.text.merges import ways_to_make
-from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.merges import find_merges
+from modelpool.pool.text.tokenizer_errors import convert_errors
 
-#: what stands for a space
+#: SentencePiece's character for a space
 SPACE = "\u2581"
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _PIECE, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _BYTE_FALLBACK = 3, 35
 _CHARACTERS, _DUMMY_PREFIX = 2, 3
-#: bytes of a piece; pieces are short, and a longer one is none
-_LONGEST_PIECE = 1 << 12
-#: bytes of all pieces as a file has them, and of their texts alone; UMT5's have 2.5 million
-_MOST_PIECE_BYTES, _MOST_TEXT_BYTES = 1 << 23, 1 << 22
-#: bytes of all tokens that are found in a text before it is cut; Gemma 3's have about 80,000
-_MOST_WHOLE_BYTES = 1 << 18
+#: bytes of a piece; a longer one is invalid
+_MAX_PIECE_LENGTH = 1 << 12
+#: bytes of all pieces in a file, and of their texts alone; UMT5's have 2.5 million
+_MAX_PIECE_BYTES, _MAX_TEXT_BYTES = 1 << 23, 1 << 22
+#: bytes of all special tokens; Gemma 3's have about 80,000
+_MAX_SPECIAL_BYTES = 1 << 18
 
 
 class PieceType(IntEnum):
-    """What a piece is."""
+    """The type of a piece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -45,7 +45,7 @@ class PieceType(IntEnum):
 
 
 class VocabularyModel(IntEnum):
-    """How text is cut into pieces."""
+    """The tokenization algorithm."""
 
     UNIGRAM = 1
     BPE = 2
@@ -53,7 +53,7 @@ class VocabularyModel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One token: how it is written, how likely it is, and which `PieceType` it is."""
+    """One token: its text, its log probability, and its `PieceType`."""
 
     text: str
     score: float
@@ -62,13 +62,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What such a file says.
+    """The content of a SentencePiece file.
 
-    pieces         by their number
+    pieces         by id
     model          a `VocabularyModel`
-    byte_fallback  whether signs without a piece become pieces of their bytes
-    characters     the table of signs to replace
-    dummy_prefix   whether a space is put before a text
+    byte_fallback  characters without a piece become byte pieces
+    characters     the compiled normalization table
+    dummy_prefix   a space is put before a text
     """
 
     pieces: tuple[Piece, ...]
@@ -79,23 +79,24 @@ class Vocabulary:
 
 
 def sentencepiece_tokenizer(data: bytes, source: str) -> Tokenizer:
-    """The tokenizer of a SentencePiece file's bytes; `source` names them in messages. Raises CorruptFile."""
+    """Return the tokenizer of a SentencePiece file's bytes; `source` names them in messages. Raises CorruptFile."""
     return tokenizer_of_pieces(_read(data, source), source)
 
 
 def tokenizer_of_pieces(found: Vocabulary, source: str) -> Tokenizer:
-    """The tokenizer of what such a file says, wherever it stands. Raises CorruptFile."""
+    """Return the tokenizer of a vocabulary from any kind of file. Raises CorruptFile."""
     sizes = [len(piece.text.encode("utf-8")) for piece in found.pieces]
-    if max(sizes, default=0) > _LONGEST_PIECE or sum(sizes) > _MOST_TEXT_BYTES:
-        raise CorruptFile(f"{source}: found pieces of {sum(sizes)} bytes, the longest of {max(sizes)}, expected words")
-    with faults_become(lambda said: CorruptFile(f"{source}: found no usable SentencePiece vocabulary: {said}")):
+    if max(sizes, default=0) > _MAX_PIECE_LENGTH or sum(sizes) > _MAX_TEXT_BYTES:
+        found_bytes = f"found pieces of {sum(sizes)} bytes, the longest of {max(sizes)}"
+        raise CorruptFile(f"{source}: {found_bytes}, expected a vocabulary of words")
+    with convert_errors(lambda problem: CorruptFile(f"{source}: found no usable SentencePiece vocabulary: {problem}")):
         match found.model:
             case VocabularyModel.UNIGRAM:
                 tokenizer = _unigram(found, source)
             case VocabularyModel.BPE:
                 tokenizer = _byte_pairs(found)
             case _:
-                raise CorruptFile(f"{source}: found SentencePiece of type {found.model}, expected Unigram or BPE")
+                raise CorruptFile(f"{source}: found SentencePiece model type {found.model}, expected Unigram or BPE")
         special = (PieceType.CONTROL, PieceType.UNKNOWN)
         tokenizer.add_special_tokens(whole_tokens(p.text for p in found.pieces if p.type in special))
         tokenizer.add_tokens(whole_tokens(p.text for p in found.pieces if p.type == PieceType.USER_DEFINED))
@@ -103,19 +104,19 @@ def tokenizer_of_pieces(found: Vocabulary, source: str) -> Tokenizer:
 
 
 def whole_tokens(texts: Iterable[str]) -> list[AddedToken]:
-    """Tokens that are found in a text before it is cut. Raises ValueError where they are more than any real vocabulary
-    has: looking for them takes a table of each of their bytes."""
+    """Return special tokens, which are found in a text before it is split. Raises ValueError if they exceed those of
+    any real vocabulary: the search builds a table entry for each of their bytes."""
     found = list(texts)
     size_bytes = sum(len(text.encode("utf-8")) for text in found)
-    if size_bytes > _MOST_WHOLE_BYTES:
-        raise ValueError(f"found {size_bytes} bytes of special tokens, expected at most {_MOST_WHOLE_BYTES}")
+    if size_bytes > _MAX_SPECIAL_BYTES:
+        raise ValueError(f"found {size_bytes} bytes of special tokens, expected at most {_MAX_SPECIAL_BYTES}")
     return [AddedToken(text, normalized=False) for text in found]
 
 
 def _unigram(found: Vocabulary, source: str) -> Tokenizer:
     unknown = [i for i, piece in enumerate(found.pieces) if piece.type == PieceType.UNKNOWN]
     if len(unknown) != 1:
-        raise CorruptFile(f"{source}: found {len(unknown)} pieces for the unknown, expected one")
+        raise CorruptFile(f"{source}: found {len(unknown)} pieces of type UNKNOWN, expected one")
     tokenizer = Tokenizer(
         models.Unigram([(p.text, p.score) for p in found.pieces], unknown[0], byte_fallback=found.byte_fallback)
     )
@@ -148,13 +149,13 @@ def _byte_pairs(found: Vocabulary) -> Tokenizer:
 
 
 def _merges(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """All ways in which two pieces make a third, that of the best score first."""
-    ways = [
+    """Return all merges of two pieces to a third, the best score first."""
+    merges = [
         (-scores[text], cut, len(text) - cut, ids[text[:cut]], ids[text[cut:]])
-        for text, cut in ways_to_make(scores, scores)
+        for text, cut in find_merges(scores, scores)
     ]
     by_id = {number: text for text, number in ids.items()}
-    return [(by_id[first], by_id[second]) for *_, first, second in sorted(ways)]
+    return [(by_id[first], by_id[second]) for *_, first, second in sorted(merges)]
 
 
 def _read(data: bytes, source: str) -> Vocabulary:
@@ -166,8 +167,8 @@ def _read(data: bytes, source: str) -> Vocabulary:
             if field == _PIECES and isinstance(value, bytes):
                 pieces.append(_piece(value))
                 piece_bytes += len(value)
-                if piece_bytes > _MOST_PIECE_BYTES:
-                    raise ValueError(f"more than {_MOST_PIECE_BYTES} bytes of pieces")
+                if piece_bytes > _MAX_PIECE_BYTES:
+                    raise ValueError(f"more than {_MAX_PIECE_BYTES} bytes of pieces")
             elif field == _TRAINER and isinstance(value, bytes):
                 trainer = dict(_fields(value))
                 model = _number(trainer.get(_MODEL_TYPE, model))
@@ -178,9 +179,9 @@ def _read(data: bytes, source: str) -> Vocabulary:
                 characters = found if isinstance(found, bytes) else b""
                 dummy_prefix = bool(normalizer.get(_DUMMY_PREFIX, dummy_prefix))
     except (IndexError, UnicodeDecodeError, struct.error, ValueError) as error:
-        raise CorruptFile(f"{source}: found no SentencePiece model, expected one: {error}") from error
+        raise CorruptFile(f"{source}: not a SentencePiece model: {error}") from error
     if not pieces:
-        raise CorruptFile(f"{source}: found a SentencePiece model without pieces, expected some")
+        raise CorruptFile(f"{source}: found a SentencePiece model without pieces, expected a vocabulary")
     return Vocabulary(tuple(pieces), model, byte_fallback, characters, dummy_prefix)
 
 
@@ -191,8 +192,8 @@ def _piece(data: bytes) -> Piece:
         fields.get(_SCORE, b"\0\0\0\0"),
         fields.get(_TYPE, int(PieceType.NORMAL)),
     )
-    if not isinstance(text, bytes) or not isinstance(score, bytes) or len(text) > _LONGEST_PIECE:
-        raise ValueError("a piece is no text with a score")
+    if not isinstance(text, bytes) or not isinstance(score, bytes) or len(text) > _MAX_PIECE_LENGTH:
+        raise ValueError("a piece is not a text with a score")
     (number,) = struct.unpack("<f", score)
     if not math.isfinite(number):
         raise ValueError(f"a piece has the score {number}")
@@ -206,7 +207,7 @@ def _number(value: int | bytes) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message of protocol buffers: number and value. Raises ValueError and IndexError."""
+    """Yield number and value of the fields of a protocol buffer message. Raises ValueError and IndexError."""
     place = 0
     while place < len(data):
         tag, place = _varint(data, place)
@@ -240,4 +241,4 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
         place += 1
         if byte < 0x80:
             return number, place
-    raise ValueError(f"a number without end at byte {place}")
+    raise ValueError(f"an unterminated number at byte {place}")

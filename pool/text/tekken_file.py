@@ -1,7 +1,7 @@
-"""Vocabularies in the form of Mistral's tekken.json as tokenizers. Torch-free.
+"""Builds tokenizers from Mistral's tekken.json files. Torch-free.
 
-Its tokens are bytes with ranks, after special ones with numbers of their own; two tokens are joined where what they
-make is a token, the lowest rank first. Source of the form: mistral-common, and the file of
+Tokens are byte sequences with ranks, after special tokens with their own ids; two tokens are merged if the result is a
+token, the lowest rank first. Source of the format: mistral-common, and the file of
 mistralai/Mistral-Small-3.2-24B-Instruct-2506.
 """
 
@@ -16,34 +16,34 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.strict_json import brief
 from modelpool.pool.text.clip_tokenizer import letters_of_bytes
-from modelpool.pool.text.merges import ways_to_make
-from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.merges import find_merges
+from modelpool.pool.text.tokenizer_errors import convert_errors
 
-#: special tokens of files that do not list theirs, by number
+#: special tokens, by id, of files that do not list theirs
 _OLD_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
     "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-#: a pattern longer than this cuts no text into words
-_LONGEST_PATTERN = 4096
-_MOST_TOKENS = 1 << 20
+#: longer patterns are refused
+_MAX_PATTERN_LENGTH = 4096
+_MAX_TOKENS = 1 << 20
 
 
 def tekken_tokenizer(data: bytes, source: str) -> Tokenizer:
-    """The tokenizer of a tekken.json's bytes; `source` names them in messages. Raises CorruptFile."""
-    # whatever a file that is no such object leads to
-    with faults_become(lambda said: CorruptFile(f"{source}: found no vocabulary of tekken, expected one: {said}")):
+    """Return the tokenizer of a tekken.json's bytes; `source` names them in messages. Raises CorruptFile."""
+    # includes any error from a file of another structure
+    with convert_errors(lambda problem: CorruptFile(f"{source}: not a tekken vocabulary: {problem}")):
         found = json.loads(data)
         return _tokenizer(found["config"], found["vocab"], found.get("special_tokens") or [])
 
 
 def _tokenizer(config: dict[str, Any], vocabulary: list[dict[str, Any]], special: list[dict[str, Any]]) -> Tokenizer:
-    size = _number(config, "default_vocab_size", _MOST_TOKENS + 1)
+    size = _number(config, "default_vocab_size", _MAX_TOKENS + 1)
     first = _number(config, "default_num_special_tokens", size + 1)
     pattern = str(config["pattern"])
-    if len(pattern) > _LONGEST_PATTERN:
-        raise ValueError(f"a pattern of {len(pattern)} signs")
+    if len(pattern) > _MAX_PATTERN_LENGTH:
+        raise ValueError(f"a pattern of {len(pattern)} characters")
     letters = letters_of_bytes()
     ranks: dict[str, int] = {}
     for entry in vocabulary[: size - first]:
@@ -52,27 +52,28 @@ def _tokenizer(config: dict[str, Any], vocabulary: list[dict[str, Any]], special
     named = {_number(entry, "rank", size): str(entry["token_str"]) for entry in special} or dict(
         enumerate(_OLD_SPECIAL)
     )
-    own = [named.get(number, f"<SPECIAL_{number}>") for number in range(first)]
-    ids = {token: number for number, token in enumerate(own)} | {t: rank + first for t, rank in ranks.items()}
+    special_tokens = [named.get(number, f"<SPECIAL_{number}>") for number in range(first)]
+    special_ids = {token: number for number, token in enumerate(special_tokens)}
+    ids = special_ids | {t: rank + first for t, rank in ranks.items()}
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_merges(ranks), ignore_merges=True))
     words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in own])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special_tokens])
     return tokenizer
 
 
 def _merges(ranks: dict[str, int]) -> list[tuple[str, str]]:
-    """All ways in which two tokens make a third, that of the lowest rank first."""
-    ways = [
-        (ranks[token], ranks[token[:cut]], ranks[token[cut:]], token, cut) for token, cut in ways_to_make(ranks, ranks)
+    """Return all merges of two tokens to a third, the lowest rank first."""
+    merges = [
+        (ranks[token], ranks[token[:cut]], ranks[token[cut:]], token, cut) for token, cut in find_merges(ranks, ranks)
     ]
-    return [(token[:cut], token[cut:]) for *_, token, cut in sorted(ways)]
+    return [(token[:cut], token[cut:]) for *_, token, cut in sorted(merges)]
 
 
-def _number(said: dict[str, Any], key: str, below: int) -> int:
-    found = said[key]
+def _number(entry: dict[str, Any], key: str, below: int) -> int:
+    found = entry[key]
     if type(found) is not int or not 0 <= found < below:
         raise ValueError(f"{key}: {brief(found)}, expected a whole number from 0 to {below - 1}")
     return found

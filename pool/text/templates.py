@@ -1,6 +1,6 @@
-"""Prompts for encoders that read a text at once: in their template, cut to what they read, filled up. Torch-free.
+"""Puts prompts into the template of an encoder that reads a text at once, truncates and pads them. Torch-free.
 
-A prompt is tokenized as a whole, so that weights change no token: a token weighs what its last character weighs.
+A prompt is tokenized as a whole, so that weights change no token: a token has the weight of its last character.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 
 def whole_text(tokenizer: TextTokenizer, text: str, reading: Reading, *, is_negative: bool = False) -> Chunk:
-    """A prompt with weights in brackets as one row of tokens, `least_tokens` long at least and `most_tokens` at most.
+    """Return a prompt with weights in brackets as one row of `least_tokens` to `most_tokens` tokens.
 
-    BREAK and names of embeddings, which are CLIP's, are left out. Raises UnusableField as `parse_weights` does.
+    BREAK and names of embeddings, which only CLIP reads, are removed. Raises UnusableField as `parse_weights` does.
     """
     before, after = reading.around(is_negative)
     parts = parse_weights(plain_words(cleaned(text, reading.cleaning)))
@@ -37,11 +37,11 @@ def whole_text(tokenizer: TextTokenizer, text: str, reading: Reading, *, is_nega
     )
     if reading.is_optional and not plain:
         row = replace(row, tokens=0)
-    return filled_up(row, reading.least_tokens, pad_of(tokenizer, reading), left=reading.fills_left)
+    return padded(row, reading.least_tokens, pad_id_of(tokenizer, reading), left=reading.pads_left)
 
 
-def filled_up(row: Chunk, tokens: int, pad_id: int, *, left: bool = False) -> Chunk:
-    """`row` with `pad_id` after it (or before it) until it has so many tokens; as it is when it has."""
+def padded(row: Chunk, tokens: int, pad_id: int, *, left: bool = False) -> Chunk:
+    """Pad `row` with `pad_id` on the right (or left) to `tokens` tokens; unchanged if it has as many."""
     rest = tokens - len(row.token_ids)
     if rest <= 0:
         return row
@@ -51,25 +51,25 @@ def filled_up(row: Chunk, tokens: int, pad_id: int, *, left: bool = False) -> Ch
     return replace(row, token_ids=row.token_ids + pads, weights=row.weights + ones)
 
 
-def cut_down(row: Chunk, tokens: int) -> Chunk:
-    """The first `tokens` of `row`."""
+def truncate(row: Chunk, tokens: int) -> Chunk:
+    """Return the first `tokens` of `row`."""
     real = max(0, min(row.first + row.tokens, tokens) - row.first)
     return replace(row, token_ids=row.token_ids[:tokens], weights=row.weights[:tokens], tokens=real)
 
 
-def pad_of(tokenizer: TextTokenizer, reading: Reading) -> int:
-    """The token that fills texts up: that of the reading where it names one."""
+def pad_id_of(tokenizer: TextTokenizer, reading: Reading) -> int:
+    """Return the padding token: the reading's if it names one."""
     return tokenizer.id_of(reading.pad) if reading.pad else tokenizer.pad_id
 
 
-def told_mask(row: Chunk, extra: int = 0) -> tuple[bool, ...]:
-    """Which tokens are real, and `extra` of those after them."""
+def token_mask(row: Chunk, extra: int = 0) -> tuple[bool, ...]:
+    """Return the mask of real tokens, including `extra` padding tokens after them."""
     return tuple(row.first <= i < row.first + row.tokens + extra for i in range(len(row.token_ids)))
 
 
-def told_places(row: Chunk, reading: Reading, tokenizer: TextTokenizer, counts: Sequence[int]) -> list[int]:
-    """The places of `row` whose states are told, in their order, by a reading that tells those of images first; they
-    have so many states each (`counts`). In a text that was cut there is no head of a last turn: its end is left out."""
+def state_positions(row: Chunk, reading: Reading, tokenizer: TextTokenizer, counts: Sequence[int]) -> list[int]:
+    """Return the positions of `row` whose states are read, in order, for a reading that puts images first; these have
+    `counts` states each. A truncated text has no header of a last turn; its end is dropped instead."""
     images = [
         place
         for start, count in zip(row.images, counts, strict=True)
@@ -83,6 +83,6 @@ def told_places(row: Chunk, reading: Reading, tokenizer: TextTokenizer, counts: 
     return [*images, *text]
 
 
-def kept_places(row: Chunk, dropped: int) -> Iterator[int]:
-    """The places of real tokens after the first `dropped`."""
+def real_positions(row: Chunk, dropped: int) -> Iterator[int]:
+    """Yield the positions of real tokens after the first `dropped`."""
     return (place for place, real in enumerate(row.mask) if real and place >= dropped)

@@ -1,7 +1,6 @@
-"""`TextTokenizer`: the tokenizer of a text encoder that is no CLIP, with what its kind puts around a text.
+"""`TextTokenizer`: the tokenizer of a text encoder other than CLIP, with the special tokens of its kind.
 
-Knows which special tokens each kind has; the vocabulary comes from somewhere else (`pool.text.tokenizer_files`).
-Torch-free.
+The vocabulary comes from elsewhere (`pool.text.tokenizer_files`). Torch-free.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.formats.strict_json import brief
 from modelpool.pool.text.clip_tokenizer import letters_of_bytes
-from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.tokenizer_errors import convert_errors
 
 
 class TokenizerMissing(UserError):
-    """A text encoder whose tokenizer is nowhere, or is another's. The message says which file to put where."""
+    """A missing tokenizer, or one of another text encoder. The message says which file to put where."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a kind of tokenizer puts around a text.
+    """The special tokens of a kind of tokenizer.
 
-    title       for human readers
-    begin, end  the tokens before and after it; empty for none
-    pads        the token that fills a text up: the first of these that the vocabulary has
-    published   where the tokenizer of a published model is found, for people who miss it
+    title       for display
+    begin, end  tokens before and after a text; empty for none
+    pads        padding token: the first of these that the vocabulary has
+    published   where to find the tokenizer of a published model, for error messages
     """
 
     title: str
@@ -65,11 +64,11 @@ TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
         "Qwen", pads=("<|endoftext|>",), published=f"{_QWEN_FILES} of Qwen/Qwen2.5-VL-7B-Instruct or Qwen/Qwen3-4B"
     ),
 }  # fmt: skip
-#: tokens that only some tokenizers of a kind have, and a published one that does
+#: tokens that only some tokenizers of a kind have, and a published one that has it
 _PUBLISHED_WITH: Mapping[str, str] = {
     "<image>": "the tokenizer.json of xtuner/llava-llama-3-8b-v1_1-transformers, which has a token for an image",
 }
-#: the kind of tokenizer of each text encoder, by the name that recognition gives
+#: the kind of tokenizer of each text encoder, by its name in detection
 KINDS: Mapping[str, str] = {
     "t5xxl": "t5", "t5xxl_old": "t5", "t5_base": "t5", "t5xl": "t5", "umt5_xxl": "umt5", "hydit_bert": "bert",
     "byt5_small_glyph": "byt5",
@@ -79,14 +78,14 @@ KINDS: Mapping[str, str] = {
 }  # fmt: skip
 #: the kind whose tokens are bytes
 _BYTES = "byt5"
-#: rows of the tables of tokens that tell multilingual T5, and Pile-T5 has positions in each layer as UMT5 has
+#: vocabulary sizes from here on are multilingual T5's; Pile-T5 has positions in each layer, like UMT5
 _MT5_VOCABULARY = 200_000
 
 
 def tokenizer_kind(encoder: str, vocabulary: int = 0, architecture: str = "") -> str:
-    """The kind of tokenizer of the text encoder `encoder`, whose table has so many tokens.
+    """Return the kind of tokenizer of the text encoder `encoder`, whose embedding table has `vocabulary` tokens.
 
-    T5-XL is read by three: HunyuanDiT's is multilingual, AuraFlow's is Pile-T5.
+    Three kinds share the sizes of T5-XL: HunyuanDiT's is multilingual, AuraFlow's is Pile-T5.
     Raises KeyError for an encoder without one here, such as CLIP.
     """
     if encoder == "t5xl" and vocabulary >= _MT5_VOCABULARY:
@@ -98,15 +97,16 @@ def tokenizer_kind(encoder: str, vocabulary: int = 0, architecture: str = "") ->
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text as tokens: their ids, and for each the number of characters of the text up to its end, spaces at its end
-    left out unless it is nothing else."""
+    """A text as tokens: their ids, and for each the number of characters of the text up to its end, without trailing
+    white space unless it is all white space."""
 
     ids: tuple[int, ...]
     ends: tuple[int, ...]
 
 
 def byte_tokenizer() -> Tokenizer:
-    """ByT5's, whose tokens are bytes and need no file: after three special tokens, each byte in its order."""
+    """Return ByT5's tokenizer, whose tokens are bytes and need no file: three special tokens, then the bytes in
+    order."""
     special = ("<pad>", "</s>", "<unk>")
     letters = letters_of_bytes()
     ids = {token: i for i, token in enumerate((*special, *(letters[byte] for byte in range(256))))}
@@ -119,8 +119,8 @@ class TextTokenizer:
     """A vocabulary, and the special tokens of its kind."""
 
     def __init__(self, tokenizer: Tokenizer, kind: str, source: str = "a tokenizer") -> None:
-        """`source` says where it is from, for messages. Raises TokenizerMissing when the special tokens of `kind` are
-        not in its vocabulary: it is another's."""
+        """`source` names the origin in messages. Raises TokenizerMissing if the vocabulary lacks the special tokens of
+        `kind`: it belongs to another encoder."""
         self.kind = kind
         self.facts = TOKENIZER_FACTS[kind]
         self.source = source
@@ -134,39 +134,39 @@ class TextTokenizer:
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether its tokens are bytes, which no file says."""
+        """Whether its tokens are bytes, so that it has no file."""
         return self.kind == _BYTES
 
     @property
     def size(self) -> int:
-        """How many tokens the vocabulary has."""
+        """The number of tokens of the vocabulary."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @property
     def last_id(self) -> int:
-        """The largest number that a token has: an encoder's table has a row for it."""
+        """The largest token id; the encoder's table needs a row for it."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     def id_of(self, token: str) -> int:
-        """The id of a token of the vocabulary. Raises TokenizerMissing when it has none such."""
+        """Return the id of a token of the vocabulary. Raises TokenizerMissing if it is missing."""
         found = self._tokenizer.token_to_id(token)
         if found is None:
             raise self._missing(token)
         return found
 
     def encode(self, text: str) -> Tokens:
-        """The tokens of `text`, without those around it, of any length.
+        """Return the tokens of `text`, without special tokens, of any length.
 
-        Half of a surrogate pair, which no encoding of Unicode can hold, counts as a question mark.
-        Raises UnusableField for a text that the tokenizer gives up on.
+        An unpaired surrogate, which has no UTF-8 encoding, is read as a question mark.
+        Raises UnusableField for a text on which the tokenizer fails.
         """
         whole = text.encode("utf-8", "replace").decode("utf-8")
 
-        def refused(said: str) -> UnusableField:
+        def refused(problem: str) -> UnusableField:
             wanted = f"a text that the tokenizer of {self.facts.title} can read"
-            return UnusableField(f"prompt: found {brief(whole)}, expected {wanted} ({self.source}: {said})")
+            return UnusableField(f"prompt: found {brief(whole)}, expected {wanted} ({self.source}: {problem})")
 
-        with faults_become(refused):
+        with convert_errors(refused):
             found = self._tokenizer.encode(whole, add_special_tokens=False)
         ends = (
             start + len(whole[start:end].rstrip()) if whole[start:end].strip() else end for start, end in found.offsets
@@ -174,19 +174,19 @@ class TextTokenizer:
         return Tokens(tuple(found.ids), tuple(ends))
 
     def as_json(self) -> str:
-        """The tokenizer as `tokenizers` writes it into tokenizer.json, with what its kind puts around a text."""
-        own = Tokenizer.from_str(self._tokenizer.to_str())
+        """Return the content of tokenizer.json, as `tokenizers` writes it, including the special tokens of its kind."""
+        copy = Tokenizer.from_str(self._tokenizer.to_str())
         around = " ".join(token for token in (self.facts.begin, "$A", self.facts.end) if token)
         special = [(token, self.id_of(token)) for token in (self.facts.begin, self.facts.end) if token]
         if special:
-            own.post_processor = processors.TemplateProcessing(single=around, special_tokens=special)
-        return own.to_str()
+            copy.post_processor = processors.TemplateProcessing(single=around, special_tokens=special)
+        return copy.to_str()
 
     @property
     def pad(self) -> str:
-        """The token that fills a text up."""
+        """The padding token."""
         return str(self._tokenizer.id_to_token(self.pad_id))
 
     def _missing(self, token: str) -> TokenizerMissing:
         wanted = _PUBLISHED_WITH.get(token, f"the tokenizer of {self.facts.title}")
-        return TokenizerMissing(f"{self.source}: found a vocabulary without {token!r}, expected {wanted}")
+        return TokenizerMissing(f"{self.source}: the vocabulary lacks {token!r}, expected {wanted}")

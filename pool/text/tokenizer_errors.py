@@ -1,8 +1,7 @@
-"""What the tokenizers library raises, as errors of this project. Torch-free.
+"""Converts errors of the tokenizers library to errors of this project. Torch-free.
 
-The library is written in Rust. It raises bare `Exception`s, and where its code gives up, in a regular expression for
-one, a `PanicException`, which is no `Exception` and would pass every handler on its way. Which error comes of either is
-the caller's business.
+The library is written in Rust. It raises bare `Exception`s, and on internal failures, for example in a regular
+expression, a `PanicException`, which is not an `Exception` and would pass every handler. The caller chooses the error.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from modelpool.pool.core.errors import UserError
 
 #: the library does not export the class
 _PANIC = "PanicException"
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 @contextmanager
-def faults_become(refusal: Callable[[str], UserError]) -> Iterator[None]:
-    """What goes wrong while this is open becomes the `refusal` of what is wrong.
+def convert_errors(refusal: Callable[[str], UserError]) -> Iterator[None]:
+    """Convert errors in the block to the `refusal` of their message.
 
-    Errors of this project pass unchanged, and so does what is nobody's fault: an interrupt, the end of the process, no
-    memory left.
+    Errors of this project, interrupts, exit of the process and MemoryError pass unchanged.
     """
     try:
         yield
@@ -35,10 +33,10 @@ def faults_become(refusal: Callable[[str], UserError]) -> Iterator[None]:
 
 
 def _short(error: BaseException) -> str:
-    """What is wrong, without the rest of a long text that it is wrong in."""
+    """Return the message of `error`, shortened."""
     try:
-        # what an error of a missing key says is the key alone
-        said = repr(error) if isinstance(error, KeyError) else str(error) or type(error).__name__
+        # the message of a KeyError is only the key
+        message = repr(error) if isinstance(error, KeyError) else str(error) or type(error).__name__
     except ValueError:  # a number of more digits than Python writes
-        said = type(error).__name__
-    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}..."
+        message = type(error).__name__
+    return message if len(message) <= _MAX_CHARACTERS else f"{message[:_MAX_CHARACTERS]}..."

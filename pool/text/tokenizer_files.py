@@ -1,9 +1,9 @@
-"""Finds the tokenizer of a text encoder: in a folder that a person names, inside the file of weights, or beside it.
+"""Finds the tokenizer of a text encoder: in a folder named by the user, inside the weights file, or next to it.
 
-What is accepted, in this order: tokenizer.json; spiece.model or tokenizer.model; tekken.json; vocab.json with
-merges.txt; vocab.txt. Inside a file of weights: tensors of bytes, as ComfyUI's files of UMT5, Gemma and Mistral carry
-them, or the entries of a GGUF file. A vocabulary that has not the special tokens, or not about as many tokens as the
-encoder, or a token that it has no row for, is another's and passed over; so is one that cannot read every text.
+Accepted files, in this order: tokenizer.json; spiece.model or tokenizer.model; tekken.json; vocab.json with merges.txt;
+vocab.txt. Inside a weights file: byte tensors, as in ComfyUI's files of UMT5, Gemma and Mistral, or the entries of a
+GGUF file. A vocabulary is skipped as another encoder's if it lacks the special tokens, differs much from the encoder in
+size, or has a token id beyond the encoder's table; so is one that cannot read every text.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from modelpool.pool.text.gguf_tokenizer import gguf_tokenizer
 from modelpool.pool.text.sentencepiece_file import sentencepiece_tokenizer
 from modelpool.pool.text.tekken_file import tekken_tokenizer
 from modelpool.pool.text.text_tokenizer import TOKENIZER_FACTS, TextTokenizer, TokenizerMissing, byte_tokenizer
-from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.tokenizer_errors import convert_errors
 from modelpool.pool.text.word_patterns import QWEN_WORDS
 
-#: an encoder's table of tokens is a little longer than its tokenizer's; one of less than this part of it is another's
-LEAST_PART = 0.5
-#: tensors of bytes, and what their bytes are a file of
+#: an encoder's table is slightly longer than its tokenizer's; a vocabulary below this fraction is another encoder's
+MIN_VOCABULARY_SHARE = 0.5
+#: names of byte tensors, and the file that their bytes are
 TENSORS: Mapping[str, str] = {
     "tokenizer_json": "tokenizer.json", "spiece_model": "spiece.model", "tekken_model": "tekken.json",
 }  # fmt: skip
-#: words, and signs that no vocabulary has a token for: those for private use, and one for nothing at all
-_STRANGE_TEXTS = ("a red cat, 12 dogs", "\ue000", "a\U0010fffdb \ufdd0 \x00")
+#: test texts: words, and characters without a token in any vocabulary (private use, and NUL)
+_PROBE_TEXTS = ("a red cat, 12 dogs", "\ue000", "a\U0010fffdb \ufdd0 \x00")
 
 
 def find_tokenizer(
@@ -47,14 +47,14 @@ def find_tokenizer(
     tensors: Mapping[str, Tensor] | None = None,
     weights: Path | None = None,
 ) -> TextTokenizer:
-    """The tokenizer of a text encoder of `kind` whose table has `vocabulary` tokens.
+    """Return the tokenizer of a text encoder of `kind` whose embedding table has `vocabulary` tokens.
 
-    folder   where a person says it is; then nowhere else is looked
-    tensors  of the file of weights, without prefix: those of `TENSORS` among them may be it
-    weights  the file of weights, beside which it may lie (`folders_beside`)
+    folder   location named by the user; no other place is searched then
+    tensors  tensors of the weights file, without prefix: those in `TENSORS` may be it
+    weights  the weights file, next to which it may be located (`folders_beside`)
     ByT5's needs no file.
-    Raises TokenizerMissing that says what was looked at, and what to put where; CorruptFile for a damaged file in a
-    folder that a person named.
+    Raises TokenizerMissing with the places that were searched, and what to put where; CorruptFile for a damaged file in
+    a folder named by the user.
     """
     if kind == "byt5":
         return TextTokenizer(byte_tokenizer(), kind, "bytes")
@@ -68,43 +68,43 @@ def find_tokenizer(
                 raise
             passed.append(str(error))
             continue
-        if not LEAST_PART * vocabulary <= found.size <= vocabulary:
+        if not MIN_VOCABULARY_SHARE * vocabulary <= found.size <= vocabulary:
             passed.append(f"{source}: found {found.size} tokens, expected about the encoder's {vocabulary}")
         elif found.last_id >= vocabulary:
-            passed.append(f"{source}: found a token of number {found.last_id}, expected those below {vocabulary}")
+            passed.append(f"{source}: found the token id {found.last_id}, expected ids below {vocabulary}")
         else:
             return found
     facts = TOKENIZER_FACTS[kind]
     if folder is None and weights is not None:
         folder = weights.parent
-        where = f"into {folder / 'tokenizer'}, or beside the weights as {stem_of(weights)}.tokenizer.json"
+        where = f"into {folder / 'tokenizer'}, or next to the weights as {stem_of(weights)}.tokenizer.json"
     else:
         where = f"into {folder}" if folder is not None else "into a folder, and name the folder"
-    looked = "".join(f"; {reason}" for reason in passed)
-    raise TokenizerMissing(f"tokenizer of {facts.title}: found none{looked}. Put {facts.published} {where}")
+    reasons = "".join(f"; {reason}" for reason in passed)
+    raise TokenizerMissing(f"tokenizer of {facts.title}: found none{reasons}. Put {facts.published} {where}")
 
 
 def _check_reads_all(tokenizer: TextTokenizer) -> None:
-    """Raises CorruptFile for a tokenizer that raises where it knows no token for a sign."""
+    """Raise CorruptFile for a tokenizer that fails on characters without a token."""
     try:
-        for text in _STRANGE_TEXTS:
+        for text in _PROBE_TEXTS:
             tokenizer.encode(text)
     except UnusableField as error:
         raise CorruptFile(f"{tokenizer.source}: found a tokenizer that cannot read every text: {error}") from error
 
 
 def folders_beside(weights: Path) -> tuple[Path, ...]:
-    """Folders in which the tokenizer of a file of weights may lie, the likeliest first.
+    """Return folders in which the tokenizer of a weights file may be located, the most likely first.
 
-    A folder of its own name; the folder it is in, for a folder that is a model; `tokenizer*` in that, and, for
-    `text_encoder_2/model.safetensors` of diffusers, `tokenizer_2` beside it before the others.
+    A folder named like the file; the folder that contains it, for a model folder; `tokenizer*` in that, and, for
+    diffusers' `text_encoder_2/model.safetensors`, first `tokenizer_2` next to that folder.
     """
     here = weights.parent
-    own = here.name.removeprefix("text_encoder")
+    suffix = here.name.removeprefix("text_encoder")
     near = [here / stem_of(weights), here, *sorted(here.glob("tokenizer*"))]
-    if own != here.name:
+    if suffix != here.name:
         siblings = sorted(here.parent.glob("tokenizer*"))
-        near = [here.parent / f"tokenizer{own}", *near, *siblings]
+        near = [here.parent / f"tokenizer{suffix}", *near, *siblings]
     return tuple(dict.fromkeys(folder for folder in near if folder.is_dir()))
 
 
@@ -148,7 +148,7 @@ def _of_tensor(kind: str, tensor: Tensor, name: str) -> Tokenizer:
     return _of_bytes(kind, _bytes_of(tensor, name), f"tensor {name!r}")
 
 
-#: files that are a tokenizer alone, the surest first
+#: single-file tokenizers, the most reliable first
 _ALONE = ("tokenizer.json", "spiece.model", "tokenizer.model", "tekken.json")
 
 
@@ -157,8 +157,8 @@ def _of_bytes(file_name: str, data: bytes, source: str) -> Tokenizer:
         return tekken_tokenizer(data, source)
     if file_name.endswith(".model"):
         return sentencepiece_tokenizer(data, source)
-    wanted = "found no tokenizer, expected one as tokenizers writes it"
-    with faults_become(lambda said: CorruptFile(f"{source}: {wanted}: {said}")):
+    expected = "expected a tokenizer.json as tokenizers writes it"
+    with convert_errors(lambda problem: CorruptFile(f"{source}: found no tokenizer, {expected}: {problem}")):
         tokenizer = Tokenizer.from_str(data.decode("utf-8"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -166,13 +166,13 @@ def _of_bytes(file_name: str, data: bytes, source: str) -> Tokenizer:
 
 
 def _byte_level(folder: Path) -> Tokenizer:
-    """Byte-pair encoding as Qwen has it, from its two files; special tokens stand in others beside them."""
+    """Build Qwen's byte-level BPE from its two files; special tokens are in other files next to them."""
     source = str(folder / "vocab.json")
-    with faults_become(lambda said: CorruptFile(f"{source}: found no vocabulary with merges, expected one: {said}")):
+    with convert_errors(lambda problem: CorruptFile(f"{source}: found no vocabulary with merges: {problem}")):
         ids = {str(token): int(number) for token, number in _json(folder / "vocab.json").items()}
         lines = _read(folder / "merges.txt").decode("utf-8").splitlines()
-        halves = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
-        pairs = [(first, second) for first, _, second in halves]
+        parts = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+        pairs = [(first, second) for first, _, second in parts]
         tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs))
         tokenizer.normalizer = normalizers.NFC()
         words = pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated")
@@ -182,31 +182,33 @@ def _byte_level(folder: Path) -> Tokenizer:
         added = _added_tokens(folder)
         tokenizer.add_special_tokens([AddedToken(added[number], normalized=False) for number in sorted(added)])
     for number, token in added.items():
-        if (own := tokenizer.token_to_id(token)) != number:
-            raise CorruptFile(f"{source}: token {token!r} would be number {own}, expected {number} as files beside say")
+        if (found := tokenizer.token_to_id(token)) != number:
+            raise CorruptFile(
+                f"{source}: token {token!r} gets the id {found}, expected {number} from the list of added tokens"
+            )
     return tokenizer
 
 
 def _added_tokens(folder: Path) -> dict[int, str]:
-    """The tokens after those of the vocabulary, by number, where a file says them. Raises CorruptFile."""
+    """Return the added tokens by id, from the files that list them. Raises CorruptFile."""
     path = folder / "tokenizer_config.json"
     if path.is_file():
         listed = _json(path).get("added_tokens_decoder")
         if isinstance(listed, dict):
-            with faults_become(lambda said: CorruptFile(f"{path}: found no list of added tokens: {said}")):
+            with convert_errors(lambda problem: CorruptFile(f"{path}: found no list of added tokens: {problem}")):
                 return {int(number): str(token["content"]) for number, token in listed.items()}
-    beside = folder / "added_tokens.json"
-    if beside.is_file():
-        listed = _json(beside)
-        with faults_become(lambda said: CorruptFile(f"{beside}: found no list of added tokens: {said}")):
+    added = folder / "added_tokens.json"
+    if added.is_file():
+        listed = _json(added)
+        with convert_errors(lambda problem: CorruptFile(f"{added}: found no list of added tokens: {problem}")):
             return {int(number): str(token) for token, number in listed.items()}
     return {}
 
 
 def _word_pieces(folder: Path) -> Tokenizer:
-    """BERT's vocabulary, one token a line."""
+    """Build BERT's tokenizer from its vocabulary, one token per line."""
     source = folder / "vocab.txt"
-    with faults_become(lambda said: CorruptFile(f"{source}: found no vocabulary of BERT, expected one: {said}")):
+    with convert_errors(lambda problem: CorruptFile(f"{source}: found no vocabulary of BERT: {problem}")):
         tokens = _read(source).decode("utf-8", "replace").splitlines()
         tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]"))
         config = _json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
@@ -223,7 +225,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (RecursionError, UnicodeDecodeError, ValueError) as error:
         raise CorruptFile(f"{path}: found no JSON, expected an object: {error}") from error
     if not isinstance(found, dict):
-        raise CorruptFile(f"{path}: found {type(found).__name__}, expected an object of JSON")
+        raise CorruptFile(f"{path}: found {type(found).__name__}, expected a JSON object")
     return found
 
 
@@ -233,5 +235,5 @@ def _read(path: Path) -> bytes:
 
 def _bytes_of(tensor: Tensor, name: str) -> bytes:
     if tensor.dtype != torch.uint8 or tensor.numel() > MAX_TEXT_BYTES:
-        raise CorruptFile(f"tensor {name!r}: found {tensor.numel()} of {tensor.dtype}, expected a file's bytes")
+        raise CorruptFile(f"tensor {name!r}: found {tensor.numel()} of {tensor.dtype}, expected the bytes of a file")
     return tensor.detach().cpu().numpy().tobytes()

@@ -1,8 +1,8 @@
-"""How many bytes a forward pass needs beside its weights: measured by a dry run on the meta device.
+"""Measures the peak bytes of a forward pass without weights, by a dry run on the meta device.
 
-The module's own code runs with zero-byte tensors while every storage that it would allocate is counted, so the figure
-holds for any architecture, size, number of frames, batch and dtype without a formula a family. What the device's
-libraries take for themselves is not seen; `with_margin` adds for that.
+The module's own code runs with zero-byte tensors while every storage that it would allocate is counted, so the result
+holds for any architecture, size, number of frames, batch and dtype without a formula per family. Memory of the device's
+libraries is not included; `with_margin` adds it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelpool.pool.tracing.dry_run import AttentionForm, dry_run
-from modelpool.pool.tracing.meta_cache import MetaAnswers, tensors_in
+from modelpool.pool.tracing.meta_cache import MetaCache, tensors_in
 
 MIB = 1 << 20
 
-#: kinds of device that take nothing beside what torch's operations allocate
+#: device kinds without allocations outside of torch's operations
 WITHOUT_MARGIN = frozenset({"sim", "cpu"})
 #: libraries on a GPU (convolution workspaces, fragmentation): a fraction and a constant.
 #: Source: ComfyUI keeps 0.8 GiB for inference at large; field.md. Measured peaks correct it
@@ -38,14 +38,14 @@ WITH_FUSED_ATTENTION = frozenset({"cuda", "sim", "cpu"})
 
 
 def with_margin(counted_bytes: int, device_kind: str) -> int:
-    """What to set aside for `counted_bytes` of activations on a device of this kind."""
+    """Return the bytes to reserve for `counted_bytes` of activations on a device of this kind."""
     if device_kind in WITHOUT_MARGIN:
         return counted_bytes
     return int(counted_bytes * (1 + GPU_MARGIN_FRACTION)) + GPU_MARGIN_BYTES
 
 
 def attention_form(device_kind: str) -> AttentionForm:
-    """How torch's attention allocates on devices of this kind."""
+    """Return how torch's attention allocates on devices of this kind."""
     return AttentionForm.FUSED if device_kind in WITH_FUSED_ATTENTION else AttentionForm.MATH
 
 
@@ -54,16 +54,15 @@ def peak_bytes(
     compute_dtype: torch.dtype,
     call: Callable[[nn.Module], object],
     attention: AttentionForm = AttentionForm.FUSED,
-    answers: MetaAnswers | None = None,
+    cache: MetaCache | None = None,
 ) -> int:
-    """The most bytes that are live at once while `call(module)` runs, weights left out.
+    """Return the maximum of live bytes while `call(module)` runs, without weights.
 
-    `call` must make its inputs on the meta device itself, so that they are counted; those made before it are not. The
-    module's weights are not read. `answers` are as `dry_run` takes them. Nobody else may use the module meanwhile; it
-    is as it was afterwards.
+    `call` must create its inputs on the meta device itself, so that they are counted. The weights of the module are not
+    read. `cache` as for `dry_run`. The module is unchanged afterwards; no other thread may use it meanwhile.
     """
     counter = PeakCounter()
-    dry_run(module, compute_dtype, call, (counter,), attention, answers=answers)
+    dry_run(module, compute_dtype, call, (counter,), attention, cache=cache)
     return counter.peak_bytes
 
 
@@ -102,13 +101,13 @@ class PeakCounter(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class StageModule:
-    """What a stage runs: a built module, as `peak_bytes` takes it."""
+    """A built module of a stage, with the arguments of `peak_bytes`."""
 
     module: nn.Module
     compute_dtype: torch.dtype
     attention: AttentionForm = AttentionForm.FUSED
-    answers: MetaAnswers | None = None
+    cache: MetaCache | None = None
 
     def peak_bytes(self, call: Callable[[nn.Module], object]) -> int:
         """See `pool.tracing.activation_bytes.peak_bytes`."""
-        return peak_bytes(self.module, self.compute_dtype, call, self.attention, self.answers)
+        return peak_bytes(self.module, self.compute_dtype, call, self.attention, self.cache)

@@ -1,14 +1,14 @@
-"""A module's own code run with tensors that have no bytes, to learn what it would allocate and compute.
+"""Runs a module's own code with tensors without data, to find what it would allocate and compute.
 
 Weights are stand-ins on the meta device in compute dtype, and the module computes with them as casting layers do, so
-that an input in another dtype costs what it costs in a run. What cannot be known on the meta device is
-- values that the code reads (positions, masks, counts): small whole numbers and booleans that follow from other known
-  ones are computed beside the run (`_KnownValues`);
-- which numbers are largest (a mixture of experts): every row is taken to choose the first ones, which sends all tokens
-  to the same experts, the most memory that a choice can take;
-- whether something is so of numbers (an image that is zeros where there is none): it is taken to be;
-- attention, whose kernels hold the matrix of scores or do not: `attention` says which.
-A dry run leaves the module as it was. Knows no stage and no family.
+that an input in another dtype costs what it costs in a run. Unknown on the meta device are
+- values that the code reads (positions, masks, counts): small integer and boolean tensors that follow from other known
+  ones are computed alongside the run (`_KnownValues`);
+- top-k choices (a mixture of experts): every row is assumed to choose the first ones, which sends all tokens to the
+  same experts, the maximum of memory;
+- conditions on float values (an image that is all zeros if there is none): assumed to be true;
+- attention, whose kernels allocate the score matrix or not: set by `attention`.
+The module is unchanged afterwards. Knows no stage and no family.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from modelpool.pool.ops.classes import FUNCTIONS_ATTRIBUTE, Casting, restore_classes, swap_to_casting
 from modelpool.pool.ops.context import compute
-from modelpool.pool.ops.low_rank_linear import SIDE_PATH_ATTRIBUTE
-from modelpool.pool.tracing.meta_cache import MetaAnswers, tensors_in
+from modelpool.pool.ops.low_rank_linear import LOW_RANK_ATTRIBUTE
+from modelpool.pool.tracing.meta_cache import MetaCache, tensors_in
 
 aten = torch.ops.aten
 META = torch.device("meta")
-#: whole numbers and booleans of a dry run are known in tensors of up to so many elements
+#: maximum elements of integer and boolean tensors whose values are tracked
 KNOWN_ELEMENTS = 1 << 20
 
 
 class AttentionForm(StrEnum):
-    """How scaled dot product attention is computed."""
+    """Implementation of scaled dot product attention."""
 
     FUSED = "fused"
     """In one kernel that never holds the matrix of scores: flash, memory-efficient, cuDNN."""
@@ -57,19 +57,20 @@ def dry_run(
     modes: Sequence[TorchDispatchMode] = (),
     attention: AttentionForm = AttentionForm.FUSED,
     weights: Mapping[str, Tensor] | None = None,
-    answers: MetaAnswers | None = None,
+    cache: MetaCache | None = None,
 ) -> None:
-    """Run `call(module)` with stand-ins for its weights, under `modes`, which see every operation on the meta device.
+    """Run `call(module)` with stand-ins for its weights, under `modes`, which receive every operation on the meta
+    device.
 
-    `call` makes its inputs on the meta device. `weights` are the stand-ins by name; None makes them. `answers` are
-    those of runs before, which this one adds to. The module is as it was afterwards: parameters, classes, attributes.
-    Not thread safe: nobody else may use the module meanwhile.
+    `call` creates its inputs on the meta device. `weights` are the stand-ins by name; None creates them. `cache` holds
+    the outputs of earlier runs and is extended. The module is unchanged afterwards: parameters, classes, attributes.
+    Not thread-safe: no other thread may use the module meanwhile.
     """
     stand_ins = stand_in_weights(module, compute_dtype) if weights is None else weights
     named = {f"module.{name}": tensor for name, tensor in stand_ins.items()}
 
     def observed(found: nn.Module) -> None:
-        watching = (answers or MetaAnswers(), *modes, _KnownValues())
+        watching = (cache or MetaCache(), *modes, _KnownValues())
         with _autocast_on_meta(), compute(META, compute_dtype), _entered(watching), _Functions(attention):
             call(found)
 
@@ -78,8 +79,8 @@ def dry_run(
 
 
 def stand_in_weights(module: nn.Module, compute_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Zero-byte stand-ins for all parameters and buffers, by name: floating point parameters in compute dtype, the
-    others as they are."""
+    """Return zero-byte stand-ins for all parameters and buffers, by name: floating point parameters in compute dtype,
+    the others in their dtype."""
     found = {name: torch.empty(b.shape, dtype=b.dtype, device=META) for name, b in module.named_buffers()}
     for name, parameter in module.named_parameters():
         dtype = compute_dtype if parameter.is_floating_point() else parameter.dtype
@@ -100,8 +101,8 @@ class _Call(nn.Module):
 
 
 class _Functions(TorchFunctionMode):
-    """Attention as the device's kernel would allocate; tensors that are made of numbers keep them until they are on the
-    meta device, where `_KnownValues` sees them arrive."""
+    """Attention as the device's kernel would allocate; tensors created from numbers keep their values until they reach
+    the meta device, where `_KnownValues` records them."""
 
     def __init__(self, form: AttentionForm) -> None:
         super().__init__()
@@ -140,9 +141,9 @@ class _Functions(TorchFunctionMode):
 
 
 class _KnownValues(TorchDispatchMode):
-    """Values of small tensors of whole numbers and booleans, for code that reads them.
+    """Values of small integer and boolean tensors, for code that reads them.
 
-    A tensor is known when it was made of no unknown one. What is made without a value (`torch.empty`) is zeros.
+    A tensor is known if it was computed from known ones. Tensors created without a value (`torch.empty`) are zeros.
     """
 
     def __init__(self) -> None:
@@ -160,7 +161,7 @@ class _KnownValues(TorchDispatchMode):
         return self._of_known(func, args, kwargs) if given else self._of_nothing(func, args, kwargs)
 
     def _of_nothing(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Tensors that are made, or arrive from the host."""
+        """Tensors that are created, or arrive from the host."""
         out = func(*args, **kwargs)
         if isinstance(out, Tensor) and out.is_meta and _is_kept(out):
             if func in _MADE_WITHOUT_VALUES:
@@ -201,7 +202,7 @@ class _KnownValues(TorchDispatchMode):
         return out
 
     def _positions(self, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Masks among `indices` as the positions that they choose, where they are known."""
+        """Known masks among `indices`, as the positions that they select."""
         found: list[Tensor | None] = []
         for index in indices:
             value = None if index is None else self._values.get(index)
@@ -217,7 +218,7 @@ class _KnownValues(TorchDispatchMode):
             self._values[tensor] = value
 
     def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An unknown value was written: whatever shares its storage is unknown."""
+        """An unknown value was written: everything that shares its storage becomes unknown."""
         named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         for argument in func._schema.arguments:
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -250,7 +251,7 @@ def _entered(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
 
 @contextmanager
 def _casting(module: nn.Module) -> Iterator[None]:
-    """`module` computes as casting layers do, without weight functions, inside the block."""
+    """Inside the block `module` computes as casting layers do, without weight functions."""
     is_plain = not isinstance(module, Casting)
     swap_to_casting(module)
     try:
@@ -262,14 +263,13 @@ def _casting(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _untouched(module: nn.Module) -> Iterator[None]:
-    """After the block every attribute of the tree, and of the plain objects that it holds, is what it was: some models
-    keep tables that they made in a run. Inside it no weight has functions.
-    """
+    """Restore every attribute of the tree, and of the plain objects that it holds, after the block: some models store
+    tables during a run. Inside it no weight has functions."""
     held = {id(v): v for owner in module.modules() for v in owner.__dict__.values() if _is_plain_object(v)}
     owners = (*module.modules(), *held.values())
     before = [(owner, {n: (v, _copied(v)) for n, v in owner.__dict__.items()}) for owner in owners]
     for owner in module.modules():
-        for name in (FUNCTIONS_ATTRIBUTE, SIDE_PATH_ATTRIBUTE):
+        for name in (FUNCTIONS_ATTRIBUTE, LOW_RANK_ATTRIBUTE):
             owner.__dict__.pop(name, None)
     try:
         yield
@@ -317,16 +317,16 @@ class _Autocast(torch.autocast):
         return None if self._is_meta else super().__exit__(*raised)
 
 
-#: held while `torch.autocast`, which is the whole process's, is another class; one thread may take it again
+#: held while `torch.autocast`, which is process-wide, is replaced; re-entrant
 _AUTOCAST_LOCK = threading.RLock()
 
 
 @contextmanager
 def _autocast_on_meta() -> Iterator[None]:
-    """`torch.autocast` for the meta device, which torch refuses, does nothing inside the block.
+    """Inside the block, `torch.autocast` for the meta device, which torch refuses, does nothing.
 
-    Models ask for it around a few small products that should not lose precision. Other devices are served as ever, so
-    another thread notices nothing; one that starts a dry run waits for this one.
+    Models use it around a few small products that need precision. Other devices are unaffected, so other threads notice
+    nothing; one that starts a dry run waits for this one.
     """
     with _AUTOCAST_LOCK:
         original = torch.autocast

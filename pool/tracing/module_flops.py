@@ -1,7 +1,6 @@
-"""How much each module of a component computes in one pass, and in which order they are used: by a dry run.
+"""Counts the operations of each module of a component in one pass, and their order, by a dry run.
 
-For plans that hide copies of weights behind computing. Knows what operations cost by torch's own formulas
-(`torch.utils.flop_counter`); knows neither devices nor seconds.
+For plans that overlap copies of weights with compute. Uses the formulas of torch (`torch.utils.flop_counter`).
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from modelpool.pool.tracing.meta_cache import tensors_in
 def module_work(
     module: nn.Module, compute_dtype: torch.dtype, call: Callable[[nn.Module], object]
 ) -> Mapping[str, int]:
-    """Multiplications and additions of each module with weights of its own, in the order in which they are first used.
+    """Return the multiplications and additions of each module with its own weights, in order of first use.
 
-    `call` makes its inputs on the meta device. Names are those of `pool.patcher.weight_bytes.own_weights`. What an
-    operation computes
-    belongs to the module whose weight it reads; what reads none (attention) to the module that was used last before it,
-    because it hides the same copies. Operations that no formula is known for (norms, sums, activations) count as
-    nothing. Modules that share a weight each get an entry; the first of them gets the work. Modules that did not run
-    are missing. The module is as it was afterwards; nobody else may use it meanwhile.
+    `call` creates its inputs on the meta device. Names are those of `pool.patcher.weight_bytes.own_weights`. An
+    operation belongs to the module whose weight it reads; without a weight (attention), to the module used last,
+    because it overlaps the same copies. Operations without a formula (norms, sums, activations) count as zero. Modules
+    that share a weight each get an entry; the first of them gets the operations. Modules that did not run are missing.
+    The module is unchanged afterwards; no other thread may use it meanwhile.
     """
     weights = stand_in_weights(module, compute_dtype)
     counter = _WorkCounter(_owners(module, weights))
@@ -56,7 +54,7 @@ def _own_names(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 class _WorkCounter(TorchDispatchMode):
-    """Adds up the work of operations for the modules whose weights they read."""
+    """Adds the operations to the modules whose weights they read."""
 
     def __init__(self, owners: Mapping[int, tuple[str, ...]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Leases on components: what a run asks to have on the device, and which of it is held now.
+"""Leases on components: what a run needs on the device, and which leases are held.
 
-Knows which components may not move and how much their runs may allocate beside them. Moves nothing and decides nothing
-about what should be resident (`pool.vram.vram_manager`).
+Tracks which components may not move and how much their runs may allocate. `pool.vram.vram_manager` decides what should
+be resident.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from modelpool.pool.patcher.hooks import HookGroup
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patcher.patcher_state import models_to_load
+from modelpool.pool.patcher.model_patcher import ModelPatcher, models_to_load
 from modelpool.pool.plan.residency import ResidencyPlan
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A hold on components for the length of a run.
+    """A lease on components for the length of a run.
 
-    plan             what was decided
-    uploaded_bytes   what crossed the bus to bring it about
-    patch_switches   components that were there with another patch set
-    all_resident     every component was there already, whole and with the right patches
-    planned_bytes    the most device memory that the plan allows for: weights, activations and scratch, those of the
-                     leases around it included
+    plan             the plan that was carried out
+    uploaded_bytes   bytes that it moved over the bus
+    patch_switches   components that were resident with another patch set
+    all_resident     every component was already fully resident with the right patches
+    planned_bytes    maximum device memory that the plan allows for: weights, activations and scratch, including those
+                     of outer leases
     """
 
     plan: ResidencyPlan
@@ -37,19 +36,21 @@ class Lease:
     planned_bytes: int
 
 
-#: a component with what one run needs of it
-Wanted = tuple[ModelPatcher, ComponentUse]
+#: a patcher with its use in one run
+PatcherUse = tuple[ModelPatcher, ComponentUse]
 
 
-def with_extras(patcher: ModelPatcher, passes: int = 1, groups: Iterable[HookGroup | None] = ()) -> tuple[Wanted, ...]:
-    """A patcher and those that its runs need beside it, ControlNets and the like, each with what one run of `passes`
-    passes needs of it. `groups` are the hooks of its conditions."""
+def with_dependents(
+    patcher: ModelPatcher, passes: int = 1, groups: Iterable[HookGroup | None] = ()
+) -> tuple[PatcherUse, ...]:
+    """Return a patcher and those that its runs also need (ControlNets, ...), each with its use for a run of `passes`
+    passes. `groups` are the hooks of its conditions."""
     return tuple((one, one.use(passes)) for one in (patcher, *models_to_load(patcher, groups)))
 
 
-def one_each(wanted: Sequence[Wanted]) -> list[Wanted]:
-    """One entry a component, the first of its clones, with what all of them need."""
-    firsts: dict[ComponentKey, Wanted] = {}
+def merged_uses(wanted: Sequence[PatcherUse]) -> list[PatcherUse]:
+    """Return one entry per component: its first clone with the largest needs of all clones."""
+    firsts: dict[ComponentKey, PatcherUse] = {}
     for patcher, use in wanted:
         assert patcher.key == use.component, f"{use.component} is not the use of {patcher.key}"
         if patcher.key not in firsts:
@@ -63,12 +64,12 @@ def one_each(wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 class HeldLeases:
-    """The leases that are held now."""
+    """The leases that are currently held."""
 
     def __init__(self) -> None:
         self._counts: Counter[ComponentKey] = Counter()
         self._run_bytes = 0
-        #: what was this process's or free when nothing but weights was here
+        #: memory of this process plus free memory, at a time when it held only weights
         self._ours_at_first_bytes = 0
 
     def __contains__(self, key: ComponentKey) -> bool:
@@ -81,15 +82,15 @@ class HeldLeases:
 
     @property
     def run_bytes(self) -> int:
-        """What the runs of all held leases may have beside weights: activations and scratch."""
+        """Activations and scratch of the runs of all held leases."""
         return self._run_bytes
 
     def ours_bytes(self, seen_bytes: int) -> int:
-        """What this process may have of the device: `seen_bytes` (its weights, and what is free) with what the runs of
-        held leases have allocated, which is neither.
+        """Return the device memory available to this process: `seen_bytes` (its weights and free memory) plus the
+        allocations of the runs of held leases, which are neither.
 
-        Nobody counts that: it is taken to be what has gone since the first lease was taken, up to what the leases allow
-        for. Where other programs took some of it meanwhile, this is too much by that.
+        These are not counted: they are assumed to be what has disappeared since the first lease was taken, up to the
+        allowance of the leases. If other programs took some of it meanwhile, the result is too large by that.
         """
         if not self._counts:
             return seen_bytes

@@ -1,7 +1,7 @@
-"""`VramManager`: the one owner of weights on a GPU. Leases over `pool.plan.residency.plan`.
+"""`VramManager`: the single owner of weights on one GPU. Leases over `pool.plan.residency.plan`.
 
-Knows the components of one GPU, in which order they were last used, and what somebody wants kept. What should move is
-`plan`'s decision; how a component moves is its patcher's. Not thread safe: one process per GPU, one run at a time.
+Tracks the components of one GPU, their order of use and their pins. `plan` decides what moves; the patcher of a
+component moves it. Not thread-safe: one process per GPU, one run at a time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import DoesNotFit, UserError, format_bytes, unknown_name
 from modelpool.pool.devices.vram_policy import ResidencyRules
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realizing
-from modelpool.pool.plan.policy_plan import Ask, fixed_bytes, ruled_plan
-from modelpool.pool.plan.preload_plan import Held, plan_ahead
+from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
+from modelpool.pool.plan.policy_plan import PlanRequest, fixed_bytes, plan_under_policy
+from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.plan.residency import (
     ModuleBytes,
     Move,
@@ -24,29 +24,29 @@ from modelpool.pool.plan.residency import (
     needed_bytes,
     plan,
 )
-from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
-from modelpool.pool.vram.leases import HeldLeases, Lease, Wanted, one_each, with_extras
-from modelpool.pool.vram.no_room import no_room_as_is, taken_by_others
-from modelpool.pool.vram.pins import Wishes
+from modelpool.pool.vram.leases import HeldLeases, Lease, PatcherUse, merged_uses, with_dependents
+from modelpool.pool.vram.memory_errors import does_not_fit_as_is, taken_by_others
+from modelpool.pool.vram.pins import Pins
 
-__all__ = ["Lease", "VramManager", "Wanted", "with_extras"]
+__all__ = ["Lease", "PatcherUse", "VramManager", "with_dependents"]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What bringing components to a plan took."""
+class MoveTotals:
+    """Totals of the moves that carried out a plan."""
 
     uploaded_bytes: int = 0
     switches: int = 0
 
 
 class VramManager:
-    """Which components are on this GPU, and making room for the next run.
+    """Weights on this GPU, and making room for the next run.
 
     Invariants: the resident bytes of all patchers stay within `capacity_bytes`, and while leases are held they leave
-    room for the activations and scratch of all of them. Leased bytes do not move. What is held (`wishes`) leaves only
-    on demand of a person (`unload`, `unload_all`, `remove`, `close`).
+    room for the activations and scratch of all of them. Leased bytes do not move. Pinned bytes (`pins`) are evicted
+    only by explicit calls (`unload`, `unload_all`, `remove`, `close`).
     """
 
     def __init__(
@@ -55,47 +55,50 @@ class VramManager:
         rules: ResidencyRules | None = None,
         free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`free_bytes` says what the device could still give to this process now; None where nobody can say."""
+        """`free_bytes` returns the memory that the device could still give to this process; None if unknown."""
         self.capacity_bytes = capacity_bytes
         self._rules = rules or ResidencyRules()
         self._free_bytes = free_bytes
         self._patchers: dict[ComponentKey, ModelPatcher] = {}  # least recently used first
-        #: the clone whose patches the resident bytes carry: it hears when they leave
+        #: the clone whose patches the resident bytes have: it is notified of evictions
         self._holders: dict[ComponentKey, ModelPatcher] = {}
         self._specs: dict[ComponentKey, ComponentSpec] = {}
         self._leases = HeldLeases()
-        #: what somebody wants kept, to be changed by whoever wants it
-        self.wishes = Wishes(self._specs)
+        #: pins and priorities, set by the callers
+        self.pins = Pins(self._specs)
 
     def add(self, patcher: ModelPatcher) -> None:
-        """Take charge of a component; nothing of it may be on the device yet. Naming one again is an error."""
+        """Manage a component; nothing of it may be on the device yet. Adding it twice is an error."""
         assert patcher.key not in self._patchers, f"{patcher.key} is managed already"
-        assert not patcher.resident_modules(), f"{patcher.key} has bytes on the device that nobody accounts for"
+        assert not patcher.resident_modules(), f"{patcher.key} has unaccounted bytes on the device"
         self._patchers = {patcher.key: patcher, **self._patchers}
         self._specs[patcher.key] = patcher.spec()
 
     def remove(self, key: ComponentKey) -> None:
-        """Take a component off the device and forget it. Raises UserError when a run uses it, UnknownName when it is
-        not managed."""
+        """Unload a component and forget it. Raises UserError if a run uses it, UnknownName if it is not managed."""
         self.unload(key)
         self._forget(key)
+
+    def is_idle(self, key: ComponentKey) -> bool:
+        """Whether nothing of the component is on the device and no run uses it. Raises UnknownName."""
+        return key not in self._leases and not self._patchers[self._known(key)].resident().resident_bytes
 
     def __contains__(self, key: ComponentKey) -> bool:
         return key in self._patchers
 
     def residency(self) -> Residency:
-        """What is on the GPU now: the truth, read off the patchers."""
+        """Return the current residency, read from the patchers."""
         entries = (p.resident() for p in self._patchers.values())
         return Residency(self.capacity_bytes, tuple(e for e in entries if e.resident_bytes))
 
     def activation_room(
         self, uses: Sequence[ComponentUse], staying_bytes: int | None = None, new: Iterable[ComponentSpec] = ()
     ) -> int:
-        """Bytes that a run with `uses` could have for its activations now, when no more than `staying_bytes` of weights
-        stay; None: if everything that may leave does. Below 0 when not even its weights' scratch fits.
+        """Return the bytes that a run with `uses` could have for its activations now, if at most `staying_bytes` of
+        weights stay; None: if everything evictable is evicted. Negative if not even the scratch of its weights fits.
 
-        `new` are the sizes of those components of the run that nobody has added: where nothing may stream they take
-        room as the others do.
+        `new` are sizes of components of the run that are not managed yet: if nothing may stream, they take room as the
+        others do.
         """
         now = self._now()
         room_bytes = now.capacity_bytes - needed_bytes(uses, 0)
@@ -108,85 +111,88 @@ class VramManager:
 
     @property
     def leased(self) -> frozenset[ComponentKey]:
-        """Components that runs hold now."""
+        """Components that are currently leased."""
         return self._leases.keys
 
     @property
     def room_bytes(self) -> int:
-        """What could be put on the device now beside the weights that are there, and what held leases may allocate."""
+        """Bytes that could be loaded now next to resident weights and the allowance of held leases."""
         now = self._now()
         return max(0, now.capacity_bytes - now.used_bytes)
 
     @contextmanager
     def lease(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[PatcherUse],
         activation_bytes: int,
         needed_next: Sequence[ComponentKey] = (),
         most_weight_bytes: int | None = None,
     ) -> Iterator[Lease]:
-        """Make room, bring the weights in, and keep them there until the block is left.
+        """Make room, load the weights, and keep them until the block is left.
 
-        `wanted` are clones, each with the use that `ModelPatcher.use` gives for it (`with_extras` finds those that a
-        run needs together); of clones of one component the first is brought in, the others stream their patches.
-        Components that nobody added are taken charge of when the run fits. `needed_next` are those that are expected to
-        be needed here afterwards, soonest first; no more than `most_weight_bytes` of weights are resident while the
-        lease is held, those that may not leave excepted. Leases may be nested: each has room of its own.
-        A load that fails is rolled back: what arrived leaves again, what left for it stays away, nothing is leased, and
-        the residency is exact. Raises DoesNotFit when no eviction would be enough, RanOutOfMemory when it would be
-        without what other programs have taken, torch.OutOfMemoryError when the device says so all the same.
+        `wanted` are clones, each with its `ModelPatcher.use` (`with_dependents` collects those of a run); of clones of
+        one component the first is loaded, the others stream their patches. Components that are not managed are added if
+        the run fits. `needed_next` are components expected to be needed afterwards, soonest first; at most
+        `most_weight_bytes` of weights are resident during the lease, except for those that may not leave. Leases may be
+        nested: each has its own room. A load that fails is rolled back: what arrived is evicted, what was evicted for
+        it stays away, nothing is leased, and the residency is exact. Raises DoesNotFit if no eviction would be enough,
+        RanOutOfMemory if it would be without the memory of other programs, torch.OutOfMemoryError if the device runs
+        out nevertheless.
         """
-        firsts = one_each(wanted)
+        firsts = merged_uses(wanted)
         uses, leased = [use for _, use in firsts], self._leases.keys
-        why_whole = "" if self._rules.may_stream else "the policy is not to stream any"
-        outlook = self._outlook(needed_next)
-        ask = Ask(uses, self._specs_with(firsts), activation_bytes, leased, outlook, most_weight_bytes, why_whole)
+        why_whole = "" if self._rules.may_stream else "the policy does not allow streaming"
+        hints = self._outlook(needed_next)
+        ask = PlanRequest(uses, self._specs_with(firsts), activation_bytes, leased, hints, most_weight_bytes, why_whole)
         decided = self._decide(ask)
-        moved = self._bring_about(decided, firsts)
+        moved = self._apply(decided, firsts)
         planned_bytes = decided.after.used_bytes + self._leases.run_bytes + ask.run_bytes
         is_there = moved.uploaded_bytes == 0 and decided.streamed_bytes == 0
         with self._leasing([use.component for use in uses], ask.run_bytes):
             yield Lease(decided, moved.uploaded_bytes, moved.switches, is_there, planned_bytes)
 
     @contextmanager
-    def lease_as_is(self, wanted: Sequence[Wanted], activation_bytes: int) -> Iterator[None]:
-        """Keep what is resident where it is until the block is left; move nothing. What is not resident streams.
+    def lease_as_is(self, wanted: Sequence[PatcherUse], activation_bytes: int) -> Iterator[None]:
+        """Keep resident weights where they are until the block is left; move nothing. The rest streams.
 
-        Raises DoesNotFit when that leaves too little for the run, with what would help; RanOutOfMemory when it would be
-        enough without what other programs have taken.
+        Raises DoesNotFit, with a suggestion, if that leaves too little for the run; RanOutOfMemory if it would be
+        enough without the memory of other programs.
         """
-        firsts = one_each(wanted)
+        firsts = merged_uses(wanted)
         uses = [use for _, use in firsts]
         now, run_bytes = self._now(), needed_bytes(uses, activation_bytes)
         if now.used_bytes + run_bytes > now.capacity_bytes:
-            raise no_room_as_is(uses, now, run_bytes, self._budget_bytes)
+            raise does_not_fit_as_is(uses, now, run_bytes, self._budget_bytes)
         self._take_charge(firsts)
         with self._leasing([use.component for use in uses], run_bytes):
             yield
 
-    def bring_ahead(
+    def preload(
         self,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[PatcherUse],
         activation_bytes: int,
         needed_next: Sequence[ComponentKey] = (),
         kept: Iterable[ComponentKey] = (),
     ) -> Generator[int, None, None]:
-        """Bring in what a task that is to come will lease, beside the runs that hold leases now, step by step: what
-        `pool.plan.preload_plan` decides at the first. Each step yields the bytes that it brought over the bus. Nothing
-        of `kept`
-        leaves for it.
+        """Load what the next task will lease, during the runs that hold leases now, step by step, as
+        `pool.plan.preload_plan` decides at the first step. Each step yields its bytes on the bus. Components in `kept`
+        are not evicted for it.
 
-        What arrived stays, whether all steps are made or not, and is like all that nobody leases. Nothing moves where
-        the policy leaves no weights between runs. When a step fails, what arrived of its component leaves again.
-        Raises torch.OutOfMemoryError when the device says so.
+        Loaded weights stay, whether all steps are made or not, and are like any unleased weights. Nothing moves if the
+        policy keeps no weights between runs. If a step fails, what arrived of its component is evicted again. Raises
+        torch.OutOfMemoryError if the device runs out.
         """
         if not self._rules.keeps_idle or self._rules.weights_share < 1:
             return
-        firsts, now, held = one_each(wanted), self._now(), Held(self._leases.keys.union(kept), self._leases.run_bytes)
+        firsts, now, held = (
+            merged_uses(wanted),
+            self._now(),
+            RunningLease(self._leases.keys.union(kept), self._leases.run_bytes),
+        )
         now = replace(now, capacity_bytes=now.capacity_bytes + held.run_bytes)
         uses, specs = [use for _, use in firsts], self._specs_with(firsts)
-        outlook = self._outlook(needed_next if self._rules.may_stream else ())
-        decided = plan_ahead(now, held, uses, specs, activation_bytes, outlook)
+        hints = self._outlook(needed_next if self._rules.may_stream else ())
+        decided = plan_preload(now, held, uses, specs, activation_bytes, hints)
         if not decided.arrive:
             return
         self._take_charge(firsts)
@@ -196,18 +202,18 @@ class VramManager:
         for arrival in decided.arrive:
             key = arrival.use.component
             patcher = self._holders[key] = patchers[key]
-            self._patchers[key] = self._patchers.pop(key)  # as if it had been used
+            self._patchers[key] = self._patchers.pop(key)  # most recently used
             modules = choose_modules(patcher.modules(), arrival.to_bytes, patcher.resident_modules())
-            yield from realizing(patcher, WeightsTarget(modules, patcher.patches))
+            yield from realize_in_steps(patcher, WeightsTarget(modules, patcher.patches))
 
     def load(self, patcher: ModelPatcher, most_bytes: int | None = None) -> int:
-        """Bring weights of a component in until `most_bytes` of it are resident, or as many as there is room for; None:
-        all of it. Whatever is on the device stays there. Returns the bytes that arrived, 0 when there is no room.
+        """Load weights of a component until `most_bytes` of it are resident, or as many as fit; None: all of it.
+        Nothing is evicted. Returns the bytes that arrived, 0 if there is no room.
 
-        What is there of it gets the patches of `patcher`. Raises DoesNotFit for None when not all of it fits beside
-        what is there, and when a run uses it with other patches; else fails as `lease` does.
+        Resident weights get the patches of `patcher`. Raises DoesNotFit for None if not all of it fits, and if a run
+        uses it with other patches; otherwise fails as `lease` does.
         """
-        firsts = one_each([(patcher, patcher.use())])
+        firsts = merged_uses([(patcher, patcher.use())])
         (_, use), key, before = firsts[0], patcher.key, patcher.resident()
         specs, now = self._specs_with(firsts), self._now()
         asked_bytes = specs[key].weight_bytes if most_bytes is None else min(most_bytes, specs[key].weight_bytes)
@@ -216,53 +222,53 @@ class VramManager:
         has_room = now.used_bytes + use.scratch_bytes <= now.capacity_bytes
         if target_bytes == 0 or is_there or (most_bytes is not None and not has_room):
             return 0
-        ask = Ask(
+        ask = PlanRequest(
             [use],
-            {**specs, key: replace(specs[key], weight_bytes=target_bytes)},  # a plan for the part that is asked for
+            {**specs, key: replace(specs[key], weight_bytes=target_bytes)},  # a plan for the requested part
             activation_bytes=0,
             leased=self._leases.keys | {entry.component for entry in now.entries if entry.component != key},
-            outlook=Outlook(floors={key: before.resident_bytes}),
-            why_whole="" if most_bytes is not None else "nothing leaves for it",
+            hints=EvictionHints(pinned_bytes={key: before.resident_bytes}),
+            why_whole="" if most_bytes is not None else "nothing is evicted for it",
         )
-        self._bring_about(self._decide(ask), firsts)
+        self._apply(self._decide(ask), firsts)
         return patcher.resident().resident_bytes - before.resident_bytes
 
     def unload(self, key: ComponentKey, least_bytes: int | None = None) -> int:
-        """Take at least `least_bytes` (None: all) of a component off the device, or what there is. Returns the bytes
-        that left. Raises UserError when a run uses it, UnknownName when it is not managed."""
+        """Evict at least `least_bytes` (None: all) of a component, or all that is resident. Returns the bytes evicted.
+        Raises UserError if a run uses it, UnknownName if it is not managed."""
         if self._known(key) in self._leases:
-            raise UserError(f"{key}: a run is using it; expected to be asked to unload it when the run has ended")
+            raise UserError(f"{key}: a run is using it; unload it when the run has ended")
         entry = self._patchers[key].resident()
         left_bytes = 0 if least_bytes is None else max(0, entry.resident_bytes - least_bytes)
         return self._shrink(key, left_bytes)
 
     def free(self, size_bytes: int) -> int:
-        """Let idle components leave, in the order in which plans would let them, until `size_bytes` have left or none
-        are left that may. Returns the bytes that left."""
+        """Evict idle components in the order of plans until `size_bytes` are evicted or none is left that may be.
+        Returns the bytes evicted."""
         now = self.residency()
-        leased, outlook = self._leases.keys, self._outlook(())
-        kept_bytes = max(now.used_bytes - max(0, size_bytes), fixed_bytes(now, leased, outlook.floors))
-        decided = plan(replace(now, capacity_bytes=kept_bytes), (), self._specs, 0, leased, outlook)
+        leased, hints = self._leases.keys, self._outlook(())
+        kept_bytes = max(now.used_bytes - max(0, size_bytes), fixed_bytes(now, leased, hints.pinned_bytes))
+        decided = plan(replace(now, capacity_bytes=kept_bytes), (), self._specs, 0, leased, hints)
         return sum(self._shrink_to(move, decided.after) for move in decided.evict)
 
     def free_idle(self, but: Iterable[ComponentKey] = ()) -> int:
-        """Let every component leave that is neither leased, held nor in `but`. Returns the bytes that left."""
-        kept = {*but, *self.wishes.held, *self._leases.keys}
+        """Evict every component that is neither leased, pinned nor in `but`. Returns the bytes evicted."""
+        kept = {*but, *self.pins.pinned, *self._leases.keys}
         return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in kept)
 
     def unload_all(self) -> int:
-        """Take every byte off the device that is not leased, held or not. Returns the bytes that left."""
+        """Evict everything that is not leased, pinned or not. Returns the bytes evicted."""
         return sum(self._shrink(key, 0) for key in tuple(self._patchers) if key not in self._leases)
 
     def close(self) -> None:
-        """Take every byte off the device and forget all components. No lease may be held. Idempotent."""
+        """Evict everything and forget all components. No lease may be held. Idempotent."""
         assert not self._leases.keys, f"closed while {set(self._leases.keys)} are leased"
         self.unload_all()
         for key in tuple(self._patchers):
             self._forget(key)
 
     def _forget(self, key: ComponentKey) -> None:
-        self.wishes.forget(key)
+        self.pins.forget(key)
         self._holders.pop(key, None)
         del self._patchers[key], self._specs[key]
 
@@ -273,51 +279,51 @@ class VramManager:
 
     @property
     def _budget_bytes(self) -> int:
-        """What weights and one more run may take, other programs apart."""
+        """Budget of weights and one more run, without other programs."""
         return self.capacity_bytes - self._leases.run_bytes
 
     def _seen_bytes(self, used_bytes: int) -> int:
-        """Weights that are here, and what the device could still give; the whole budget where nobody can say."""
+        """Resident weights plus free memory of the device; the full budget if unknown."""
         return self.capacity_bytes if self._free_bytes is None else used_bytes + max(0, self._free_bytes())
 
     def _now(self) -> Residency:
-        """What is on the GPU, and what weights and one more run have room for: less than the budget where other
-        programs took some."""
+        """The residency, with the capacity for weights and one more run: less than the budget if other programs use
+        some."""
         now = self.residency()
         ours_bytes = self._leases.ours_bytes(self._seen_bytes(now.used_bytes))
         return replace(now, capacity_bytes=max(0, min(self.capacity_bytes, ours_bytes) - self._leases.run_bytes))
 
-    def _specs_with(self, firsts: Sequence[Wanted]) -> dict[ComponentKey, ComponentSpec]:
-        """The sizes of all components, with those of `firsts` that are new."""
+    def _specs_with(self, firsts: Sequence[PatcherUse]) -> dict[ComponentKey, ComponentSpec]:
+        """Sizes of all components, including new ones of `firsts`."""
         for patcher, _ in firsts:
             known = self._patchers.get(patcher.key, patcher)
             assert known.is_clone(patcher), f"two components are called {patcher.key}"
         return {**{p.key: p.spec() for p, _ in firsts if p.key not in self._specs}, **self._specs}
 
-    def _take_charge(self, firsts: Sequence[Wanted]) -> None:
-        """Add those of `firsts` that are new."""
+    def _take_charge(self, firsts: Sequence[PatcherUse]) -> None:
+        """Add the new components of `firsts`."""
         for patcher, _ in firsts:
             if patcher.key not in self._patchers:
                 self.add(patcher.clone())
 
-    def _decide(self, ask: Ask) -> ResidencyPlan:
-        """The plan. Raises DoesNotFit, and RanOutOfMemory where the budget would do without other programs."""
+    def _decide(self, ask: PlanRequest) -> ResidencyPlan:
+        """The plan. Raises DoesNotFit, and RanOutOfMemory if the budget would be enough without other programs."""
         now = self._now()
         try:
-            return ruled_plan(now, ask, self._rules)
+            return plan_under_policy(now, ask, self._rules)
         except DoesNotFit as refused:
             taken_bytes = self._budget_bytes - now.capacity_bytes
             if taken_bytes <= 0:
                 raise
-            ruled_plan(replace(now, capacity_bytes=self._budget_bytes), ask, self._rules)
+            plan_under_policy(replace(now, capacity_bytes=self._budget_bytes), ask, self._rules)
             raise taken_by_others(refused, taken_bytes, in_run=bool(self._leases.keys)) from refused
 
-    def _outlook(self, needed_next: Sequence[ComponentKey]) -> Outlook:
-        return Outlook(tuple(dict.fromkeys(needed_next)), self._floors(), self.wishes.priorities)
+    def _outlook(self, needed_next: Sequence[ComponentKey]) -> EvictionHints:
+        return EvictionHints(tuple(dict.fromkeys(needed_next)), self._floors(), self.pins.priorities)
 
     def _floors(self) -> dict[ComponentKey, int]:
-        """What plans are to leave of each held component: whole modules, so up to one more than what is held."""
-        return {key: self._floor_of(key, held_bytes) for key, held_bytes in self.wishes.held.items()}
+        """Bytes that plans leave of each pinned component: complete modules, so up to one more than pinned."""
+        return {key: self._floor_of(key, held_bytes) for key, held_bytes in self.pins.pinned.items()}
 
     def _floor_of(self, key: ComponentKey, held_bytes: int) -> int:
         if held_bytes <= 0:
@@ -325,8 +331,8 @@ class VramManager:
         largest_bytes = max((m.resident_bytes for m in self._patchers[key].modules()), default=0)
         return min(held_bytes + largest_bytes, self._specs[key].weight_bytes)
 
-    def _bring_about(self, decided: ResidencyPlan, firsts: Sequence[Wanted]) -> Moved:
-        """Do what was decided: all that leaves, before anything arrives. Whole, or rolled back."""
+    def _apply(self, decided: ResidencyPlan, firsts: Sequence[PatcherUse]) -> MoveTotals:
+        """Carry out a plan: all evictions before any upload. Atomic: rolled back on errors."""
         self._take_charge(firsts)
         before = {patcher.key: patcher.resident_modules() for patcher, _ in firsts}
         uploaded_bytes, switches, freed_bytes = 0, 0, 0
@@ -345,11 +351,13 @@ class VramManager:
         except BaseException as error:
             with ExitStack() as rolling_back:  # each, whatever the others raise
                 for patcher, _ in firsts:
-                    rolling_back.callback(patcher.shrink, before[patcher.key])
+                    rolling_back.callback(patcher.evict_except, before[patcher.key])
             if freed_bytes:
-                error.add_note(f"the load was rolled back; {format_bytes(freed_bytes)} that left for it stay away")
+                error.add_note(
+                    f"the load was rolled back; {format_bytes(freed_bytes)} that were evicted for it stay away"
+                )
             raise
-        return Moved(uploaded_bytes, switches)
+        return MoveTotals(uploaded_bytes, switches)
 
     @contextmanager
     def _leasing(self, keys: Sequence[ComponentKey], run_bytes: int) -> Iterator[None]:
@@ -364,20 +372,20 @@ class VramManager:
                         self._shrink(key, self._floors().get(key, 0))
 
     def _modules(self, patcher: ModelPatcher, target_bytes: int) -> Sequence[ModuleBytes]:
-        """What to choose from; with the work of each module where the choice is not all or nothing."""
+        """Modules to choose from; with operation counts if the choice is partial."""
         is_partial = 0 < target_bytes < self._specs[patcher.key].weight_bytes
-        return patcher.worked_modules if is_partial else patcher.modules()
+        return patcher.modules_with_flops if is_partial else patcher.modules()
 
     def _shrink_to(self, move: Move, after: Residency) -> int:
         entry = after.of(move.component)
         return self._shrink(move.component, entry.resident_bytes if entry else 0)
 
     def _shrink(self, key: ComponentKey, target_bytes: int) -> int:
-        """Let modules leave until at most `target_bytes` are resident. Returns the bytes that left."""
+        """Evict modules until at most `target_bytes` are resident. Returns the bytes evicted."""
         patcher = self._holders.get(key, self._patchers[key])
         modules = self._modules(patcher, target_bytes)
         kept = choose_modules(modules, target_bytes, patcher.resident_modules(), grow=False)
-        report = patcher.shrink(kept)
+        report = patcher.evict_except(kept)
         if not patcher.resident_modules():
             self._holders.pop(key, None)
         return report.freed_bytes

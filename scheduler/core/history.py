@@ -1,7 +1,7 @@
-"""What is remembered of one job, for people: each start of its tasks with why, what was expected and what came of it.
+"""The history of one job for users: each start of its tasks, the reason, the expected and the measured cost.
 
-Read out of the story when somebody asks; nothing is kept here, nothing is decided, and the core is not touched: asking
-changes no later decision. What the story has dropped is missing, and `complete` says so.
+Computed from the story on request; stores and decides nothing, and does not touch the core: a request changes no later
+decision. Entries that the story has dropped are missing, and `complete` says so.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from modelpool.pool.core.errors import UnknownName, unknown_name
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunError, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import RunEnded, Submitted
-from modelpool.scheduler.tables.placement_record import Start, Why
-from modelpool.scheduler.tables.story import Entry
+from modelpool.scheduler.tables.placement_record import TaskStart, Why
+from modelpool.scheduler.tables.story import StoryEntry
 from modelpool.scheduler.tables.story_lines import StoryLine
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
 
-#: jobs that are named to somebody who asks for one that is not known
+#: known jobs that the error for an unknown one names
 MOST_NAMED = 8
 _ON_WORKER = (TaskStatus.RUNNING, TaskStatus.STOPPING)
 
@@ -31,9 +31,9 @@ _ON_WORKER = (TaskStatus.RUNNING, TaskStatus.STOPPING)
 class Attempt:
     """One start of a task.
 
-    why       what the choice was made of: seconds and bytes that were expected
+    why       the placement record: expected seconds and bytes
     ended_at  None while it runs
-    cost      what it took, as the worker measured it; None while it runs, and when the worker was lost
+    cost      the cost measured by the worker; None while it runs, and if the worker was lost
     end       "running", "stopping", "done", the kind of its error, or "worker_lost"
     """
 
@@ -52,10 +52,10 @@ class Attempt:
 class TaskHistory:
     """One task of the job.
 
-    status    "blocked", "ready", "running", "stopping"; "ended" when no live job needs it to run any more
-    attempts  oldest first. Those of an earlier job that wanted the same task are among them
-    passed    how often later tasks went first while it waited, over the workers that are up
-    held_back  it is ready and waits because its user has as much running as is allowed
+    status     "blocked", "ready", "running", "stopping"; "ended" if no live job needs it to run any more
+    attempts   oldest first, including those of an earlier job that wanted the same task
+    passed     how often later tasks went first while it waited, divided by the workers that are up
+    held_back  it is ready and waits because its user is at the limit of running tasks
     """
 
     task_id: TaskId
@@ -72,11 +72,11 @@ class JobHistory:
     """One job.
 
     status        "active", "stopping", or how it ended: "succeeded", "failed", "cancelled"
-    at            when this was asked for
-    submitted_at  None when that is not remembered; of a job that has ended, what was asked for is gone then too
+    at            time of this request
+    submitted_at  None if no longer known; the request of an ended job is then missing too
     tasks         in the order of the job
-    lines         its moves and those of its tasks up to its end, oldest first
-    complete      False when some of it is not remembered any more
+    lines         its story lines and those of its tasks up to its end, oldest first
+    complete      False if parts are no longer known
     """
 
     job_id: JobId
@@ -94,7 +94,7 @@ class JobHistory:
 
 
 def find_job(state: SchedulerState, text: str) -> JobId:
-    """The job with this id, or the only one whose id has `text` in it. Raises UnknownName with what is known."""
+    """Return the job with this id, or the only one whose id contains `text`. Raises UnknownName with the known jobs."""
     known = dict.fromkeys((*state.demand.ended, *state.demand.jobs))
     exact = JobId(text)
     if exact in known:
@@ -108,11 +108,11 @@ def find_job(state: SchedulerState, text: str) -> JobId:
         raise UnknownName(f"unknown job {text!r}: this pool has had no job yet")
     if len(known) <= MOST_NAMED:
         raise unknown_name("job", text, known)
-    raise UnknownName(f"unknown job {text!r}; {len(known)} are known, the last of them {_some(known)}")
+    raise UnknownName(f"unknown job {text!r}; {len(known)} are known, the latest are {_some(known)}")
 
 
 def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -> JobHistory:
-    """What is remembered of a job that `find_job` found. Without `now` that is at the last event."""
+    """Return the history of a job that `find_job` found, at `now` or else at the last event."""
     live = state.demand.jobs.get(job_id)
     mine = list(state.log.entries({job_id}))
     status = live.status.value if live is not None else state.demand.ended[job_id].value
@@ -121,7 +121,7 @@ def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -
     if submitted is not None and isinstance(submitted[1], Submitted):
         spec = submitted[1].job
     ended = None if live is not None else next((e for e in reversed(mine) if e[3] is not e[4]), None)
-    seen = JobHistory(
+    history = JobHistory(
         job_id=job_id,
         status=status,
         at=state.at if now is None else now,
@@ -130,26 +130,28 @@ def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -
         note=str(ended[5]) if ended is not None and isinstance(ended[5], str) else "",
         complete=submitted is not None,
     )
-    return seen if spec is None else _with_tasks(seen, spec, state)
+    return history if spec is None else _with_tasks(history, spec, state)
 
 
-def _with_tasks(seen: JobHistory, spec: JobSpec, state: SchedulerState) -> JobHistory:
-    by_task: dict[str, list[Entry]] = {task.task_id: [] for task in spec.tasks}
-    until = inf if seen.ended_at is None else seen.ended_at  # what tasks did for other jobs later is not its story
+def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState) -> JobHistory:
+    by_task: dict[str, list[StoryEntry]] = {task.task_id: [] for task in spec.tasks}
+    until = (
+        inf if history.ended_at is None else history.ended_at
+    )  # what tasks did for other jobs later is not part of it
     for entry in state.log.entries(by_task):
         if entry[0] <= until:
             by_task[entry[2]].append(entry)
     return replace(
-        seen,
+        history,
         priority=spec.priority,
         user=spec.user,
         deadline=spec.deadline,
         tasks=tuple(_task(task, by_task[task.task_id], state) for task in spec.tasks),
-        lines=tuple(line for line in state.log.lines({seen.job_id, *by_task}) if line.at <= until),
+        lines=tuple(line for line in state.log.lines({history.job_id, *by_task}) if line.at <= until),
     )
 
 
-def _task(spec: TaskSpec, entries: Iterable[Entry], state: SchedulerState) -> TaskHistory:
+def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState) -> TaskHistory:
     task = state.demand.tasks.get(spec.task_id)
     return TaskHistory(
         task_id=spec.task_id,
@@ -162,11 +164,11 @@ def _task(spec: TaskSpec, entries: Iterable[Entry], state: SchedulerState) -> Ta
     )
 
 
-def _attempts(entries: Iterable[Entry]) -> tuple[Attempt, ...]:
-    """The starts among the moves of one task, each with the move that ended it."""
+def _attempts(entries: Iterable[StoryEntry]) -> tuple[Attempt, ...]:
+    """The starts of one task, each with the transition that ended it."""
     attempts: list[Attempt] = []
     for at, cause, _, before, after, note in entries:
-        if isinstance(note, Start):
+        if isinstance(note, TaskStart):
             attempts.append(Attempt(note.attempt, note.worker_id, note.incarnation, at, note.why))
         elif attempts and attempts[-1].ended_at is None and before is not after:
             if after in _ON_WORKER:

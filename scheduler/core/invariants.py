@@ -1,6 +1,6 @@
-"""What must be so after every event. `validate` changes nothing; it costs time in proportion to all that is known.
+"""Invariants of the core after every event. `validate` changes nothing; its time is proportional to the whole state.
 
-Called after each event in tests; a shell may call it when idle, or before it reports that something hangs.
+Called after each event in tests; a shell may call it when idle, or before it reports a hang.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ import math
 from collections import Counter
 
 from modelpool.pool.plan.residency import Resident, needed_bytes, plan
-from modelpool.pool.specs.division import choose_division
-from modelpool.pool.specs.spec import JobId, Rung, Stage
-from modelpool.scheduler.core.queue_invariants import validate_turns
+from modelpool.pool.specs.execution_modes import choose_mode
+from modelpool.pool.specs.spec import JobId, OomStep, Stage
+from modelpool.scheduler.core.queue_invariants import validate_fair_queue
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.core.wakeups import LEAST_TICK_SECONDS
 from modelpool.scheduler.costs.predict import predict
 from modelpool.scheduler.queue.urgent import AT_ONCE
 from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks
 from modelpool.scheduler.tables.story_lines import dump
-from modelpool.scheduler.tables.worker_index import ALIKE
-from modelpool.scheduler.tables.workers import Worker, WorkerStatus
+from modelpool.scheduler.tables.worker_index import SIMILAR_MEMORY
+from modelpool.scheduler.tables.workers import Worker, WorkerState
 
 
 def validate(state: SchedulerState) -> None:
-    """Check every invariant. Raises AssertionError with the story of what breaks one."""
+    """Check every invariant. Raises AssertionError with the story of the subject that violates one."""
     for job in state.demand.jobs.values():
         _job(state, job)
     for task in state.demand.tasks.values():
         _task(state, task)
-    for worker in state.fleet.workers.values():
+    for worker in state.worker_table.workers.values():
         _worker(state, worker)
     _backlog(state)
-    _whereabouts(state)
+    _worker_index(state)
     _results(state)
     _pool(state)
-    validate_turns(state)
-    _nothing_waits_in_vain(state)
+    validate_fair_queue(state)
+    _no_startable_task_waits(state)
     _predictions(state)
 
 
 def _job(state: SchedulerState, job: Job) -> None:
-    """A live job demands exactly what lies between the results that are there and the one that it wants."""
+    """A live job demands exactly the tasks between the existing results and the one that it wants."""
     demand, name = state.demand, job.spec.job_id
     assert name not in demand.ended, _story(state, name, "is live and ended")
     assert job.status in (JobStatus.ACTIVE, JobStatus.STOPPING), _story(state, name, "ended and was not forgotten")
@@ -48,7 +48,7 @@ def _job(state: SchedulerState, job: Job) -> None:
         needed, missing = needed_tasks(
             job, demand.results.held, lambda t: t in demand.tasks and demand.tasks[t].on_worker
         )
-        assert missing is None, _story(state, name, f"needs {missing}, which nobody makes")
+        assert missing is None, _story(state, name, f"needs {missing}, which no task computes")
         assert needed, _story(state, name, "has its result and is not resolved")
         assert set(job.demands) == set(needed), _story(
             state, name, f"demands {list(job.demands)}, needs {list(needed)}"
@@ -76,10 +76,10 @@ def _task(state: SchedulerState, task: Task) -> None:
     )
     assert task.status is not TaskStatus.ENDED, _story(state, name, "ended and was not forgotten")
     if task.status is not TaskStatus.STOPPING:
-        assert task.demand, _story(state, name, "is wanted by nobody")
+        assert task.demand, _story(state, name, "is wanted by no job")
         assert not task.awaited_by, _story(state, name, "runs on and is awaited")
-        assert name not in held, _story(state, name, "has a result and is made again")
-    assert task.order == (-task.priority, task.tag, task.number), _story(state, name, "is filed under another order")
+        assert name not in held, _story(state, name, "has a result and is computed again")
+    assert task.order == (-task.priority, task.virtual_start, task.number), _story(state, name, "has another sort key")
     if task.status in (TaskStatus.BLOCKED, TaskStatus.READY):
         is_ready = all(need in held for need in task.spec.needs)
         assert is_ready == (task.status is TaskStatus.READY), _story(state, name, f"is {task.status.value}")
@@ -91,28 +91,28 @@ def _task(state: SchedulerState, task: Task) -> None:
     if task.demand:
         assert len(set(task.crashed)) < state.config.crash_limit, _story(state, name, f"crashed {task.crashed}")
         assert len(task.memory_failures) <= task.failures, _story(state, name, "ran out of memory without a failure")
-    assert task.rungs.count(Rung.RECYCLE) <= 1, _story(state, name, "was recycled for twice")
-    assert Rung.QUARANTINE not in task.rungs, _story(state, name, "is quarantined and lives")
+    assert task.oom_steps.count(OomStep.RECYCLE) <= 1, _story(state, name, "was recycled for twice")
+    assert OomStep.QUARANTINE not in task.oom_steps, _story(state, name, "is quarantined and lives")
     assert not (task.recycle_first and task.pinned_to is None), _story(state, name, "whom to recycle?")
     assert task.pinned_to is None or task.worker_id is None, _story(state, name, "runs and waits for a worker")
     assert task.timed_out_at is None or task.on_worker, _story(state, name, "is late and does not run")
     assert task.failures <= task.attempt, _story(state, name, "failed more often than it ran")
     assert 0 <= task.passed < state.config.overtaking_limit + 1, _story(state, name, f"was passed {task.passed} times")
     if task.worker_id is not None:
-        worker = state.fleet.workers[task.worker_id]
+        worker = state.worker_table.workers[task.worker_id]
         assert name in worker.task_ids, _story(state, name, f"is on {worker.name}, which runs {worker.task_ids}")
-        assert worker.incarnation == task.incarnation, _story(state, name, "is on a worker that is gone")
+        assert worker.incarnation == task.incarnation, _story(state, name, "is on a worker that was lost")
 
 
 def _worker(state: SchedulerState, worker: Worker) -> None:
     name = worker.worker_id
-    up = worker.status in (WorkerStatus.IDLE, WorkerStatus.BUSY)
+    up = worker.status in (WorkerState.IDLE, WorkerState.BUSY)
     assert worker.live == up, _story(state, name, f"is {worker.status.value} with residency {worker.residency}")
-    assert (worker.task_id is not None) == (worker.status is WorkerStatus.BUSY), _story(state, name, "runs what?")
-    assert worker.wanted or worker.status in (WorkerStatus.STARTING, WorkerStatus.BUSY), _story(state, name, "lingers")
-    assert worker.incarnation == state.fleet.incarnations[name], _story(state, name, "has an old number")
+    assert (worker.task_id is not None) == (worker.status is WorkerState.BUSY), _story(state, name, "runs what?")
+    assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
+    assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
     limit = state.config.start_retry_limit
-    given_up = worker.status is WorkerStatus.GIVEN_UP
+    given_up = worker.status is WorkerState.GIVEN_UP
     assert given_up == (worker.failures >= limit) or up, _story(state, name, f"failed {worker.failures} times")
     if worker.residency is None:
         assert not worker.entries, _story(state, name, "is down and holds weights")
@@ -127,14 +127,14 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     tasks = [state.demand.tasks[task_id] for task_id in worker.task_ids]
     for task in tasks:
         assert task.worker_id == name, _story(state, name, f"runs {task.name}, which is on {task.worker_id}")
-        assert task.signature is tasks[0].signature, _story(state, name, f"runs {worker.task_ids} of other weights")
+        assert task.cost_class is tasks[0].cost_class, _story(state, name, f"runs {worker.task_ids} of other weights")
         assert worker.members == 1 or not task.alone, _story(state, name, f"runs {task.name} with others again")
-    assert not worker.mates or worker.task_id is not None, _story(state, name, "has mates of nobody")
+    assert not worker.batch_mates or worker.task_id is not None, _story(state, name, "has mates of no run")
     assert len(set(worker.task_ids)) == len(tasks) <= worker.members, _story(state, name, "counts tasks wrong")
     assert not tasks or worker.members <= state.config.batch_limit, _story(state, name, "runs too many tasks at once")
     if tasks:
-        way = tasks[0].signature.way(worker.residency.capacity_bytes)
-        running_bytes = way.activation_bytes * worker.members + tasks[0].signature.scratch_bytes
+        mode = tasks[0].cost_class.mode(worker.residency.capacity_bytes)
+        running_bytes = mode.activation_bytes * worker.members + tasks[0].cost_class.scratch_bytes
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
 
 
@@ -142,9 +142,9 @@ def _backlog(state: SchedulerState) -> None:
     backlog = state.demand.backlog
     filed = list(backlog)
     ready = [t for t in state.demand.tasks.values() if t.status is TaskStatus.READY]
-    pinned = [*state.demand.pinned, *state.demand.turns.limits.held()]
+    pinned = [*state.demand.pinned, *state.demand.fair_queue.limits.held()]
     assert len(filed) == len(backlog), f"{len(filed)} tasks are in the backlog, which counts {len(backlog)}"
-    wanted = Counter(key for task in filed for key in task.signature.components)
+    wanted = Counter(key for task in filed for key in task.cost_class.components)
     assert backlog.wanted == wanted, f"the backlog counts {backlog.wanted} uses of components, there are {dict(wanted)}"
     assert len(filed) + len(pinned) == len(ready), f"{len(ready)} tasks are ready, {len(filed)} + {len(pinned)} wait"
     assert {t.name for t in (*filed, *pinned)} == {t.name for t in ready}, "others than the ready tasks wait"
@@ -153,47 +153,47 @@ def _backlog(state: SchedulerState) -> None:
     assert len(waiting) == len(state.demand.pinned), f"{len(waiting)} are pinned, {len(state.demand.pinned)} counted"
     for task in waiting:
         _pinned(state, task)
-    live = [w for s in (WorkerStatus.IDLE, WorkerStatus.BUSY) for w in state.fleet.usable(s)]
+    live = [w for s in (WorkerState.IDLE, WorkerState.BUSY) for w in state.worker_table.usable(s)]
     capacities = tuple(sorted({w.capacity_bytes or 0 for w in live}))
     assert backlog.capacities == capacities, f"the backlog knows {backlog.capacities}, live are {capacities}"
-    firsts = [t for t in filed if (line := backlog.line(t.signature)) is not None and line.head is t]
-    assert len(firsts) == len({t.signature for t in filed}) == backlog.line_count, "a line has no first task, or two"
+    firsts = [t for t in filed if (line := backlog.line(t.cost_class)) is not None and line.head is t]
+    assert len(firsts) == len({t.cost_class for t in filed}) == backlog.line_count, "a line has no first task, or two"
     for capacity_bytes in capacities:
-        fitting = [t for t in firsts if t.signature.needed_bytes <= capacity_bytes]
+        fitting = [t for t in firsts if t.cost_class.needed_bytes <= capacity_bytes]
         lines = [line.head for line in backlog.lines(capacity_bytes)]
         assert lines == fitting, f"at {capacity_bytes} B lines begin with {lines}"
         assert backlog.oldest(capacity_bytes) is (fitting[0] if fitting else None), f"oldest at {capacity_bytes} B"
-    uses = {(t.signature.uses[0].component, t.signature.uses[0].patch_digest) for t in filed if t.signature.uses}
+    uses = {(t.cost_class.uses[0].component, t.cost_class.uses[0].patch_digest) for t in filed if t.cost_class.uses}
     found = backlog.using([Resident(component, 1, digest) for component, digest in sorted(uses)])
     assert {line.head.name for line in found} == {t.name for t in firsts}, "the backlog does not find every line"
     for component in state.costs.components:
-        first = [t for t in firsts if t.signature.uses and t.signature.uses[0].component == component]
+        first = [t for t in firsts if t.cost_class.uses and t.cost_class.uses[0].component == component]
         assert [line.head for line in backlog.of_component(component, len(filed))] == first, f"lines of {component}"
-    _hurried(state, filed)
+    _urgent(state, filed)
 
 
-def _hurried(state: SchedulerState, filed: list[Task]) -> None:
-    """Exactly those tasks of the backlog are hurried that have a reason, by the soonest of their deadlines."""
-    hurried, limit = state.demand.backlog.hurried, state.config.overtaking_limit
+def _urgent(state: SchedulerState, filed: list[Task]) -> None:
+    """Exactly those tasks of the backlog are urgent that have a reason, by the earliest of their deadlines."""
+    urgent, limit = state.demand.backlog.urgent, state.config.overtaking_limit
     for task in filed:
         assert task.overdue == (task.passed >= limit), _story(state, task.name, f"was passed over {task.passed} times")
-        due = AT_ONCE if task.goes_first or task.overdue else task.hurried_by
+        due = AT_ONCE if task.goes_first or task.overdue else task.urgent_by
         expected = due if due < math.inf else None
-        known = hurried.deadline_of(task)
-        assert known == expected, _story(state, task.name, f"is hurried by {known}, expected {expected}")
-    for deadline, order, task in hurried:
-        assert task in filed, _story(state, task.name, "is hurried and does not wait")
-        assert order == task.order, _story(state, task.name, "is hurried under another order")
-        known = hurried.deadline_of(task)
-        assert known == deadline, _story(state, task.name, f"is hurried by {deadline} and {known}")
-    assert len(hurried) == sum(task in hurried for task in filed), "a task is hurried twice, or not found there"
-    assert list(hurried) == sorted(hurried), "hurried tasks are out of order"
+        known = urgent.deadline_of(task)
+        assert known == expected, _story(state, task.name, f"is urgent by {known}, expected {expected}")
+    for deadline, order, task in urgent:
+        assert task in filed, _story(state, task.name, "is urgent and does not wait")
+        assert order == task.order, _story(state, task.name, "is urgent with another sort key")
+        known = urgent.deadline_of(task)
+        assert known == deadline, _story(state, task.name, f"is urgent by {deadline} and {known}")
+    assert len(urgent) == sum(task in urgent for task in filed), "a task is urgent twice, or not found there"
+    assert list(urgent) == sorted(urgent), "urgent tasks are out of order"
 
 
-def _whereabouts(state: SchedulerState) -> None:
-    """The index of workers says what a look at every worker says."""
-    where = state.fleet.whereabouts
-    idle, busy = state.fleet.usable(WorkerStatus.IDLE), state.fleet.usable(WorkerStatus.BUSY)
+def _worker_index(state: SchedulerState) -> None:
+    """The worker index agrees with a scan of all workers."""
+    where = state.worker_table.worker_index
+    idle, busy = state.worker_table.usable(WorkerState.IDLE), state.worker_table.usable(WorkerState.BUSY)
     assert set(where.idle_workers()) == set(idle), f"idle are {[w.name for w in idle]}"
     assert where.idle_count == len(idle), f"{where.idle_count} are counted as idle"
     assert where.busy_count == len(busy), f"{where.busy_count} are counted as busy"
@@ -203,41 +203,49 @@ def _whereabouts(state: SchedulerState) -> None:
     assert where.largest_idle_bytes == largest_bytes, f"{where.largest_idle_bytes} B are free, not {largest_bytes} B"
     sizes = [w.capacity_bytes or 0 for w in up]
     devices = {"" if w.spec is None else w.spec.device_name for w in up}
-    are_alike = len(devices) < 2 and max(sizes, default=0) <= ALIKE * min(sizes, default=0)
-    assert where.are_alike == are_alike, f"{sizes} B on {sorted(devices)} are {'' if are_alike else 'not '}alike"
+    are_similar = len(devices) < 2 and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
+    assert where.are_similar == are_similar, (
+        f"{sizes} B on {sorted(devices)} are {'' if are_similar else 'not '}similar"
+    )
     known = sorted((w.expected_end, w.worker_id) for w in busy if w.expected_end is not None)
     assert [(end, name) for end, name, _ in where.busy] == known, f"busy until {known}"
     holders = {c: {w for w in up if c in w.entries} for w in up for c in w.entries}
     assert {c: set(found) for c, found in where.holders.items()} == holders, "holders of components"
-    for sort, workers in where.idle.items():
+    for worker_class, workers in where.idle.items():
         for worker in workers:
-            assert sort[0] == worker.capacity_bytes, _story(state, worker.name, f"is filed under {sort}")
+            assert worker_class[0] == worker.capacity_bytes, _story(
+                state, worker.name, f"is indexed under {worker_class}"
+            )
 
 
 def _pinned(state: SchedulerState, task: Task) -> None:
-    """A task waits for one worker after it ran out of memory or lost one, not for ever, and only for
-    one that may take it and is not idle."""
+    """A task waits for one worker after it ran out of memory or lost one: for a limited time, and only for one that may
+    take it and is not idle."""
     name, worker_id = task.spec.task_id, task.pinned_to
-    assert task.memory_failures or task.crashed, _story(state, name, f"waits for {worker_id}, and why?")
+    assert task.memory_failures or task.crashed, _story(state, name, f"waits for {worker_id} without a reason")
     assert state.at < task.pinned_until, _story(state, name, f"waits for {worker_id} for too long")
-    assert worker_id is not None, _story(state, name, "waits for no worker, as if it were one")
-    assert state.fleet.may_take(worker_id, task.signature.needed_bytes), _story(state, name, f"waits for {worker_id}")
-    is_idle = state.fleet.workers[worker_id].status is WorkerStatus.IDLE
+    assert worker_id is not None, _story(state, name, "has an empty list of waiting tasks")
+    assert state.worker_table.may_take(worker_id, task.cost_class.needed_bytes), _story(
+        state, name, f"waits for {worker_id}"
+    )
+    is_idle = state.worker_table.workers[worker_id].status is WorkerState.IDLE
     first = state.demand.pinned.first(worker_id)
-    may_start = first is not None and state.demand.turns.may_start(first)
+    may_start = first is not None and state.demand.fair_queue.may_start(first)
     assert not (is_idle and may_start), _story(state, name, f"{worker_id} is idle")
 
 
 def _results(state: SchedulerState) -> None:
-    """Every result is held for a reason; what is kept for later is within its bounds."""
+    """Every result is held for a reason; those kept for later are within their limits."""
     demand, results = state.demand, state.demand.results
     for task_id, result in results.held.items():
-        reasons = (bool(results.readers.get(task_id)), bool(result.givers), task_id in results.kept)
-        assert any(reasons), _story(state, task_id, "its result is held for nothing")
-        assert not (reasons[2] and (reasons[0] or reasons[1])), _story(state, task_id, "kept, though somebody holds it")
+        reasons = (bool(results.readers.get(task_id)), bool(result.providers), task_id in results.kept)
+        assert any(reasons), _story(state, task_id, "its result is held without a reason")
+        assert not (reasons[2] and (reasons[0] or reasons[1])), _story(
+            state, task_id, "kept, though it is read or provided"
+        )
         assert reasons[2] <= result.shareable, _story(state, task_id, "kept, though no later job can use it")
-        for job_id in result.givers:
-            assert task_id in demand.jobs[job_id].spec.given, _story(state, task_id, f"{job_id} gave it?")
+        for job_id in result.providers:
+            assert task_id in demand.jobs[job_id].spec.given, _story(state, task_id, f"{job_id} did not provide it")
     assert all(task_id in results.held for task_id in results.kept), "a result is kept that is not held"
     kept_bytes = sum(results.held[task_id].result_bytes for task_id in results.kept)
     assert results.kept_bytes == kept_bytes <= state.config.kept_result_bytes, f"{kept_bytes} bytes are kept"
@@ -249,66 +257,71 @@ def _results(state: SchedulerState) -> None:
 
 
 def _pool(state: SchedulerState) -> None:
-    """Totals, and what follows when nobody is left."""
+    """Totals, and the consequences of having no worker left."""
     assert sum(state.demand.resolved.values()) >= len(state.demand.ended), "more jobs ended than were resolved"
-    if state.fleet.hopeless():
+    if state.worker_table.hopeless():
         active = [j.name for j in state.demand.jobs.values() if j.status is JobStatus.ACTIVE]
         assert not active, f"no worker is left, yet {active} are active"
     for task in state.demand.tasks.values():
         if task.on_worker and state.config.run_timeout_seconds is not None:
             latest = max(state.at, state.timeouts.time_up_at(task)) + 2 * LEAST_TICK_SECONDS
             due = state.ticks.due
-            assert due is not None, _story(state, task.spec.task_id, "may hang, and nobody will look")
-            assert due <= latest, _story(state, task.spec.task_id, f"is looked at as late as {due}, not by {latest}")
-    totals = state.fleet.totals
+            assert due is not None, _story(state, task.spec.task_id, "may hang, and no tick is pending")
+            assert due <= latest, _story(state, task.spec.task_id, f"is checked at {due}, not by {latest}")
+    totals = state.worker_table.totals
     assert 0 <= totals.runs_resident <= totals.runs, f"{totals.runs_resident} resident of {totals.runs} runs"
 
 
-def _nothing_waits_in_vain(state: SchedulerState) -> None:
-    """Idle workers and tasks that fit them: only while busy workers promise better, and never for an overdue task."""
-    idle = state.fleet.usable(WorkerStatus.IDLE)
+def _no_startable_task_waits(state: SchedulerState) -> None:
+    """Idle workers and tasks that fit them coexist only while busy workers should be sooner; never for an overdue
+    task."""
+    idle = state.worker_table.usable(WorkerState.IDLE)
     if not idle:
         return
     largest_bytes = max(w.capacity_bytes or 0 for w in idle)
     could_start = [line.head for line in state.demand.backlog.lines(largest_bytes)]
-    busy = state.fleet.usable(WorkerStatus.BUSY)
+    busy = state.worker_table.usable(WorkerState.BUSY)
     assert not could_start or busy, f"{could_start[0].name} waits, {idle[0].name} is idle and nothing runs"
-    assert not could_start or state.ticks.due is not None, f"{could_start[0].name} waits and nobody will look again"
+    assert not could_start or state.ticks.due is not None, f"{could_start[0].name} waits and no tick is pending"
     if could_start:
         oldest = could_start[0]
         assert oldest.passed < state.config.overtaking_limit, _story(state, oldest.name, "is overdue and waits")
     for task in could_start:
         soonest = [w for w in busy if w.expected_end is not None]
-        assert soonest, _story(state, task.name, f"waits beside {idle[0].name} for workers that promise nothing")
+        assert soonest, _story(state, task.name, f"waits, while {idle[0].name} is idle, for workers of unknown end")
 
 
 def _predictions(state: SchedulerState) -> None:
-    """What is remembered of a signature on a worker is what a plan of now says."""
-    counts = Counter(task.signature for task in state.demand.tasks.values())
-    for signature, count in counts.items():
-        assert signature.tasks == count, f"{count} tasks have {signature.stage} {signature.uses}, not {signature.tasks}"
+    """The cached estimate of a cost class on a worker equals a new plan."""
+    counts = Counter(task.cost_class for task in state.demand.tasks.values())
+    for cost_class, count in counts.items():
+        assert cost_class.tasks == count, (
+            f"{count} tasks have {cost_class.stage} {cost_class.uses}, not {cost_class.tasks}"
+        )
     seen: dict[tuple[Stage, int, JobId | str], None] = {}
     for task in state.demand.tasks.values():
-        signature = task.signature
-        for worker in state.fleet.workers.values():
-            key = (signature.stage, id(signature), worker.worker_id)
-            if not worker.live or key in seen or signature.needed_bytes > (worker.capacity_bytes or 0):
+        cost_class = task.cost_class
+        for worker in state.worker_table.workers.values():
+            key = (cost_class.stage, id(cost_class), worker.worker_id)
+            if not worker.live or key in seen or cost_class.needed_bytes > (worker.capacity_bytes or 0):
                 continue
             seen[key] = None
             assert worker.residency is not None, f"{worker.name} is live without residency"
-            way = choose_division(task.spec, worker.residency.capacity_bytes - needed_bytes(signature.uses, 0))
-            moves = plan(worker.residency, signature.uses, state.costs.components, way.activation_bytes)
-            setup = state.costs.setup(signature, worker)
-            entries = tuple(worker.entries.get(use.component) for use in signature.uses)
-            fresh = predict(signature, entries, worker.residency.capacity_bytes, state.costs.components)
-            assert setup == fresh, _story(state, task.name, f"is predicted {setup} on {worker.name}, expected {fresh}")
-            told = (setup.way, setup.upload_bytes, setup.streamed_bytes, setup.switches, setup.evicted_bytes(worker))
-            true = (way, moves.upload_bytes, moves.streamed_bytes, len(moves.switched), moves.evicted_bytes)
-            assert told == true, _story(state, task.name, f"is predicted {told} on {worker.name}, the plan says {true}")
-            assert state.costs.residency_after(signature, worker) == moves.after, _story(state, task.name, "after?")
-            known = signature.known.get(worker)
+            mode = choose_mode(task.spec, worker.residency.capacity_bytes - needed_bytes(cost_class.uses, 0))
+            moves = plan(worker.residency, cost_class.uses, state.costs.components, mode.activation_bytes)
+            load = state.costs.load_estimate(cost_class, worker)
+            entries = tuple(worker.entries.get(use.component) for use in cost_class.uses)
+            fresh = predict(cost_class, entries, worker.residency.capacity_bytes, state.costs.components)
+            assert load == fresh, _story(state, task.name, f"is predicted {load} on {worker.name}, expected {fresh}")
+            shown = (load.mode, load.upload_bytes, load.streamed_bytes, load.switches, load.evicted_bytes(worker))
+            true = (mode, moves.upload_bytes, moves.streamed_bytes, len(moves.switched), moves.evicted_bytes)
+            assert shown == true, _story(
+                state, task.name, f"is predicted {shown} on {worker.name}, the plan says {true}"
+            )
+            assert state.costs.residency_after(cost_class, worker) == moves.after, _story(state, task.name, "after?")
+            known = cost_class.cached.get(worker)
             if known is not None and known.holds(worker):
-                seconds = state.costs.seconds_of(setup, worker)
+                seconds = state.costs.seconds_of(load, worker)
                 assert known.seconds == seconds, _story(state, task.name, f"costs {seconds} s, not {known.seconds} s")
 
 

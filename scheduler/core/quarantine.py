@@ -1,6 +1,6 @@
-"""Work that is refused for a while, because running it took memory or workers away from all other work.
+"""Quarantine: work that is refused for a while, because running it took memory or workers away from all other work.
 
-Remembers keys with reasons, within bounds; what a key is, and what follows, is decided elsewhere.
+Stores keys with reasons, within limits; what a key is, and what follows, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ MOST_KEYS = 256
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why work is refused, and until when.
+    """The reason why work is refused, and until when.
 
-    capacity_bytes  most memory that a worker had when that was decided
+    capacity_bytes  most memory of any worker at that time
     """
 
     until: float
@@ -29,7 +29,7 @@ class Refusal:
 
 
 class Quarantine:
-    """Keys of work, each for so many seconds."""
+    """Keys of refused work, each for a configured time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -46,7 +46,7 @@ class Quarantine:
             self._entries.popitem(last=False)
 
     def refusal(self, keys: Iterable[Hashable], at: float) -> Refusal | None:
-        """Why one of `keys` is refused; None when none is."""
+        """The refusal of the first of `keys` that is refused; None if none is."""
         for key in keys:
             entry = self._entries.get(key)
             if entry is not None and at < entry.until:
@@ -55,10 +55,10 @@ class Quarantine:
         return None
 
     def lift(self, key: Hashable) -> None:
-        """Work with this key ended well."""
+        """Stop refusing work with this key: it succeeded."""
         self._entries.pop(key, None)
 
     def grown(self, capacity_bytes: int) -> None:
-        """A worker with so much memory is up: forget what was refused for want of it."""
+        """A worker with this much memory is up: drop refusals that were for lack of it."""
         for key in [k for k, entry in self._entries.items() if entry.capacity_bytes < capacity_bytes]:
             del self._entries[key]

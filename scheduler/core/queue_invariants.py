@@ -1,4 +1,4 @@
-"""What must be so of shares, limits and deadlines after every event: a part of `scheduler.core.invariants`."""
+"""Invariants of shares, limits and deadlines after every event: a part of `scheduler.core.invariants`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.queue.deadlines import SAFETY
 from modelpool.scheduler.queue.shares import LEAST_AHEAD
 from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus
-from modelpool.scheduler.tables.user_account import NO_TAG, Account, Flow
+from modelpool.scheduler.tables.user_account import NO_VIRTUAL_START, UserAccount, UserFlow
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
 
-#: sums of seconds are compared so closely
+#: tolerance for sums of seconds
 CLOSE_SECONDS = 1e-6
 
 
-def validate_turns(state: SchedulerState) -> None:
-    """Check all of it. Raises AssertionError."""
+def validate_fair_queue(state: SchedulerState) -> None:
+    """Check all of them. Raises AssertionError."""
     for task in state.demand.tasks.values():
         _task(state, task)
     _limits(state)
@@ -29,38 +29,42 @@ def validate_turns(state: SchedulerState) -> None:
 
 
 def _task(state: SchedulerState, task: Task) -> None:
-    """A task stands where the best of the jobs that demand it stands, and is on the account of the first."""
+    """A task has the position of the first of the jobs that demand it, and is charged to the user of the first job."""
     name = task.name
     if not task.demand:
         return
     jobs = [state.demand.jobs[job_id] for job_id in task.demand]
-    best = min((-job.priority, job.tag) for job in jobs)
-    assert (-task.priority, task.tag) == best, f"{name} stands at {(-task.priority, task.tag)}, its jobs at {best}"
-    assert task.payer == jobs[0].spec.user, f"{name} is on the account of {task.payer!r}, asked for by {jobs[0].name}"
+    best = min((-job.priority, job.virtual_start) for job in jobs)
+    assert (-task.priority, task.virtual_start) == best, (
+        f"{name} is at {(-task.priority, task.virtual_start)}, its jobs at {best}"
+    )
+    assert task.payer == jobs[0].spec.user, f"{name} is charged to {task.payer!r}, requested by {jobs[0].name}"
     due = min((job.spec.deadline or 0.0 for job in jobs if job.urgent), default=math.inf)
-    assert task.hurried_by == due, f"{name} is hurried by {task.hurried_by}, expected {due}"
-    assert task.reserved_in is not None or task.reserved_seconds == 0.0, f"{name} has seconds from where?"
+    assert task.urgent_by == due, f"{name} is urgent by {task.urgent_by}, expected {due}"
+    assert task.reserved_in is not None or task.reserved_seconds == 0.0, f"{name} has reserved seconds of no flow"
     if task.reserved_in is not None:
-        payer = state.demand.turns.shares.accounts.get(task.payer)
-        assert task.reserved_in.account is payer, f"{name} has its seconds from another account than {task.payer!r}"
+        payer = state.demand.fair_queue.shares.accounts.get(task.payer)
+        assert task.reserved_in.account is payer, f"{name} has reserved seconds of another account than {task.payer!r}"
 
 
 def _limits(state: SchedulerState) -> None:
-    """No user has more tasks on workers than the limit says, nor so many ready ones in the backlog that it could come
-    to that; none is held back without need, and those that are come last."""
-    turns = state.demand.turns
-    held = list(turns.limits.held())
+    """No user has more tasks on workers than the limit, nor enough ready ones in the backlog to exceed it; none is held
+    back without need, and those that are come last."""
+    fair_queue = state.demand.fair_queue
+    held = list(fair_queue.limits.held())
     filed = Counter(task.payer for task in state.demand.backlog)
     last = {task.payer: task.order for task in state.demand.backlog}
     assert all(task.held_back and task.status is TaskStatus.READY for task in held), "what is held back is not ready"
-    assert sum(task.held_back for task in state.demand.tasks.values()) == len(held), "tasks are held back nowhere"
+    assert sum(task.held_back for task in state.demand.tasks.values()) == len(held), (
+        "held tasks are in no limited user's list"
+    )
     for user in {task.payer for task in state.demand.tasks.values()}:
-        limit = turns.shares.share_of(user).running_limit
+        limit = fair_queue.shares.share_of(user).running_limit
         mine = [task for task in held if task.payer == user]
         if limit is None:
             assert not mine, f"tasks of {user!r} are held back, who has no limit"
             continue
-        running = turns.limits.running(user)
+        running = fair_queue.limits.running(user)
         assert running <= limit, f"{running} tasks of {user!r} run, at most {limit} may"
         assert filed[user] <= limit - running, f"{filed[user]} more of {user!r} could start, {running} run"
         assert not mine or filed[user] == limit - running, f"a task of {user!r} is held back, though it could start"
@@ -68,8 +72,8 @@ def _limits(state: SchedulerState) -> None:
 
 
 def _shares(state: SchedulerState) -> None:
-    turns, demand = state.demand.turns, state.demand
-    shares = turns.shares
+    fair_queue, demand = state.demand.fair_queue, state.demand
+    shares = fair_queue.shares
     live = Counter(job.spec.user for job in demand.jobs.values())
     reserved: dict[int, float] = {}
     for task in demand.tasks.values():
@@ -77,7 +81,7 @@ def _shares(state: SchedulerState) -> None:
             key = id(task.reserved_in)
             reserved[key] = reserved.get(key, 0.0) + task.reserved_seconds
     for job in demand.jobs.values():
-        assert job.joined, f"{job.name} is live and has no place"
+        assert job.joined, f"{job.name} is live and not in the queue"
         assert job.priority >= job.spec.priority, f"{job.name} fell in priority"
         _place(job, shares.accounts[job.spec.user])
     for user, account in shares.accounts.items():
@@ -86,43 +90,47 @@ def _shares(state: SchedulerState) -> None:
         for flow in account.flows.values():
             expected = reserved.get(id(flow), 0.0)
             assert abs(flow.reserved - expected) < CLOSE_SECONDS, f"{flow.reserved} s of {user!r}, not {expected}"
-            _tags(user, flow, len(live) > 1)
+            _virtual_starts(user, flow, len(live) > 1)
 
 
-def _place(job: Job, account: Account) -> None:
+def _place(job: Job, account: UserAccount) -> None:
     """A live job has one place in its flow."""
     flow = account.flows[job.priority]
-    places = [jobs for jobs in (flow.untagged, flow.tagged, flow.begun) if job.spec.job_id in jobs]
+    places = [jobs for jobs in (flow.unscheduled, flow.scheduled, flow.begun) if job.spec.job_id in jobs]
     assert len(places) == 1, f"{job.name} has {len(places)} places"
-    expected = flow.tagged if job.tag < NO_TAG else flow.begun if job.begun else flow.untagged
+    expected = flow.scheduled if job.virtual_start < NO_VIRTUAL_START else flow.begun if job.begun else flow.unscheduled
     assert places[0] is expected, f"{job.name} is in another place"
 
 
-def _tags(user: UserId, flow: Flow, are_others: bool) -> None:
-    """Where there are others, some jobs of each user have tags, none a later one than the latest."""
-    enough = len(flow.tagged) >= LEAST_AHEAD or not (flow.untagged or flow.begun)
-    assert not are_others or enough, f"{len(flow.tagged)} jobs of {user!r} have tags, and {len(flow.untagged)} none"
-    assert all(job.tag <= flow.tag for job in flow.tagged.values()), f"a tag of {user!r} is later than the latest"
+def _virtual_starts(user: UserId, flow: UserFlow, are_others: bool) -> None:
+    """While several users have jobs, some jobs of each have virtual start times, none later than the latest."""
+    enough = len(flow.scheduled) >= LEAST_AHEAD or not (flow.unscheduled or flow.begun)
+    assert not are_others or enough, (
+        f"{len(flow.scheduled)} jobs of {user!r} have virtual starts, and {len(flow.unscheduled)} none"
+    )
+    assert all(job.virtual_start <= flow.virtual_start for job in flow.scheduled.values()), (
+        f"a virtual start of {user!r} is later than the latest"
+    )
 
 
 def _deadlines(state: SchedulerState) -> None:
-    """What has to go first by itself goes first; somebody will look before more has to."""
-    deadlines, at = state.demand.turns.deadlines, state.at
+    """Jobs that have to go first are urgent; a check is scheduled before more have to."""
+    deadlines, at = state.demand.fair_queue.deadlines, state.at
     timed = [job for job in state.demand.jobs.values() if job.spec.deadline is not None]
     assert len(deadlines) == len(timed), f"{len(timed)} jobs have a deadline, {len(deadlines)} are known"
     for job in state.demand.jobs.values():
-        assert not job.urgent or job.spec.deadline is not None, f"{job.name} is urgent, and why?"
+        assert not job.urgent or job.spec.deadline is not None, f"{job.name} is urgent without a deadline"
     for deadline, seconds, longest_seconds, is_urgent in deadlines.groups():
         tasks = {job.name: set(job.demands) for job in timed if job.spec.deadline == deadline}
         assert seconds >= -CLOSE_SECONDS, f"{seconds} s are left to be done by {deadline}"
         begin = deadline - state.config.deadline_margin_seconds - SAFETY * longest_seconds
         assert is_urgent or begin > at, f"{list(tasks)} should have begun at {begin}"
-        assert is_urgent or deadlines.next_look <= begin, f"nobody looks at {list(tasks)} before {deadlines.next_look}"
+        assert is_urgent or deadlines.next_check <= begin, f"no check of {list(tasks)} before {deadlines.next_check}"
         for job in timed:
             assert job.spec.deadline != deadline or job.urgent == is_urgent or job.status is JobStatus.STOPPING, (
                 f"{job.name} is {'' if job.urgent else 'not '}urgent, others of its deadline are"
             )
-    if deadlines.next_look < math.inf:
+    if deadlines.next_check < math.inf:
         due = state.ticks.due
-        assert due is not None, f"nobody will look for deadlines, though at {deadlines.next_look} there is need"
-        assert due <= max(at, deadlines.next_look) + 1.0, f"deadlines are looked at as late as {due}"
+        assert due is not None, f"no check of deadlines is scheduled, though one is due at {deadlines.next_check}"
+        assert due <= max(at, deadlines.next_check) + 1.0, f"deadlines are checked only at {due}"

@@ -1,4 +1,4 @@
-"""What a person sees of the scheduler: counts, queues and residency as frozen plain values. Decides nothing."""
+"""Snapshot of the scheduler for users: counts, queues and residency as frozen plain values. Decides nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
 
-#: whose account a task is on, that of the first job that wants it; what it is; where it stands
-_KIND = attrgetter("payer", "signature.rank", "status")
+#: payer of a task (the user of the first job that wants it), its stage rank, its status
+_KIND = attrgetter("payer", "cost_class.rank", "status")
 _STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class RunningTask:
+class RunningTaskSnapshot:
     """A task on a worker."""
 
     task_id: TaskId
@@ -32,45 +32,45 @@ class RunningTask:
     #: seconds since it was sent
     seconds: float
     stopping: bool
-    #: the first of the jobs that want it; None when only cancelled ones did
+    #: the first of the jobs that want it; None if only cancelled ones did
     job_id: JobId | None = None
     user: UserId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """One worker, as the core believes it to be."""
+    """One worker, in the state that the core assumes."""
 
     worker_id: WorkerId
     incarnation: int
     #: "starting", "idle", "busy" or "given_up"
     status: str
-    #: False when it ends as soon as it is idle
+    #: False if it ends as soon as it is idle
     wanted: bool
     device_name: str
     #: None while the worker is not up
     residency: Residency | None
     task_id: TaskId | None
-    #: runs that ended on it, all incarnations together
+    #: runs that ended on it, over all incarnations
     runs: int
     #: of these, runs that found every component resident
     runs_resident: int
     uploaded_bytes: int
     patch_switches: int
-    #: starts that failed and losses since its last completed run
+    #: failed starts and losses since its last completed run
     failures: int
     streamed_bytes: int = 0
-    #: the machine that it is on; "" when it did not say
+    #: the machine that it is on; "" if not reported
     node: str = ""
-    #: bytes of each resident component when it is whole
+    #: full size of each resident component in bytes
     whole_bytes: tuple[int, ...] = ()
-    #: tasks that go through the module together with `task_id`
-    mates: tuple[TaskId, ...] = ()
+    #: number of tasks that run in a batch with `task_id`
+    batch_mates: tuple[TaskId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The scheduler at one moment. Maps are from plain words, in a fixed order."""
+    """The scheduler at one moment. Keys of mappings are plain strings, in a fixed order."""
 
     at: float
     jobs_live: int
@@ -81,32 +81,32 @@ class Snapshot:
     ready: dict[str, int]
     #: stage -> tasks that wait for a result
     blocked: dict[str, int]
-    running: tuple[RunningTask, ...]
+    running: tuple[RunningTaskSnapshot, ...]
     workers: tuple[WorkerSnapshot, ...]
-    #: totals over all workers, those that are gone included
+    #: totals over all workers, including those that ended
     runs: int
     runs_resident: int
     uploaded_bytes: int
     streamed_bytes: int
     patch_switches: int
-    #: results that the shell holds, and of these the ones kept for later jobs only
+    #: results that the shell holds, and those of them that are only kept for later jobs
     results_held: int
     results_kept: int
     results_kept_bytes: int
-    #: user -> stage -> tasks that have not started; only users who wait for something. A task that several want
+    #: user -> stage -> tasks that have not started; only users with waiting tasks. A task that several users want
     #: counts for the first of them
     waiting_by_user: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: user -> GPU-seconds that were had, loads included; only users that the accounts know (`scheduler.queue.shares`)
+    #: user -> GPU-seconds used, loads included; only users with an account (`scheduler.queue.shares`)
     seconds_by_user: dict[str, float] = field(default_factory=dict)
-    #: jobs with a deadline that were done by it, and that were not, since the start
+    #: jobs with a deadline that met it, and that missed it, since the start
     deadlines_met: int = 0
     deadlines_missed: int = 0
 
 
 def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
-    """What is so at `now`, without it at the last event. Copies; later events do not show in it."""
+    """Copy the state at `now`, or else at the last event. Later events do not change the copy."""
     at = state.at if now is None else now
-    demand, totals = state.demand, state.fleet.totals
+    demand, totals = state.demand, state.worker_table.totals
     ready, blocked, by_user = _queues(demand.tasks.values())
     return Snapshot(
         at=at,
@@ -126,15 +126,15 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
         results_kept=len(demand.results.kept),
         results_kept_bytes=demand.results.kept_bytes,
         waiting_by_user=by_user,
-        seconds_by_user={str(user): account.seconds for user, account in demand.turns.shares.accounts.items()},
-        deadlines_met=demand.turns.deadlines.met,
-        deadlines_missed=demand.turns.deadlines.missed,
+        seconds_by_user={str(user): account.seconds for user, account in demand.fair_queue.shares.accounts.items()},
+        deadlines_met=demand.fair_queue.deadlines.met,
+        deadlines_missed=demand.fair_queue.deadlines.missed,
     )
 
 
 def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict[str, dict[str, int]]]:
-    """Tasks that are ready and that are blocked, by stage, and both by user. There may be very many, and the pool
-    waits meanwhile: what is done for each of them is done without Python's own steps."""
+    """Ready and blocked tasks by stage, and both by user. There may be very many, and the pool waits meanwhile: the
+    loop runs in C functions, without Python steps per task."""
     ready = {stage.value: 0 for stage in Stage}
     blocked = dict(ready)
     by_user: dict[str, dict[str, int]] = {}
@@ -147,15 +147,15 @@ def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict
     return ready, blocked, by_user
 
 
-def _running_tasks(state: SchedulerState, at: float) -> Iterator[RunningTask]:
-    for worker in state.fleet.workers.values():
+def _running_tasks(state: SchedulerState, at: float) -> Iterator[RunningTaskSnapshot]:
+    for worker in state.worker_table.workers.values():
         for task_id in worker.task_ids:
             yield _running(state, state.demand.tasks[task_id], worker.worker_id, at)
 
 
-def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) -> RunningTask:
+def _running(state: SchedulerState, task: Task, worker_id: WorkerId, at: float) -> RunningTaskSnapshot:
     job_id = next(iter(task.demand), None)
-    return RunningTask(
+    return RunningTaskSnapshot(
         task_id=task.spec.task_id,
         stage=task.spec.stage.value,
         attempt=task.attempt,
@@ -191,7 +191,7 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             streamed_bytes=worker.totals.streamed_bytes,
             node="" if worker.spec is None else worker.spec.node,
             whole_bytes=_whole_bytes(state, worker.residency),
-            mates=worker.mates,
+            batch_mates=worker.batch_mates,
         )
-        for worker in state.fleet.workers.values()
+        for worker in state.worker_table.workers.values()
     )

@@ -1,4 +1,4 @@
-"""Why a task can run on no worker of the pool: a matter of sizes. Pure."""
+"""Explains why a task fits on no worker of the pool, by sizes. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskSpec
 
 
 def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | None:
-    """Why the task does not fit on the worker with most memory, which is `largest` (bytes and name), all streamed and
-    divided as far as it can be; None when it fits, or when that worker is not known."""
+    """Return why the task does not fit on the worker with most memory, `largest` (bytes and name), fully streamed and
+    at the finest division; None if it fits, or if that worker is unknown."""
     if largest is None:
         return None
     least_bytes = needed_bytes(spec.uses, spec.least_activation_bytes)
@@ -17,7 +17,7 @@ def why_unfit(spec: TaskSpec, largest: tuple[int, str] | None) -> RunError | Non
     if least_bytes <= capacity_bytes:
         return None
     what = f"{spec.stage.value} task {spec.task_id} of {', '.join(use.component for use in spec.uses)}"
-    divided = f"divided as far as it can be ({spec.activation_bytes} B when whole), " if spec.divisions else ""
+    divided = f"at the finest division ({spec.activation_bytes} B undivided), " if spec.divisions else ""
     detail = (
         f"activations {spec.least_activation_bytes} B, {divided}working set of the largest layer "
         f"{least_bytes - spec.least_activation_bytes} B; {worker_id} has most"

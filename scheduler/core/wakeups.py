@@ -1,34 +1,34 @@
-"""When the core wants to be woken though nothing happens. Knows times, and not what they are for."""
+"""Schedules ticks: times at which the core has to run without another event."""
 
 from __future__ import annotations
 
-from modelpool.scheduler.tables.messages import Command, LookAgain
+from modelpool.scheduler.tables.messages import Command, ScheduleTick
 
-#: between two looks at a run that is overdue
+#: interval between two checks of an overdue run
 LEAST_TICK_SECONDS = 0.05
 
 
 class Ticks:
-    """The `Tick`s that are on their way. Asks for them by `LookAgain`s that it appends to `out`."""
+    """The pending `Tick`s. Requests them by `ScheduleTick`s that it appends to `out`."""
 
     def __init__(self, out: list[Command]) -> None:
         self._out = out
-        #: when they are due, soonest first
+        #: due times, soonest first
         self._due: list[float] = []
 
     @property
     def due(self) -> float | None:
-        """When the next one is due; None when none was asked for."""
+        """When the next one is due; None if none is pending."""
         return self._due[0] if self._due else None
 
-    def came(self) -> None:
-        """The next one is here."""
+    def arrived(self) -> None:
+        """The next one arrived."""
         self._due = self._due[1:]
 
-    def ask_after(self, seconds: float, at: float) -> None:
-        """Have one within so long, and no sooner than makes sense. An earlier one than those on their way is asked for
-        beside them."""
+    def request(self, seconds: float, at: float) -> None:
+        """Request one within this time, but not sooner than LEAST_TICK_SECONDS. An earlier one than the pending ones is
+        requested in addition to them."""
         due = at + max(LEAST_TICK_SECONDS, seconds)
         if not self._due or due < self._due[0] - LEAST_TICK_SECONDS:
             self._due.insert(0, due)
-            self._out.append(LookAgain(due - at))
+            self._out.append(ScheduleTick(due - at))

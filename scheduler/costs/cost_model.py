@@ -1,12 +1,11 @@
-"""Seconds and bytes: what a task would cost on a worker. Predicts with `pool.plan.residency.plan`, learns from reports.
+"""Cost of a task on a worker in seconds and bytes: predicted with `pool.plan.residency.plan`, learned from reports.
 
-Completion time = wait + extra seconds + resident seconds; extra are upload, patch switches, streaming and what running
-in parts adds, resident is the prior estimate of the run times a learnt ratio (`scheduler.tables.run_kinds`). Weights
-come from the machine's memory over the link, or from its disks (`scheduler.tables.nodes`); both go on at once, so the
-slower one counts. LoRAs are read where a patch set is applied anew. What tasks of one signature would move on a worker
-is remembered until the worker changes (`Worker.version`) or, where files have to be read for it, its machine
-(`Node.version`). A worker with little room runs a task in parts; the way is the one that the worker itself will choose
-(`pool.specs.division`).
+Completion time = wait + extra seconds + resident seconds. Extra are upload, patch switches, streaming and the slowdown
+of a divided run; resident is the prior estimate of the run times a learned ratio (`scheduler.tables.run_kinds`).
+Weights come from host memory over the link, or from disks (`scheduler.tables.nodes`); both overlap, so the slower one
+counts. LoRAs are read when a patch set is applied. The estimate of a cost class on a worker is cached until the worker
+changes (`Worker.version`) or, if files have to be read, its machine (`Node.version`). A worker with little memory
+divides a task in the mode that the worker itself will choose (`pool.specs.execution_modes`).
 """
 
 from __future__ import annotations
@@ -15,44 +14,51 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from modelpool.pool.plan.residency import Residency, plan
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.costs.predict import predict
-from modelpool.scheduler.tables.cost_classes import Known, Setup, Signature, SignatureKey, new_signature, signature_key
+from modelpool.scheduler.tables.cost_classes import (
+    CachedEstimate,
+    CostClass,
+    CostClassKey,
+    LoadEstimate,
+    cost_class_key,
+    new_cost_class,
+)
 from modelpool.scheduler.tables.estimates import Estimate
-from modelpool.scheduler.tables.nodes import Expected, Node, Nodes, Reads
+from modelpool.scheduler.tables.nodes import ExpectedReads, Node, Nodes, Reads
 from modelpool.scheduler.tables.run_kinds import RunKinds, gpu_name
 from modelpool.scheduler.tables.workers import Worker
 
 #: weight of the newest measurement in an exponential average. An assumption: about the last five count
 NEWEST = 0.3
-#: one load moves that average no further than one that was so many times as fast or as slow as usual would
+#: one load moves that average no further than a load this many times as fast or as slow as the average
 MOST_STEP = 2.0
-#: loads below this say more about latency than about the link
+#: smaller loads measure latency rather than the link
 LEAST_LOAD_BYTES = 1 << 20
-#: a smaller difference from what is known is noise, and not worth computing every prediction again
+#: a smaller relative change is noise, and not worth computing every prediction again
 LEAST_DIFFERENCE = 0.02
-#: a run that streams is taken to compute for at least this part of its time: copies and kernels overlap
+#: a run that streams is assumed to compute for at least this part of its time: copies and kernels overlap
 LEAST_COMPUTING = 0.1
-#: a load that brings more than this part of its bytes from disks says little of the link
+#: a load with more than this part of its bytes from disks measures little of the link
 MOST_FROM_STORAGE = 0.1
-#: a load that takes so much longer than its link needs was held up by the disk
+#: a load this many times as long as its link needs was limited by the disk
 HELD_UP = 1.2
-#: measured patch switches of one kind of GPU before they count instead of what the configuration says
+#: measured patch switches of one kind of GPU before they replace the configured value
 LEAST_SWITCHES = 3
-#: patching is never free, so that equal bytes prefer equal patches
+#: patching is never free, so that of equal uploads the one with equal patches is preferred
 LEAST_PATCH_SECONDS = 0.001
-#: patch seconds that differ by less are not worth computing every prediction again
+#: a smaller relative change of the patch seconds is not worth computing every prediction again
 LEAST_PATCH_DIFFERENCE = 0.1
-#: signatures that are remembered when no task has them
-SPARE_SIGNATURES = 256
-#: workers for which such a signature keeps what it would move there
-MOST_SPARE_KNOWN = 64
+#: cost classes without tasks that are remembered
+SPARE_COST_CLASSES = 256
+#: workers for which such a cost class keeps its estimates
+MOST_SPARE_ESTIMATES = 64
 
 
 def times_prior(task: TaskSpec, cost: RunCost, link_bytes_per_second: float) -> float | None:
-    """What a run took as a multiple of its prior estimate: as if whole, and without what streams over this link. None
-    where one of the two is not known."""
+    """Run time as a multiple of its prior estimate, for an undivided run without streaming over this link. None if one
+    of the two is unknown."""
     if task.run_seconds <= 0 or cost.run_seconds <= 0:
         return None
     streaming_seconds = cost.streamed_bytes / link_bytes_per_second
@@ -62,229 +68,244 @@ def times_prior(task: TaskSpec, cost: RunCost, link_bytes_per_second: float) -> 
 
 
 class Costs:
-    """The sizes that are known and the seconds that were learnt."""
+    """Known sizes and learned seconds."""
 
     def __init__(self, patch_switch_seconds: float) -> None:
-        self._signatures: dict[SignatureKey, Signature] = {}
-        #: signatures that no task has, the first to be forgotten first
-        self._spare: OrderedDict[Signature, None] = OrderedDict()
+        self._cost_classes: dict[CostClassKey, CostClass] = {}
+        #: cost classes without tasks, the first to be forgotten first
+        self._spare: OrderedDict[CostClass, None] = OrderedDict()
         self.components: dict[ComponentKey, ComponentSpec] = {}
-        #: the time now
+        #: the current time
         self.at = 0.0
-        #: LoRAs that were asked for before their sizes were known
+        #: LoRAs that were used before their sizes were known
         self._unsized: set[ComponentKey] = set()
         self.nodes = Nodes()
         self.run_kinds = RunKinds()
-        #: by worker, what the run that it is at was expected to read
-        self._expected: dict[WorkerId, tuple[Node, Expected]] = {}
-        #: workers whose link was seen without patches
-        self._seen_links: set[WorkerId] = set()
+        #: by worker, the expected reads of its current run
+        self._expected: dict[WorkerId, tuple[Node, ExpectedReads]] = {}
+        #: workers whose link was measured without patches
+        self._measured_links: set[WorkerId] = set()
         self._prior_patch_seconds = patch_switch_seconds
-        #: by kind of GPU: what switches took, and what is taken for true
+        #: by kind of GPU: measured seconds of switches, and the value in use
         self._patch_estimates: dict[str, Estimate] = {}
         self._patch_seconds: dict[str, float] = {}
 
     def know(self, components: tuple[ComponentSpec, ...]) -> None:
-        """Take in sizes. New sizes for a known component hold from now on."""
+        """Take in sizes. New sizes of a known component apply from now on."""
         for spec in components:
             if self.components.get(spec.key, spec) != spec or spec.key in self._unsized:
                 self._unsized.discard(spec.key)
-                for signature in self._signatures.values():
-                    signature.forget_sizes()
+                for cost_class in self._cost_classes.values():
+                    cost_class.forget_sizes()
             self.components[spec.key] = spec
 
-    def acquire(self, spec: TaskSpec) -> Signature:
-        """The signature of a task; to be given back by `release`."""
-        key = signature_key(spec)
-        signature = self._signatures.get(key)
-        if signature is None:
+    def prune(self, held: Iterable[ComponentKey]) -> None:
+        """Forget components that no live task uses, except those in `held`."""
+        kept = set(held)
+        for cost_class in self._cost_classes.values():
+            if cost_class.tasks:
+                kept.update(use.component for use in cost_class.uses)
+                kept.update(cost_class.adapters)
+        self.components = {key: spec for key, spec in self.components.items() if key in kept}
+
+    def acquire(self, spec: TaskSpec) -> CostClass:
+        """Return the cost class of a task; to be released with `release`."""
+        key = cost_class_key(spec)
+        cost_class = self._cost_classes.get(key)
+        if cost_class is None:
             kind = self.run_kinds.kind(spec.stage, tuple(use.component for use in spec.uses))
-            signature = self._signatures[key] = new_signature(spec, kind)
-            self._unsized.update(signature.adapters.difference(self.components))
-        elif signature.tasks == 0:
-            del self._spare[signature]
-        signature.tasks += 1
-        return signature
+            cost_class = self._cost_classes[key] = new_cost_class(spec, kind)
+            self._unsized.update(cost_class.adapters.difference(self.components))
+        elif cost_class.tasks == 0:
+            del self._spare[cost_class]
+        cost_class.tasks += 1
+        return cost_class
 
-    def release(self, signature: Signature) -> None:
-        """A task that had it is forgotten. The last signatures without a task are kept for tasks to come."""
-        signature.tasks -= 1
-        if signature.tasks == 0:
-            self._spare[signature] = None
-            if len(signature.known) > MOST_SPARE_KNOWN:
-                signature.known.clear()
-            if len(self._spare) > SPARE_SIGNATURES:
+    def release(self, cost_class: CostClass) -> None:
+        """A task of the class is forgotten. The latest classes without tasks are kept for later tasks."""
+        cost_class.tasks -= 1
+        if cost_class.tasks == 0:
+            self._spare[cost_class] = None
+            if len(cost_class.cached) > MOST_SPARE_ESTIMATES:
+                cost_class.cached.clear()
+            if len(self._spare) > SPARE_COST_CLASSES:
                 oldest, _ = self._spare.popitem(last=False)
-                del self._signatures[signature_key(oldest.pattern)]
+                del self._cost_classes[cost_class_key(oldest.pattern)]
 
-    def extra_seconds(self, task: TaskSpec, signature: Signature, worker: Worker) -> float | None:
-        """Time beside waiting and the undivided run with all weights resident; None when it does not fit there."""
-        known = signature.known.get(worker)
-        # `Known.holds`, written out: this is asked more often than anything else
+    def extra_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker) -> float | None:
+        """Seconds in addition to waiting and the undivided run with all weights resident; None if it does not fit
+        there."""
+        cached = cost_class.cached.get(worker)
+        # `CachedEstimate.holds`, inlined: this is called more often than anything else
         if (
-            known is None
-            or known.version != worker.version
-            or (known.files is not None and known.files.version != known.files_version)
+            cached is None
+            or cached.version != worker.version
+            or (cached.files is not None and cached.files.version != cached.files_version)
         ):
-            known = self._look(signature, worker, known)
-            if known is None:
+            cached = self._estimate(cost_class, worker, cached)
+            if cached is None:
                 return None
         if not task.divisions:
-            return known.seconds
-        slowdown = signature.way(known.capacity_bytes).slowdown
-        return known.seconds + (slowdown - 1.0) * self.resident_seconds(task, signature, worker)
+            return cached.seconds
+        slowdown = cost_class.mode(cached.capacity_bytes).slowdown
+        return cached.seconds + (slowdown - 1.0) * self.resident_seconds(task, cost_class, worker)
 
-    def _look(self, signature: Signature, worker: Worker, known: Known | None) -> Known | None:
-        """What a run would move there now, and how long that takes; `known` is what held for the worker before. None
-        when it does not fit there."""
+    def _estimate(self, cost_class: CostClass, worker: Worker, cached: CachedEstimate | None) -> CachedEstimate | None:
+        """Compute the load estimate of a run there now, and its seconds; `cached` is the worker's previous one. None if
+        it does not fit there."""
         capacity_bytes, link_bytes_per_second = worker.capacity_bytes, worker.link_bytes_per_second
         assert capacity_bytes is not None, f"{worker.worker_id} never was up"
-        if signature.needed_bytes > capacity_bytes:
+        if cost_class.needed_bytes > capacity_bytes:
             return None
-        spec, setup, entries = worker.spec, None, worker.entries
+        spec, load, entries = worker.spec, None, worker.entries
         node = self.nodes.of(spec) if spec is not None and spec.node else None
-        if known is not None and known.capacity_bytes == capacity_bytes and known.has_seen(signature, entries):
+        if (
+            cached is not None
+            and cached.capacity_bytes == capacity_bytes
+            and cached.matches_entries(cost_class, entries)
+        ):
             if (
-                known.link_bytes_per_second == link_bytes_per_second
-                and known.node is node
-                and (known.files is None or known.files.version == known.files_version)
+                cached.link_bytes_per_second == link_bytes_per_second
+                and cached.node is node
+                and (cached.files is None or cached.files.version == cached.files_version)
             ):
-                known.version = worker.version  # what changed there does not concern this signature
-                return known
-            setup, seen = known.setup, known.seen
+                cached.version = worker.version  # the change does not concern this cost class
+                return cached
+            load, used_entries = cached.load, cached.used_entries
         else:
-            seen = tuple([entries.get(key) for key in signature.components])
-            setup = predict(signature, seen, capacity_bytes, self.components)
-        known = signature.known[worker] = Known(
+            used_entries = tuple([entries.get(key) for key in cost_class.components])
+            load = predict(cost_class, used_entries, capacity_bytes, self.components)
+        cached = cost_class.cached[worker] = CachedEstimate(
             worker.version,
             link_bytes_per_second,
             capacity_bytes,
-            seen,
-            setup,
-            self._setup_seconds(setup, worker, node),
+            used_entries,
+            load,
+            self._loading_seconds(load, worker, node),
             node,
-            node if setup.reads else None,
+            node if load.reads else None,
             0 if node is None else node.version,
         )
-        return known
+        return cached
 
-    def seconds_of(self, setup: Setup, worker: Worker) -> float:
-        """Time to bring what is missing, to patch anew and to stream."""
-        return self._setup_seconds(setup, worker, self.nodes.of(worker.spec))
+    def seconds_of(self, load: LoadEstimate, worker: Worker) -> float:
+        """Seconds to load what is missing, to patch and to stream."""
+        return self._loading_seconds(load, worker, self.nodes.of(worker.spec))
 
-    def _setup_seconds(self, setup: Setup, worker: Worker, node: Node | None) -> float:
-        switches = setup.switches
-        moving_seconds = (setup.upload_bytes + setup.streamed_bytes) / worker.link_bytes_per_second
-        if node is not None and setup.reads:
-            reading_seconds = node.missing_bytes(setup.reads) / node.storage_bytes_per_second
+    def _loading_seconds(self, load: LoadEstimate, worker: Worker, node: Node | None) -> float:
+        switches = load.switches
+        moving_seconds = (load.upload_bytes + load.streamed_bytes) / worker.link_bytes_per_second
+        if node is not None and load.reads:
+            reading_seconds = node.missing_bytes(load.reads) / node.storage_bytes_per_second
             if reading_seconds > moving_seconds:
                 moving_seconds = reading_seconds
         return moving_seconds + switches * self.patch_seconds(worker) if switches else moving_seconds
 
     def patch_seconds(self, worker: Worker) -> float:
-        """Time beside moving bytes that it takes `worker` to give a resident component other patches."""
+        """Seconds, besides moving bytes, for giving a resident component other patches on `worker`."""
         return self._patch_seconds.get(gpu_name(worker.spec), self._prior_patch_seconds)
 
-    def setup(self, signature: Signature, worker: Worker) -> Setup | None:
-        """What to move on a live worker once its present run is over; None when it does not fit there."""
-        known = signature.known.get(worker)
-        if known is None or known.version != worker.version:
-            known = self._look(signature, worker, known)
-        return None if known is None else known.setup
+    def load_estimate(self, cost_class: CostClass, worker: Worker) -> LoadEstimate | None:
+        """The transfers on a live worker once its current run is over; None if it does not fit there."""
+        cached = cost_class.cached.get(worker)
+        if cached is None or cached.version != worker.version:
+            cached = self._estimate(cost_class, worker, cached)
+        return None if cached is None else cached.load
 
-    def makes_room(self, signature: Signature, worker: Worker) -> bool:
-        """Whether weights of other components would have to leave a live worker that it fits on."""
-        setup = self.setup(signature, worker)
-        return setup is not None and worker.used_bytes - setup.own_bytes > setup.room_bytes
+    def makes_room(self, cost_class: CostClass, worker: Worker) -> bool:
+        """Whether weights of other components would have to be evicted from a live worker that it fits on."""
+        load = self.load_estimate(cost_class, worker)
+        return load is not None and worker.used_bytes - load.present_bytes > load.room_bytes
 
-    def residency_after(self, signature: Signature, worker: Worker, outlook: Outlook = NO_OUTLOOK) -> Residency:
-        """What `pool.plan.residency.plan` leaves on a live worker; without asking it when nothing has to make room."""
-        now, setup = worker.residency, self.setup(signature, worker)
+    def residency_after(self, cost_class: CostClass, worker: Worker, hints: EvictionHints = NO_HINTS) -> Residency:
+        """The residency that `pool.plan.residency.plan` leaves on a live worker; computed directly if nothing is
+        evicted."""
+        now, load = worker.residency, self.load_estimate(cost_class, worker)
         assert now is not None, f"{worker.worker_id} is not up"
-        assert setup is not None, f"the task does not fit on {worker.worker_id}"
-        if worker.used_bytes - setup.own_bytes > setup.room_bytes:
-            return plan(now, signature.uses, self.components, setup.way.activation_bytes, outlook=outlook).after
-        used = signature.components
+        assert load is not None, f"the task does not fit on {worker.worker_id}"
+        if worker.used_bytes - load.present_bytes > load.room_bytes:
+            return plan(now, cost_class.uses, self.components, load.mode.activation_bytes, hints=hints).after
+        used = cost_class.components
         others = [entry for entry in now.entries if entry.component not in used]
-        return Residency(now.capacity_bytes, (*others, *setup.arrived))
+        return Residency(now.capacity_bytes, (*others, *load.arrived))
 
-    def resident_seconds(self, task: TaskSpec, signature: Signature, worker: Worker) -> float:
-        """Time of the run on `worker` with all weights resident."""
+    def resident_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker) -> float:
+        """Seconds of the run on `worker` with all weights resident."""
         spec = worker.spec
-        ratio = signature.ratios.get("" if spec is None else spec.device_name)
+        ratio = cost_class.ratios.get("" if spec is None else spec.device_name)
         if ratio is None:
-            ratio = self.run_kinds.ratio(signature.kind, gpu_name(spec), signature.size)
+            ratio = self.run_kinds.ratio(cost_class.kind, gpu_name(spec), cost_class.size)
         return task.run_seconds * ratio
 
-    def batch_seconds(self, task: TaskSpec, signature: Signature, worker: Worker, members: int) -> float:
-        """Time of one run on `worker` of so many tasks like this one, with all weights resident."""
-        share = self.run_kinds.batch_share(signature.kind, gpu_name(worker.spec), members, signature.size)
-        return members * share * self.resident_seconds(task, signature, worker)
+    def batch_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker, members: int) -> float:
+        """Seconds of one run on `worker` of this many tasks like this one, with all weights resident."""
+        share = self.run_kinds.batch_share(cost_class.kind, gpu_name(worker.spec), members, cost_class.size)
+        return members * share * self.resident_seconds(task, cost_class, worker)
 
-    def batch_runs(self, signature: Signature, worker: Worker, members: int) -> int:
-        """How many runs of so many such tasks were measured on GPUs like that of `worker`."""
-        return self.run_kinds.batch_runs(signature.kind, gpu_name(worker.spec), members, signature.size)
+    def batch_runs(self, cost_class: CostClass, worker: Worker, members: int) -> int:
+        """Number of measured runs of this many such tasks on GPUs like that of `worker`."""
+        return self.run_kinds.batch_runs(cost_class.kind, gpu_name(worker.spec), members, cost_class.size)
 
-    def run_started(self, signature: Signature, worker: Worker) -> None:
-        """A run is placed on `worker`, whose residency is still that of before: its files will be in the memory of the
-        machine. Once a run, before what it leaves is assumed."""
+    def run_started(self, cost_class: CostClass, worker: Worker) -> None:
+        """A run is placed on `worker`, whose residency is still the previous one: its files will be in host memory.
+        Call once per run, before the residency after it is assumed."""
         self._expected.pop(worker.worker_id, None)
         node = self.nodes.of(worker.spec)
-        setup = None if node is None else self.setup(signature, worker)
-        if node is not None and setup is not None and setup.reads:
-            self._expected[worker.worker_id] = (node, node.expect(setup.reads, self.at))
+        load = None if node is None else self.load_estimate(cost_class, worker)
+        if node is not None and load is not None and load.reads:
+            self._expected[worker.worker_id] = (node, node.expect(load.reads, self.at))
 
     def reads(self, worker: Worker) -> Reads:
-        """What the run that `worker` is at was expected to read."""
-        known = self._expected.get(worker.worker_id)
-        return () if known is None else known[1].reads
+        """The expected reads of the current run of `worker`."""
+        cached = self._expected.get(worker.worker_id)
+        return () if cached is None else cached[1].reads
 
-    def learn(self, task: TaskSpec, signature: Signature, worker: Worker, report: TaskReport) -> None:
-        """Take in what a run that ended well took."""
+    def learn(self, task: TaskSpec, cost_class: CostClass, worker: Worker, report: TaskReport) -> None:
+        """Learn from a run that succeeded."""
         cost = report.cost
         self._learn_storage(worker, cost)
         self._learn_moving(worker, cost)
         measured = times_prior(task, cost, worker.link_bytes_per_second)
         if measured is not None:
-            self.run_kinds.learn(signature.kind, gpu_name(worker.spec), signature.size, measured, cost.batched)
+            self.run_kinds.learn(cost_class.kind, gpu_name(worker.spec), cost_class.size, measured, cost.batched)
 
     def _learn_storage(self, worker: Worker, cost: RunCost) -> None:
-        """Which files were in the machine's memory, and how fast the others came."""
+        """Learn which files were in host memory, and how fast the others were read."""
         node, expected = self._expected.pop(worker.worker_id, (None, None))
         if node is None or expected is None:
             return
-        # a process reads its libraries too, the first time that it uses them
+        # a process also reads its libraries when it first uses them
         storage_bytes = min(cost.storage_bytes * cost.batched, sum(wanted_bytes for _, wanted_bytes in expected.reads))
         node.confirm(expected, storage_bytes, self.at)
         seconds = cost.batched * cost.load_seconds - cost.patch_switches * self.patch_seconds(worker)
         if storage_bytes < LEAST_LOAD_BYTES or cost.streamed_bytes or seconds <= 0:
             return
         link_seconds = cost.batched * cost.uploaded_bytes / worker.link_bytes_per_second
-        own_seconds = seconds - expected.wait_seconds
-        if own_seconds > HELD_UP * link_seconds:
-            node.learn_storage(storage_bytes / own_seconds)
+        unshared_seconds = seconds - expected.wait_seconds
+        if unshared_seconds > HELD_UP * link_seconds:
+            node.learn_storage(storage_bytes / unshared_seconds)
         elif storage_bytes / seconds > node.storage_bytes_per_second:
             node.learn_storage(storage_bytes / seconds)
-        # else the link was what it waited for, or others at the disk: that may be faster
+        # otherwise it waited for the link, or for other reads of the disk: the disk may be faster
 
     def _learn_moving(self, worker: Worker, cost: RunCost) -> None:
-        """The speed of the link and the seconds of a patch switch. One report says only what both took together: once
-        loads without patches have shown the link, those with patches tell of patches."""
+        """Learn the speed of the link and the seconds of a patch switch. One report contains their sum: once loads
+        without patches have measured the link, those with patches measure patches."""
         if cost.uploaded_bytes < LEAST_LOAD_BYTES or cost.storage_bytes > MOST_FROM_STORAGE * cost.uploaded_bytes:
             return
         if cost.patch_switches and cost.batched > 1:
-            return  # its share of the switches is no number of switches
-        if cost.patch_switches and worker.worker_id in self._seen_links:
-            beside_seconds = cost.load_seconds - cost.uploaded_bytes / worker.link_bytes_per_second
-            self._learn_patches(gpu_name(worker.spec), beside_seconds / cost.patch_switches)
+            return  # its share of the switches is not a number of switches
+        if cost.patch_switches and worker.worker_id in self._measured_links:
+            switch_seconds = cost.load_seconds - cost.uploaded_bytes / worker.link_bytes_per_second
+            self._learn_patches(gpu_name(worker.spec), switch_seconds / cost.patch_switches)
             return
         if not cost.patch_switches:
-            self._seen_links.add(worker.worker_id)
+            self._measured_links.add(worker.worker_id)
         link_seconds = cost.load_seconds - cost.patch_switches * self.patch_seconds(worker)
         if link_seconds > 0:
-            known = worker.link_bytes_per_second
-            measured = min(max(cost.uploaded_bytes / link_seconds, known / MOST_STEP), known * MOST_STEP)
-            if abs(measured - known) > LEAST_DIFFERENCE * measured:
+            cached = worker.link_bytes_per_second
+            measured = min(max(cost.uploaded_bytes / link_seconds, cached / MOST_STEP), cached * MOST_STEP)
+            if abs(measured - cached) > LEAST_DIFFERENCE * measured:
                 worker.learn_link(NEWEST, measured)
 
     def _learn_patches(self, gpu: str, seconds: float) -> None:
@@ -293,25 +314,25 @@ class Costs:
         value = estimate.value
         if value is None or len(estimate) < LEAST_SWITCHES:
             return
-        known = self._patch_seconds.get(gpu, self._prior_patch_seconds)
-        if abs(value - known) > LEAST_PATCH_DIFFERENCE * value:
+        cached = self._patch_seconds.get(gpu, self._prior_patch_seconds)
+        if abs(value - cached) > LEAST_PATCH_DIFFERENCE * value:
             self._patch_seconds[gpu] = value
-            for signature in self._signatures.values():
-                signature.known.clear()
+            for cost_class in self._cost_classes.values():
+                cost_class.cached.clear()
 
 
 def least_extra_seconds(
-    costs: Costs, task: TaskSpec, signature: Signature, workers: Iterable[Worker], most_seconds: float
+    costs: Costs, task: TaskSpec, cost_class: CostClass, workers: Iterable[Worker], most_seconds: float
 ) -> float:
-    """The least of `most_seconds` and the extra seconds on each of these workers that it fits on."""
-    least_seconds, known_there = most_seconds, signature.known
+    """Return the least of `most_seconds` and the extra seconds on each of these workers that it fits on."""
+    least_seconds, known_there = most_seconds, cost_class.cached
     for worker in workers:
-        known = known_there.get(worker)
+        cached = known_there.get(worker)
         there: float | None
-        if known is not None and known.version == worker.version and known.files is None and not task.divisions:
-            there = known.seconds  # what `extra_seconds` answers to most of these, without asking it
+        if cached is not None and cached.version == worker.version and cached.files is None and not task.divisions:
+            there = cached.seconds  # the result of `extra_seconds` for most of these, without the call
         else:
-            there = costs.extra_seconds(task, signature, worker)
+            there = costs.extra_seconds(task, cost_class, worker)
         if there is not None and there < least_seconds:
             least_seconds = there
             if not there:

@@ -1,17 +1,17 @@
-"""Which waiting tasks go through the module together with one that is about to start. Changes nothing but what it
-learns.
+"""Selects waiting tasks that run in one batch with a task that is about to start. Changes only what it learns.
 
-Tasks may share a run that have one signature (the same weights, patches and sizes), the same `TaskSpec.together` and
+Tasks may share a run if they have one cost class (equal weights, patches and sizes), the same `TaskSpec.together` and
 the same expected length. Rules
-1. Nothing is moved for a mate: what the activations of all need is free beside the weights that stay after the first
-   one's plan. A worker that divides the first runs it alone.
-2. Nobody waits for it who goes before: a mate has the first one's priority and its user's turn has come too; there is
-   no mate while a task is hurried, or one of a higher priority waits that fits on the worker.
-3. Who failed before runs alone (`Task.alone`): a task that does harm takes nobody along twice.
-4. Other workers take their part: those that would have finished one of the tasks before the run of all ends count as
-   many tasks as this one.
-5. Only what pays: a larger run is chosen where its tasks take less time each than in the next smaller one, as measured
-   for such runs on such GPUs. What was not measured is tried, one size after the other, until one no longer pays.
+1. No weights are moved for a batch mate: the activations of all fit next to the weights that stay after the first
+   task's plan. A worker that divides the first task runs it alone.
+2. No task with precedence waits for it: a mate has the first one's priority and is within the share window; there are
+   no mates while a task is urgent, or one of a higher priority waits that fits on the worker.
+3. A task that failed before runs alone (`Task.alone`): it affects others at most once.
+4. Other workers take their part: those that would finish one of the tasks before the end of the batch count as many
+   tasks as this one.
+5. Only profitable sizes: a larger batch is chosen if its tasks take less time each than in the next smaller size, as
+   measured for such batches on such GPUs. Sizes without measurements are tried in ascending order until one does not
+   pay.
 """
 
 from __future__ import annotations
@@ -21,78 +21,78 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TypeAlias
 
-from modelpool.pool.specs.spec import RunCost, Rung, WorkerId
+from modelpool.pool.specs.spec import OomStep, RunCost, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.placement.rules import Choice, Question, is_divided
-from modelpool.scheduler.queue.backlog import Line
-from modelpool.scheduler.queue.shares import turn_end
-from modelpool.scheduler.tables.cost_classes import Signature
+from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, is_divided
+from modelpool.scheduler.queue.backlog import BacklogLine
+from modelpool.scheduler.queue.shares import share_window_end
+from modelpool.scheduler.tables.cost_classes import CostClass
 from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.workers import Worker
 
 #: measured runs of a size before it counts as known
 LEAST_RUNS = 2
-#: a larger run pays when its tasks take so much of the time, each, that they take in the next smaller one
+#: a larger batch pays if its time per task is below this fraction of that of the next smaller size
 PAYS_BELOW = 0.97
-#: tasks of the line that are looked at for one mate
+#: tasks of the line that are considered for one mate
 LOOKED_AT_EACH = 4
-#: workers that are looked at for taking their part
+#: other workers that are considered for rule 4
 MOST_WORKERS = 16
-#: tasks that go first that are looked at; more of them leave no time for batches
-MOST_HURRIED = 64
+#: urgent tasks that are considered; more of them leave no time for batches
+MOST_URGENT = 64
 #: sizes that were found too large and are remembered
 MOST_REMEMBERED = 1024
 
-#: kind and size of a run, on a worker
-_Place: TypeAlias = tuple[Signature, WorkerId]
+#: cost class of a run, on a worker
+_Place: TypeAlias = tuple[CostClass, WorkerId]
 
 
 class Batching:
-    """Chooses mates, within `limit` tasks of a run, and remembers which runs turned out too large."""
+    """Selects mates, up to `limit` tasks per run, and remembers which runs turned out too large."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        #: the sizes that are tried, ascending; few, since kernels are chosen anew for each
+        #: the sizes that are tried, ascending; few, since kernels are selected again for each
         self.sizes = _sizes(limit)
         self._most: OrderedDict[_Place, int] = OrderedDict()
 
-    def mates(self, question: Question, choice: Choice) -> tuple[Task, ...]:
-        """The tasks that start with `choice.task`, in order; none where it runs alone."""
-        task, worker = choice.task, choice.worker
-        line = question.backlog.line(task.signature)
+    def batch_mates(self, query: PlacementQuery, decision: PlacementDecision) -> tuple[Task, ...]:
+        """Return the tasks that start with `decision.task`, in order; empty if it runs alone."""
+        task, worker = decision.task, decision.worker
+        line = query.backlog.line(task.cost_class)
         if line is None or len(line.tasks) <= 1 or not may_share(task) or worker.capacity_bytes is None:
             return ()
-        oldest = question.backlog.oldest(worker.capacity_bytes)
-        if oldest is None or oldest.priority > task.priority or _somebody_hurries(question, task, worker):
+        oldest = query.backlog.oldest(worker.capacity_bytes)
+        if oldest is None or oldest.priority > task.priority or _has_urgent_task(query, task, worker):
             return ()
-        window_seconds = question.config.share_window_seconds * question.workers.count
-        latest_tag = max(task.tag, turn_end(oldest.order, window_seconds))
-        following = list(_following(line, task, self.limit - 1, latest_tag))
-        room = tasks_that_fit(question.costs, task.signature, worker)
+        window_seconds = query.config.share_window_seconds * query.workers.count
+        latest_start = max(task.virtual_start, share_window_end(oldest.order, window_seconds))
+        following = list(_following(line, task, self.limit - 1, latest_start))
+        room = tasks_that_fit(query.costs, task.cost_class, worker)
         most = min(1 + len(following), room, self._most_on(task, worker))
-        members = self._members(question, task, worker, most, len(line.tasks) - line.tasks.place_of(task.order))
+        members = self._members(query, task, worker, most, len(line.tasks) - line.tasks.place_of(task.order))
         return tuple(following[: members - 1])
 
     def learn(self, task: Task, worker: Worker, cost: RunCost) -> None:
-        """A run that was of `worker.members` tasks ended well: where memory made it smaller, later ones are."""
-        if Rung.DIVIDE not in cost.rungs or cost.batched >= worker.members:
+        """A run of `worker.members` tasks succeeded: if memory reduced its size, later ones get that size."""
+        if OomStep.DIVIDE not in cost.oom_steps or cost.batched >= worker.members:
             return
-        place = (task.signature, worker.worker_id)
+        place = (task.cost_class, worker.worker_id)
         self._most[place] = min(cost.batched, self._most.pop(place, cost.batched))
         if len(self._most) > MOST_REMEMBERED:
             self._most.popitem(last=False)
 
     def _most_on(self, task: Task, worker: Worker) -> int:
-        return self._most.get((task.signature, worker.worker_id), self.limit)
+        return self._most.get((task.cost_class, worker.worker_id), self.limit)
 
-    def _members(self, question: Question, task: Task, worker: Worker, most: int, waiting: int) -> int:
-        """Rules 4 and 5: how many tasks the run has, of at most so many, when so many wait, the first included."""
-        chosen, least_seconds = 1, question.costs.batch_seconds(task.spec, task.signature, worker, 1)
+    def _members(self, query: PlacementQuery, task: Task, worker: Worker, most: int, waiting: int) -> int:
+        """Rules 4 and 5: number of tasks of the run, up to `most`, if `waiting` tasks wait, including the first."""
+        chosen, least_seconds = 1, query.costs.batch_seconds(task.spec, task.cost_class, worker, 1)
         for members in self.sizes:
-            if members > most or _fair_part(question, task, worker, members, waiting) < members:
+            if members > most or _fair_part(query, task, worker, members, waiting) < members:
                 break
-            seconds = question.costs.batch_seconds(task.spec, task.signature, worker, members) / members
-            if question.costs.batch_runs(task.signature, worker, members) < LEAST_RUNS:
+            seconds = query.costs.batch_seconds(task.spec, task.cost_class, worker, members) / members
+            if query.costs.batch_runs(task.cost_class, worker, members) < LEAST_RUNS:
                 return members
             if seconds > PAYS_BELOW * least_seconds:
                 break
@@ -100,43 +100,48 @@ class Batching:
         return chosen
 
 
-def _somebody_hurries(question: Question, task: Task, worker: Worker) -> bool:
-    """A task of another line that fits the worker goes before all that would run with `task`."""
+def _has_urgent_task(query: PlacementQuery, task: Task, worker: Worker) -> bool:
+    """Whether a task of another line that fits the worker goes before all that would run with `task`."""
     capacity_bytes = worker.capacity_bytes or 0
     return any(
-        other.signature is not task.signature
+        other.cost_class is not task.cost_class
         and other.priority >= task.priority
-        and other.signature.needed_bytes <= capacity_bytes
-        for _, _, other in islice(question.backlog.hurried.now(question.at), MOST_HURRIED)
+        and other.cost_class.needed_bytes <= capacity_bytes
+        for _, _, other in islice(query.backlog.urgent.now(query.at), MOST_URGENT)
     )
 
 
 def may_share(task: Task) -> bool:
     """Whether a task may run with others at all."""
-    failed = task.alone or task.failures or task.memory_failures or task.crashed or task.rungs
+    failed = task.alone or task.failures or task.memory_failures or task.crashed or task.oom_steps
     return bool(task.spec.together) and not failed and task.pinned_to is None
 
 
-def tasks_that_fit(costs: Costs, signature: Signature, worker: Worker) -> int:
-    """Rule 1: how many tasks of this signature a run on `worker` may have."""
-    setup = costs.setup(signature, worker)
-    if setup is None or is_divided(signature, worker):
+def tasks_that_fit(costs: Costs, cost_class: CostClass, worker: Worker) -> int:
+    """Rule 1: number of tasks of this cost class that a run on `worker` may have."""
+    load = costs.load_estimate(cost_class, worker)
+    if load is None or is_divided(cost_class, worker):
         return 1
-    free_bytes = setup.room_bytes - (worker.used_bytes - setup.own_bytes)
-    each_bytes = setup.way.activation_bytes
+    free_bytes = load.room_bytes - (worker.used_bytes - load.present_bytes)
+    each_bytes = load.mode.activation_bytes
     if free_bytes < each_bytes:
         return 1
     return 1 + free_bytes // each_bytes if each_bytes else worker.used_bytes + 1
 
 
-def _following(line: Line, task: Task, most: int, latest_tag: float) -> Iterator[Task]:
-    """Up to so many tasks behind `task` in its line that may share its run, in order."""
+def _following(line: BacklogLine, task: Task, most: int, latest_start: float) -> Iterator[Task]:
+    """Up to `most` tasks after `task` in its line that may share its run, in order."""
     behind = islice(line.tasks.from_order(task.order), 1, 1 + LOOKED_AT_EACH * most)
     left = most
     for other in behind:
         if left <= 0:
             return
-        if other.priority == task.priority and other.tag <= latest_tag and may_share(other) and _alike(other, task):
+        if (
+            other.priority == task.priority
+            and other.virtual_start <= latest_start
+            and may_share(other)
+            and _alike(other, task)
+        ):
             left -= 1
             yield other
 
@@ -145,25 +150,25 @@ def _alike(other: Task, task: Task) -> bool:
     return other.spec.together == task.spec.together and other.spec.run_seconds == task.spec.run_seconds
 
 
-def _fair_part(question: Question, task: Task, worker: Worker, members: int, waiting: int) -> int:
-    """Rule 4: how many of the tasks that wait `worker` takes, when a run of so many is what it could do."""
-    costs, at = question.costs, question.at
-    batch_seconds = costs.batch_seconds(task.spec, task.signature, worker, members)
+def _fair_part(query: PlacementQuery, task: Task, worker: Worker, members: int, waiting: int) -> int:
+    """Rule 4: how many of the waiting tasks `worker` takes, if it could run a batch of `members`."""
+    costs, at = query.costs, query.at
+    batch_seconds = costs.batch_seconds(task.spec, task.cost_class, worker, members)
     helpers = 0
-    for other in _others(question, task.signature, worker):
-        wait_seconds, extra_seconds = other.wait_seconds(at), costs.extra_seconds(task.spec, task.signature, other)
+    for other in _others(query, task.cost_class, worker):
+        wait_seconds, extra_seconds = other.wait_seconds(at), costs.extra_seconds(task.spec, task.cost_class, other)
         if wait_seconds is None or extra_seconds is None:
             continue
-        run_seconds = costs.resident_seconds(task.spec, task.signature, other)
+        run_seconds = costs.resident_seconds(task.spec, task.cost_class, other)
         helpers += wait_seconds + extra_seconds + run_seconds <= batch_seconds
     return -(-waiting // (1 + helpers))
 
 
-def _others(question: Question, signature: Signature, worker: Worker) -> Sequence[Worker]:
-    """Some of the other workers that are up: those that hold what it uses, and idle ones."""
-    found = dict.fromkeys(islice(question.workers.idle_workers(), MOST_WORKERS))
-    for use in signature.uses:
-        found.update(dict.fromkeys(islice(question.workers.holders.get(use.component, ()), MOST_WORKERS)))
+def _others(query: PlacementQuery, cost_class: CostClass, worker: Worker) -> Sequence[Worker]:
+    """Some of the other workers that are up: holders of what it uses, and idle ones."""
+    found = dict.fromkeys(islice(query.workers.idle_workers(), MOST_WORKERS))
+    for use in cost_class.uses:
+        found.update(dict.fromkeys(islice(query.workers.holders.get(use.component, ()), MOST_WORKERS)))
     found.pop(worker, None)
     return list(found)
 

@@ -1,30 +1,28 @@
-"""Our placement: what finishes the queue soonest. A function of what it is shown; it changes nothing.
+"""The default placement policy: minimise expected completion time. Pure: reads the query, changes nothing.
 
-Rules, for tasks of the highest priority that fit an idle worker; if none of them is to start, for the next lower ones
-0. What is hurried (a deadline comes near, its worker was lost) goes first; for its deadline it may wait as under 5.
-1. The task that is oldest in order and was passed over as often as the limit allows goes first too, and waits for
-   nobody.
-2. A line whose first task waited long for what its load costs goes next, as far as the account of such loads
-   (`scheduler.placement.switch_budget`) allows: loads are paid by time, so who waits longer than 1 / share of a load
-   gets it. Jobs
-   that were asked for together do not hurry each other: all of them are wanted. Where that worker has something to run
-   that needs no load, this goes first, and the load is done beside it for nothing (`scheduler.placement.preload`).
-3. Then tasks whose weights are all there: what finishes a job first, then in order. What finishes a job counts as such
-   where its weights take little time beside its run: jobs that are begun are done soon, and do not pile up.
-4. Then what costs least (upload, patches, streaming), with what of that is wasted counted twice, without what others
-   pay who wait for the same (`scheduler.placement.shared_loads`), and with three tenths of what it waited taken off,
-   less where
-   that came to more than a run for who waited longest of them; of the first lines in order, and of those that use what
-   is on the idle workers. While it can, the account pays what that costs more than the cheapest, but no more than what
-   its waiting was worth: the cheapest may be one that waits for a busy worker. Wasted is what it costs here beyond what
-   it would on the worker that has most of it: a model that is nowhere has to be loaded by somebody, a second copy need
-   not be made.
-5. Under 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that one
-   already; none waits for a run of unknown length. So a line gets a second worker exactly when waiting takes longer
-   than a load.
-6. When no worker is busy, something starts.
-7. Rules 2 to 5 hold among users whose turn it is: who is ahead of the first in order by more than the window of shares
-   (`scheduler.queue.shares`) is looked at when none of those starts.
+Rules, for tasks of the highest priority that fit an idle worker; if none of them starts, for the next lower priority
+0. Urgent tasks (near deadline, lost worker) go first; a deadline task may wait for a busy worker as in rule 5.
+1. The oldest task in order goes first too, without waiting, if it was passed over as often as the limit allows.
+2. A line whose first task waited long relative to its load cost goes next, as far as the switch budget
+   (`scheduler.placement.switch_budget`) allows: loads cost time, so a task that waits longer than its load / share gets
+   it. Jobs submitted together do not compete this way: all of them are wanted. If that worker has a task that needs no
+   load, this one goes first, and the load is overlapped with its run at no cost (`scheduler.placement.preload`).
+3. Then tasks whose weights are all resident: tasks that finish a job first, then in order. For a task that finishes a
+   job, weights count as resident if loading takes little time compared with its run: started jobs finish soon, and do
+   not pile up.
+4. Then the cheapest load (upload, patches, streaming). Wasted load time counts twice; the part that other waiting tasks
+   share is deducted (`scheduler.placement.shared_loads`), as are three tenths of the waiting time, or less if that
+   exceeds a run of the longest waiting candidate. Candidates are the first lines in order and those that use what is on
+   the idle workers. While the switch budget lasts, it pays what the chosen candidate costs more than the cheapest, up
+   to the value of its waiting: the cheapest may be one that waits for a busy worker. Wasted is the cost here beyond the
+   cost on the worker that has most of it: a model that is resident nowhere has to be loaded anyway, a second copy does
+   not.
+5. In rules 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that
+   worker already; none waits for a run of unknown length. So a line gets a second worker exactly if waiting takes
+   longer than a load.
+6. If no worker is busy, something starts.
+7. Rules 2 to 5 apply to users within the share window (`scheduler.queue.shares`): users who are ahead of the first task
+   in order by more than the window are considered if none of the others starts.
 """
 
 from __future__ import annotations
@@ -34,53 +32,54 @@ from itertools import chain, islice
 
 from modelpool.scheduler.costs.cost_model import least_extra_seconds
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
-from modelpool.scheduler.placement.overlap import comes_beside
-from modelpool.scheduler.placement.reservations import Look, first_for_idle, is_sooner_elsewhere
-from modelpool.scheduler.placement.rules import Choice, Question, choice_of
-from modelpool.scheduler.placement.shared_loads import seconds_of_others
-from modelpool.scheduler.queue.backlog import Line
-from modelpool.scheduler.queue.shares import turn_end
-from modelpool.scheduler.tables.cost_classes import LAST_RANK, Signature
+from modelpool.scheduler.placement.overlap import can_preload_all
+from modelpool.scheduler.placement.reservations import Reservations, first_to_start, is_sooner_elsewhere
+from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, make_decision
+from modelpool.scheduler.placement.shared_loads import shared_load_seconds
+from modelpool.scheduler.queue.backlog import BacklogLine
+from modelpool.scheduler.queue.shares import share_window_end
+from modelpool.scheduler.tables.cost_classes import LAST_RANK, CostClass
 from modelpool.scheduler.tables.jobs import Order, Task
-from modelpool.scheduler.tables.placement_record import Rule
-from modelpool.scheduler.tables.user_account import NO_TAG
+from modelpool.scheduler.tables.placement_record import PlacementRule
+from modelpool.scheduler.tables.user_account import NO_VIRTUAL_START
 from modelpool.scheduler.tables.workers import Worker
 
-#: lines that read what one idle worker has
+#: lines that use the content of one idle worker
 MOST_NEAR = 8
-#: lines, the cheapest first, that are asked whether they would wait for a busy worker; when all of them would, whatever
-#: is left is looked at when one of those is free
-MOST_ASKED = 16
-#: files of an idle worker's machine, the last read first, that are looked at
+#: lines, the cheapest first, that are checked for whether they would wait for a busy worker; if all of them would, the
+#: rest is considered when one of those is free
+MOST_CHECKED = 16
+#: files of an idle worker's machine, the most recently read first, that are considered
 MOST_FILES = 32
-#: lines that finish jobs, and idle workers for each, that are looked at
+#: lines that finish jobs, and idle workers for each, that are considered
 MOST_FINISHING = 4
-#: lines that are gone through for them, where the others are of one batch with what starts anyway
+#: lines that are searched for those, if the others are of one batch with what starts anyway
 MOST_LINES = 256
-#: seconds of load that a second of waiting is worth; but the longest wait is worth no more than a run.
-#: From benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload;
-#: and where GPUs are short everybody waits long, and counting all of that would change weights with each task
-WAITING = 0.3
-#: of a run: to bring a VAE for a decode takes little more than this on any GPU, and its image waits for nothing else
-LITTLE = 0.2
-#: lines, the oldest first, that are looked at for having waited long
-MOST_RIPE = 4
+#: seconds of load that a second of waiting is worth; but the longest wait is worth at most a run. From
+#: benchmarks/scheduling.py: at 0.1 the last percent waited longer than in plain order on the calibrated workload; with
+#: scarce GPUs every task waits long, and counting all of it would change weights with each task
+AGEING_WEIGHT = 0.3
+#: fraction of a run: loading a VAE for a decode takes little more than this on any GPU, and its image waits for nothing
+#: else
+SMALL_LOAD = 0.2
+#: lines, the oldest first, that are considered as long-waiting
+MOST_LONG_WAITING = 4
 
 
-class _Offer:
+class _Candidate:
     """A line and the best idle worker for it.
 
-    extra_seconds   what it takes there beside the run
-    wasted_seconds  what of that is taken by a copy beside those that there are
-    price_seconds   both, without what others pay who wait for the same
-    waited_seconds  by its first task; 0 for a batch, which does not hurry
+    extra_seconds   load time there, in addition to the run
+    wasted_seconds  the part of it due to a copy in addition to existing ones
+    price_seconds   both, without the part that other waiting tasks share
+    waited_seconds  waiting time of its first task; 0 for a batch of jobs
     """
 
     __slots__ = ("extra_seconds", "line", "price_seconds", "waited_seconds", "wasted_seconds", "worker")
 
     def __init__(
         self,
-        line: Line,
+        line: BacklogLine,
         worker: Worker,
         extra_seconds: float,
         wasted_seconds: float,
@@ -95,77 +94,80 @@ class _Offer:
         self.waited_seconds = waited_seconds
 
 
-def soonest(question: Question) -> Choice | None:
-    """The start that finishes the queue soonest; None when every ready task is better off waiting for a busy worker."""
-    backlog, most_bytes = question.backlog, question.workers.largest_idle_bytes
-    look = Look(question)
+def soonest(query: PlacementQuery) -> PlacementDecision | None:
+    """Return the start that minimises expected completion time; None if every ready task had better wait for a busy
+    worker."""
+    backlog, most_bytes = query.backlog, query.workers.largest_idle_bytes
+    reservations = Reservations(query)
     oldest = backlog.oldest(most_bytes)
     while oldest is not None:
-        choice = _of_priority(look, oldest)
-        if choice is not None:
-            return choice
+        decision = _of_priority(reservations, oldest)
+        if decision is not None:
+            return decision
         following = next(backlog.lines(most_bytes, after=(1 - oldest.priority,)), None)
         oldest = None if following is None else following.head
     return None
 
 
-def _hurried(question: Question, priority: int) -> Choice | None:
+def _urgent(query: PlacementQuery, priority: int) -> PlacementDecision | None:
     """Rule 0."""
-    look = Look(question)
-    for deadline, _, task in question.backlog.hurried.now(question.at):
-        best = best_idle(question, task) if task.priority == priority else None
+    reservations = Reservations(query)
+    for deadline, _, task in query.backlog.urgent.now(query.at):
+        best = best_idle(query, task) if task.priority == priority else None
         if best is None:
             continue
-        if task.passed >= question.config.overtaking_limit:
+        if task.passed >= query.config.overtaking_limit:
             note = f"passed over {task.passed:.0f} times by every worker, so it goes first"
-            return choice_of(question, task, best[0], Rule.WAITED, note)
+            return make_decision(query, task, best[0], PlacementRule.WAITED, note)
         if task.goes_first:
-            return choice_of(question, task, best[0], Rule.LOST, "its worker was lost, so it goes first")
-        if is_sooner_elsewhere(look, task, *best):
+            return make_decision(query, task, best[0], PlacementRule.LOST, "its worker was lost, so it goes first")
+        if is_sooner_elsewhere(reservations, task, *best):
             continue
-        note = f"{deadline - question.at:.0f} s before its deadline, so it goes first"
-        return choice_of(question, task, best[0], Rule.DEADLINE, note, look.seen)
+        note = f"{deadline - query.at:.0f} s before its deadline, so it goes first"
+        return make_decision(query, task, best[0], PlacementRule.DEADLINE, note, reservations.considered)
     return None
 
 
-def _of_priority(look: Look, oldest: Task) -> Choice | None:
-    """What to start among tasks of one priority, the first of which in order is `oldest`."""
-    question = look.question
-    if question.backlog.hurried and (choice := _hurried(question, oldest.priority)) is not None:
-        return choice
-    if oldest.passed >= question.config.overtaking_limit and (best := best_idle(question, oldest)) is not None:
+def _of_priority(reservations: Reservations, oldest: Task) -> PlacementDecision | None:
+    """The start among tasks of one priority, the first of which in order is `oldest`."""
+    query = reservations.query
+    if query.backlog.urgent and (decision := _urgent(query, oldest.priority)) is not None:
+        return decision
+    if oldest.passed >= query.config.overtaking_limit and (best := best_idle(query, oldest)) is not None:
         note = f"passed over {oldest.passed:.0f} times by every worker, so it goes first"
-        return choice_of(question, oldest, best[0], Rule.WAITED, note)
-    latest_tag = turn_end(oldest.order, question.config.share_window_seconds * question.workers.count)
-    choice = _in_turn(look, oldest, latest_tag)
-    if choice is None and latest_tag < NO_TAG:  # those whose turn it is wait for busy workers: no reason to be idle
-        choice = _in_turn(Look(question), oldest, NO_TAG)
-    return choice
+        return make_decision(query, oldest, best[0], PlacementRule.WAITED, note)
+    latest_start = share_window_end(oldest.order, query.config.share_window_seconds * query.workers.count)
+    decision = _within_window(reservations, oldest, latest_start)
+    if (
+        decision is None and latest_start < NO_VIRTUAL_START
+    ):  # the users within the window wait for busy workers: no reason to stay idle
+        decision = _within_window(Reservations(query), oldest, NO_VIRTUAL_START)
+    return decision
 
 
-def _in_turn(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
-    """Rules 2 to 5, for tasks of users whose turn it is by then."""
-    question = look.question
-    choice = _resident(look, oldest, latest_tag) or _cheapest(look, oldest, latest_tag)
-    return None if choice is None else _ripe(question, oldest, choice) or choice
+def _within_window(reservations: Reservations, oldest: Task, latest_start: float) -> PlacementDecision | None:
+    """Rules 2 to 5, for tasks with a virtual start up to `latest_start`."""
+    query = reservations.query
+    decision = _resident(reservations, oldest, latest_start) or _cheapest(reservations, oldest, latest_start)
+    return None if decision is None else _long_waiting(query, oldest, decision) or decision
 
 
-def _resident(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
+def _resident(reservations: Reservations, oldest: Task, latest_start: float) -> PlacementDecision | None:
     """Rule 3."""
-    question, priority = look.question, oldest.priority
-    workers, extra_seconds = question.workers, question.costs.extra_seconds
-    best: Line | None = None
+    query, priority = reservations.query, oldest.priority
+    workers, extra_seconds = query.workers, query.costs.extra_seconds
+    best: BacklogLine | None = None
     on: list[Worker] = []
     best_rank, best_order = False, oldest.order
-    for line, worker in _pairs(question):
-        order, signature = line.order, line.signature
-        rank = signature.rank == LAST_RANK
-        if rank < best_rank or order[0] != -priority or order[1] > latest_tag:
+    for line, worker in _pairs(query):
+        order, cost_class = line.order, line.cost_class
+        rank = cost_class.rank == LAST_RANK
+        if rank < best_rank or order[0] != -priority or order[1] > latest_start:
             continue
         if best is not None and line is not best and rank == best_rank and order > best_order:
             continue
-        extra = extra_seconds(line.head.spec, signature, worker)
-        if extra is None or (extra > 0.0 and (not rank or not _is_little(question, line.head, worker, extra))):
+        extra = extra_seconds(line.head.spec, cost_class, worker)
+        if extra is None or (extra > 0.0 and (not rank or not _is_small_load(query, line.head, worker, extra))):
             continue
         if line is best:
             on.append(worker)
@@ -173,27 +175,27 @@ def _resident(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
             best, best_rank, best_order, on = line, rank, order, [worker]
     if best is None:
         return None
-    if workers.are_alike:
-        worker = on[0] if len(on) == 1 else least_evicting(question.costs, best.signature, on)
-        return choice_of(question, best.head, worker, Rule.RESIDENT)
-    soonest_idle = best_idle(question, best.head)  # a faster one may have to load, and be sooner all the same
+    if workers.are_similar:
+        worker = on[0] if len(on) == 1 else least_evicting(query.costs, best.cost_class, on)
+        return make_decision(query, best.head, worker, PlacementRule.RESIDENT)
+    soonest_idle = best_idle(query, best.head)  # a faster one may have to load, and still be sooner
     assert soonest_idle is not None, f"{best.head.name} fits on {on[0].worker_id}"
-    place = first_for_idle(look, best, *soonest_idle)
-    rule = Rule.RESIDENT if soonest_idle[1] == 0.0 else Rule.CHEAPEST
-    return None if place is None else choice_of(question, best.tasks[place], soonest_idle[0], rule)
+    place = first_to_start(reservations, best, *soonest_idle)
+    rule = PlacementRule.RESIDENT if soonest_idle[1] == 0.0 else PlacementRule.CHEAPEST
+    return None if place is None else make_decision(query, best.tasks[place], soonest_idle[0], rule)
 
 
-def _is_little(question: Question, task: Task, worker: Worker, extra_seconds: float) -> bool:
-    """What it takes to bring its weights is little beside its run."""
-    return extra_seconds <= LITTLE * question.costs.resident_seconds(task.spec, task.signature, worker)
+def _is_small_load(query: PlacementQuery, task: Task, worker: Worker, extra_seconds: float) -> bool:
+    """Whether loading its weights takes little time compared with its run."""
+    return extra_seconds <= SMALL_LOAD * query.costs.resident_seconds(task.spec, task.cost_class, worker)
 
 
-def _pairs(question: Question) -> Iterable[tuple[Line, Worker]]:
+def _pairs(query: PlacementQuery) -> Iterable[tuple[BacklogLine, Worker]]:
     """Lines and idle workers that may have all that they use, or need little for what finishes a job."""
-    backlog, workers = question.backlog, question.workers
+    backlog, workers = query.backlog, query.workers
     if workers.idle_count <= backlog.line_count:
-        pairs: list[tuple[Line, Worker]] = []
-        if finishing := backlog.finishing(MOST_FINISHING):  # first: where one starts, the others need no look
+        pairs: list[tuple[BacklogLine, Worker]] = []
+        if finishing := backlog.finishing(MOST_FINISHING):  # first: if one starts, the others need not be checked
             first = workers.some_idle(MOST_FINISHING)
             pairs = [(line, worker) for line in finishing for worker in first]
         for worker in workers.some_idle(workers.idle_count):
@@ -202,147 +204,159 @@ def _pairs(question: Question) -> Iterable[tuple[Line, Worker]]:
     return [
         (line, worker)
         for line in backlog.lines(workers.largest_idle_bytes)
-        for worker in _idle_with(question, line.signature)
+        for worker in _idle_with(query, line.cost_class)
     ]
 
 
-def _ripe(question: Question, oldest: Task, cheaper: Choice) -> Choice | None:
-    """Rule 2. `cheaper` is what would start without it."""
-    if question.switch_seconds <= 0.0:
+def _long_waiting(query: PlacementQuery, oldest: Task, cheaper: PlacementDecision) -> PlacementDecision | None:
+    """Rule 2. `cheaper` is the start without it."""
+    if query.switch_seconds <= 0.0:
         return None
-    if oldest.signature is cheaper.task.signature:
+    if oldest.cost_class is cheaper.task.cost_class:
         return None  # its line is the first of those below
-    look = Look(question)
-    looked_at = 0
-    for line in islice(question.backlog.lines(question.workers.largest_idle_bytes, oldest.order), MOST_LINES):
+    reservations = Reservations(query)
+    checked = 0
+    for line in islice(query.backlog.lines(query.workers.largest_idle_bytes, oldest.order), MOST_LINES):
         task = line.head
-        if task.priority != oldest.priority or line.signature is cheaper.task.signature:
-            return None  # what starts anyway is the oldest of those that are left
+        if task.priority != oldest.priority or line.cost_class is cheaper.task.cost_class:
+            return None  # what starts anyway is the oldest of the rest
         if task.batch and task.batch == cheaper.task.batch:
             continue
-        looked_at += 1
-        if looked_at > MOST_RIPE:
+        checked += 1
+        if checked > MOST_LONG_WAITING:
             return None
-        best = best_idle(question, task)
-        if best is None or best[1] == 0.0 or best[1] * question.patience > task.waited_seconds(question.at):
+        best = best_idle(query, task)
+        if best is None or best[1] == 0.0 or best[1] * query.wait_factor > task.waited_seconds(query.at):
             continue
-        if first_for_idle(look, line, *best) == 0:
+        if first_to_start(reservations, line, *best) == 0:
             is_worked_on = best[0] is cheaper.worker and cheaper.why.chosen.extra_seconds == 0.0
-            if is_worked_on and question.config.upload_ahead and _comes_beside(question, best[0], cheaper.task, task):
-                cheaper.beside = task
+            if is_worked_on and query.config.upload_ahead and _can_preload_all(query, best[0], cheaper.task, task):
+                cheaper.preload_first = task
                 return cheaper
-            note = f"it waited {task.waited_seconds(question.at):.0f} s"
+            note = f"it waited {task.waited_seconds(query.at):.0f} s"
             spent_seconds = max(0.0, best[1] - cheaper.why.chosen.extra_seconds)
-            return choice_of(question, task, best[0], Rule.WAITED, note, look.seen, spent_seconds)
+            return make_decision(
+                query, task, best[0], PlacementRule.WAITED, note, reservations.considered, spent_seconds
+            )
     return None
 
 
-def _comes_beside(question: Question, worker: Worker, running: Task, coming: Task) -> bool:
-    costs, backlog, workers = question.costs, question.backlog, question.workers
-    return comes_beside(costs, backlog, workers, worker, running.signature, coming.signature)
+def _can_preload_all(query: PlacementQuery, worker: Worker, running: Task, coming: Task) -> bool:
+    costs, backlog, workers = query.costs, query.backlog, query.workers
+    return can_preload_all(costs, backlog, workers, worker, running.cost_class, coming.cost_class)
 
 
-def _cheapest(look: Look, oldest: Task, latest_tag: float) -> Choice | None:
+def _cheapest(reservations: Reservations, oldest: Task, latest_start: float) -> PlacementDecision | None:
     """Rule 4."""
-    question = look.question
-    offers: list[_Offer] = []
-    for line in _candidates(question, oldest, latest_tag):
-        best = best_idle(question, line.head)
+    query = reservations.query
+    candidates: list[_Candidate] = []
+    for line in _candidate_lines(query, oldest, latest_start):
+        best = best_idle(query, line.head)
         if best is not None:
-            offers.append(_offer(question, line, *best))
-    if not offers:
+            candidates.append(_candidate_for(query, line, *best))
+    if not candidates:
         return None
-    worth = _worth_of_waiting(question, offers)
-    ranked: list[tuple[float, int, Order, _Offer]] = []
-    for offer in offers:
-        line = offer.line
-        ranked.append((offer.price_seconds - worth * offer.waited_seconds, -line.signature.rank, line.order, offer))
-    ranked.sort()  # no two lines have one order: no more is compared than price, rank and order
-    for _, _, _, offer in ranked[:MOST_ASKED]:
-        look.seen = []
-        line, worker = offer.line, offer.worker
-        place = first_for_idle(look, line, worker, offer.extra_seconds)
-        if place is not None and (place == 0 or _is_worth(question, line, place, worker, offer.wasted_seconds)):
-            spent_seconds = _spent_on_waiting(question, offer, offers, worth)
-            return choice_of(question, line.tasks[place], worker, Rule.CHEAPEST, "", look.seen, spent_seconds)
+    weight = _ageing_weight(query, candidates)
+    ranked: list[tuple[float, int, Order, _Candidate]] = []
+    for candidate in candidates:
+        line = candidate.line
+        ranked.append(
+            (candidate.price_seconds - weight * candidate.waited_seconds, -line.cost_class.rank, line.order, candidate)
+        )
+    ranked.sort()  # the order of each line is unique, so candidates are never compared
+    for _, _, _, candidate in ranked[:MOST_CHECKED]:
+        reservations.considered = []
+        line, worker = candidate.line, candidate.worker
+        place = first_to_start(reservations, line, worker, candidate.extra_seconds)
+        if place is not None and (place == 0 or _justifies_copy(query, line, place, worker, candidate.wasted_seconds)):
+            spent_seconds = _spent_budget(query, candidate, candidates, weight)
+            return make_decision(
+                query, line.tasks[place], worker, PlacementRule.CHEAPEST, "", reservations.considered, spent_seconds
+            )
     return None
 
 
-def _spent_on_waiting(question: Question, chosen: _Offer, offers: Sequence[_Offer], worth: float) -> float:
-    """What the account pays for one that is not the cheapest."""
-    if question.account_seconds <= 0.0:
+def _spent_budget(query: PlacementQuery, chosen: _Candidate, candidates: Sequence[_Candidate], weight: float) -> float:
+    """The seconds that the switch budget pays for a choice that is not the cheapest."""
+    if query.budget_seconds <= 0.0:
         return 0.0
-    least_seconds = min([offer.price_seconds for offer in offers])
-    return min(chosen.price_seconds - least_seconds, worth * chosen.waited_seconds)
+    least_seconds = min([candidate.price_seconds for candidate in candidates])
+    return min(chosen.price_seconds - least_seconds, weight * chosen.waited_seconds)
 
 
-def _offer(question: Question, line: Line, worker: Worker, extra_seconds: float) -> _Offer:
-    """What a line costs on this worker, the best of the idle ones for it."""
-    wasted_seconds = extra_seconds - _least_extra(question, line.head, extra_seconds)
-    others_seconds = seconds_of_others(question, line.signature, worker) if extra_seconds > 0.0 else 0.0
-    price_seconds = max(0.0, wasted_seconds - others_seconds) + extra_seconds - others_seconds
-    waited_seconds = 0.0 if line.head.batch else line.head.waited_seconds(question.at)
-    return _Offer(line, worker, extra_seconds, wasted_seconds, price_seconds, waited_seconds)
+def _candidate_for(query: PlacementQuery, line: BacklogLine, worker: Worker, extra_seconds: float) -> _Candidate:
+    """The cost of a line on this worker, the best of the idle ones for it."""
+    wasted_seconds = extra_seconds - _least_extra(query, line.head, extra_seconds)
+    shared_seconds = shared_load_seconds(query, line.cost_class, worker) if extra_seconds > 0.0 else 0.0
+    price_seconds = max(0.0, wasted_seconds - shared_seconds) + extra_seconds - shared_seconds
+    waited_seconds = 0.0 if line.head.batch else line.head.waited_seconds(query.at)
+    return _Candidate(line, worker, extra_seconds, wasted_seconds, price_seconds, waited_seconds)
 
 
-def _worth_of_waiting(question: Question, offers: Sequence[_Offer]) -> float:
-    """Seconds of load that a second of waiting is worth now: less than usual where who waited longest of these would
-    get more for it than its run takes.
+def _ageing_weight(query: PlacementQuery, candidates: Sequence[_Candidate]) -> float:
+    """Seconds of load that a second of waiting is worth now: AGEING_WEIGHT, or less if the longest wait would then be
+    worth more than a run of that task.
 
-    Also where that is a short run, which makes everybody's waiting worth little: with the longest run of the offers
-    instead, each one's own, or none that is short beside its load, the last percent waited longer where GPUs hardly
-    keep up (benchmarks/RESULTS.md).
+    One short task that has waited long lowers the weight of all others. That is intended: with the longest run of the
+    candidates instead, each one's own run, or no run that is short compared with its load, the last percent waited
+    longer where GPUs hardly keep up (benchmarks/RESULTS.md).
     """
-    longest = offers[0]
-    for offer in offers:
-        if offer.waited_seconds > longest.waited_seconds:
-            longest = offer
+    longest = candidates[0]
+    for candidate in candidates:
+        if candidate.waited_seconds > longest.waited_seconds:
+            longest = candidate
     line = longest.line
-    most_seconds = question.costs.resident_seconds(line.head.spec, line.signature, longest.worker)
-    return WAITING if longest.waited_seconds * WAITING <= most_seconds else most_seconds / longest.waited_seconds
+    most_seconds = query.costs.resident_seconds(line.head.spec, line.cost_class, longest.worker)
+    return (
+        AGEING_WEIGHT
+        if longest.waited_seconds * AGEING_WEIGHT <= most_seconds
+        else most_seconds / longest.waited_seconds
+    )
 
 
-def _least_extra(question: Question, task: Task, extra_seconds: float) -> float:
-    """The least of `extra_seconds` and what the task would take on some workers that have a part of what it
-    uses."""
-    uses = task.signature.uses
+def _least_extra(query: PlacementQuery, task: Task, extra_seconds: float) -> float:
+    """The least of `extra_seconds` and its extra seconds on some workers that have a part of what the task uses."""
+    uses = task.cost_class.uses
     if not uses or extra_seconds == 0.0:
         return extra_seconds
-    holders: Iterable[Worker] = islice(question.workers.holders.get(uses[0].component, ()), MOST_NEAR)
-    if question.costs.nodes.holders:
-        holders = chain(near(question, task.signature), holders)
-    return least_extra_seconds(question.costs, task.spec, task.signature, holders, extra_seconds)
+    holders: Iterable[Worker] = islice(query.workers.holders.get(uses[0].component, ()), MOST_NEAR)
+    if query.costs.nodes.holders:
+        holders = chain(near(query, task.cost_class), holders)
+    return least_extra_seconds(query.costs, task.spec, task.cost_class, holders, extra_seconds)
 
 
-def _is_worth(question: Question, line: Line, place: int, worker: Worker, wasted_seconds: float) -> bool:
-    """What is left of the line for another worker takes longer than the copy that it needs for that."""
+def _justifies_copy(
+    query: PlacementQuery, line: BacklogLine, place: int, worker: Worker, wasted_seconds: float
+) -> bool:
+    """Whether the rest of the line takes longer than the additional copy that another worker needs for it."""
     task = line.head
-    run_seconds = question.costs.resident_seconds(task.spec, task.signature, worker)
+    run_seconds = query.costs.resident_seconds(task.spec, task.cost_class, worker)
     return (len(line.tasks) - place) * run_seconds >= wasted_seconds
 
 
-def _candidates(question: Question, oldest: Task, latest_tag: float) -> Iterable[Line]:
-    """Lines of the priority of `oldest`, each once: the first in order, and what may be cheap on an idle worker."""
-    backlog, workers = question.backlog, question.workers
-    found = dict.fromkeys(islice(backlog.lines(workers.largest_idle_bytes, oldest.order), question.config.window))
+def _candidate_lines(query: PlacementQuery, oldest: Task, latest_start: float) -> Iterable[BacklogLine]:
+    """Lines of the priority of `oldest`, each once: the first in order, and those that may be cheap on an idle
+    worker."""
+    backlog, workers = query.backlog, query.workers
+    found = dict.fromkeys(islice(backlog.lines(workers.largest_idle_bytes, oldest.order), query.config.window))
     for worker in workers.some_idle(MOST_IDLE):
         for component in worker.entries:
             for line in backlog.of_component(component, MOST_NEAR):
                 found[line] = None
-        node = question.costs.nodes.of(worker.spec) if backlog.reads_adapters else None
+        node = query.costs.nodes.of(worker.spec) if backlog.reads_adapters else None
         for file in () if node is None else islice(reversed(node.files), MOST_FILES):
             found.update(dict.fromkeys(islice(backlog.of_adapter(file), MOST_NEAR)))
     first = -oldest.priority
-    chosen: list[Line] = []
+    chosen: list[BacklogLine] = []
     for line in found:
-        priority, tag, _ = line.order
-        if priority == first and tag <= latest_tag:
+        priority, virtual_start, _ = line.order
+        if priority == first and virtual_start <= latest_start:
             chosen.append(line)
     return chosen
 
 
-def _idle_with(question: Question, signature: Signature) -> list[Worker]:
-    """Some idle workers that hold the first thing that it uses; of those that need no weights, any."""
-    if not signature.uses:
-        return list(islice(question.workers.idle_workers(), MOST_IDLE))
-    return question.workers.idle_holders(signature.uses[0].component, MOST_IDLE)
+def _idle_with(query: PlacementQuery, cost_class: CostClass) -> list[Worker]:
+    """Some idle workers that hold the first component that it uses; any if it needs no weights."""
+    if not cost_class.uses:
+        return list(islice(query.workers.idle_workers(), MOST_IDLE))
+    return query.workers.idle_holders(cost_class.uses[0].component, MOST_IDLE)

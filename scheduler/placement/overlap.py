@@ -1,61 +1,63 @@
-"""What of one task's weights fits on a worker beside a run of another: `pool.plan.preload_plan` asked with what the
-core believes.
+"""Which weights of one task can be preloaded on a worker during a run of another, by the state that the core assumes.
 
-Functions of what they are shown; they change nothing.
+Pure functions over `pool.plan.preload_plan`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from modelpool.pool.plan.preload_plan import MARGIN_PART, AheadPlan, Held, plan_ahead
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.plan.preload_plan import MARGIN_PART, PreloadPlan, RunningLease
+from modelpool.pool.plan.preload_plan import plan_preload as plan_preload_moves
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog
-from modelpool.scheduler.tables.cost_classes import Signature
-from modelpool.scheduler.tables.worker_index import Whereabouts
+from modelpool.scheduler.tables.cost_classes import CostClass
+from modelpool.scheduler.tables.worker_index import WorkerIndex
 from modelpool.scheduler.tables.workers import Worker
 
-#: holders of a component that are looked at
+#: holders of a component that are considered
 MOST_HOLDERS = 8
 
 
-def held_by(worker: Worker, signature: Signature, members: int, kept: Iterable[ComponentKey] = ()) -> Held:
-    """What a run of so many tasks with this signature holds there, with what is to stay besides."""
-    run_bytes = signature.way(worker.capacity_bytes or 0).activation_bytes * members
-    return Held(frozenset((*signature.components, *kept)), run_bytes + signature.scratch_bytes)
+def held_during_run(
+    worker: Worker, cost_class: CostClass, members: int, kept: Iterable[ComponentKey] = ()
+) -> RunningLease:
+    """The memory that a run of `members` tasks of this cost class holds, with components that must stay as well."""
+    run_bytes = cost_class.mode(worker.capacity_bytes or 0).activation_bytes * members
+    return RunningLease(frozenset((*cost_class.components, *kept)), run_bytes + cost_class.scratch_bytes)
 
 
-def ahead_of(
-    costs: Costs, worker: Worker, held: Held, signature: Signature, outlook: Outlook = NO_OUTLOOK
-) -> AheadPlan:
-    """What moves beside the run that holds this, for a task with this signature."""
+def plan_preload(
+    costs: Costs, worker: Worker, held: RunningLease, cost_class: CostClass, hints: EvictionHints = NO_HINTS
+) -> PreloadPlan:
+    """The transfers of a preload for a task of this cost class during the run that holds this."""
     now = worker.residency
     assert now is not None, f"{worker.name} is not up"
-    working_bytes = signature.way(now.capacity_bytes).activation_bytes
-    return plan_ahead(now, held, signature.uses, costs.components, working_bytes, outlook)
+    working_bytes = cost_class.mode(now.capacity_bytes).activation_bytes
+    return plan_preload_moves(now, held, cost_class.uses, costs.components, working_bytes, hints)
 
 
-def is_at_hand(costs: Costs, worker: Worker, signature: Signature) -> bool:
-    """It runs whole there, and all that it lacks is in the memory of the machine."""
-    setup, node = costs.setup(signature, worker), costs.nodes.of(worker.spec)
-    return setup is not None and not setup.streamed_bytes and (node is None or node.has(setup.reads, costs.at))
+def is_load_available(costs: Costs, worker: Worker, cost_class: CostClass) -> bool:
+    """Whether it runs undivided there, and all that is missing is in host memory."""
+    load, node = costs.load_estimate(cost_class, worker), costs.nodes.of(worker.spec)
+    return load is not None and not load.streamed_bytes and (node is None or node.has(load.reads, costs.at))
 
 
-def may_come(costs: Costs, worker: Worker, held: Held, signature: Signature, least_bytes: float) -> bool:
-    """Whether `ahead_of` may find so many bytes to bring. A bound that costs little: most tasks that it is asked for
-    lack too little there, or find no room beside what the run holds."""
-    setup, entries = costs.setup(signature, worker), worker.entries
-    if setup is None or setup.upload_bytes < least_bytes:
+def may_preload(costs: Costs, worker: Worker, held: RunningLease, cost_class: CostClass, least_bytes: float) -> bool:
+    """Whether `plan_preload` may find at least `least_bytes` to upload. A cheap bound: for most tasks too little is
+    missing, or there is no room next to the run."""
+    load, entries = costs.load_estimate(cost_class, worker), worker.entries
+    if load is None or load.upload_bytes < least_bytes:
         return False
-    if setup.switches:
-        return True  # what is there with other patches needs no more room
+    if load.switches:
+        return True  # a patch switch of a resident component needs no more room
     free_bytes = (worker.capacity_bytes or 0) - held.run_bytes - held.run_bytes // MARGIN_PART
-    room_bytes = free_bytes - signature.scratch_bytes - worker.used_bytes
-    leaving_bytes = worker.used_bytes - setup.own_bytes - setup.room_bytes
+    room_bytes = free_bytes - cost_class.scratch_bytes - worker.used_bytes
+    leaving_bytes = worker.used_bytes - load.present_bytes - load.room_bytes
     if leaving_bytes > 0:  # of these, what the run holds stays
-        stays, components, others_bytes = held.components, signature.components, 0
+        stays, components, others_bytes = held.components, cost_class.components, 0
         for key, entry in entries.items():
             if key not in stays and key not in components:
                 others_bytes += entry.resident_bytes
@@ -63,27 +65,28 @@ def may_come(costs: Costs, worker: Worker, held: Held, signature: Signature, lea
     return room_bytes > 0
 
 
-def worked_with(
-    costs: Costs, backlog: Backlog, workers: Whereabouts, worker: Worker
+def waiting_work(
+    costs: Costs, backlog: Backlog, workers: WorkerIndex, worker: Worker
 ) -> tuple[float, dict[ComponentKey, None]]:
-    """What waits for weights that the worker has, in seconds of it when all that have them share it; and these."""
+    """Return the waiting work for weights that the worker has, in seconds if all workers that have them share it, and
+    those weights."""
     seconds, wanted = 0.0, dict[ComponentKey, None]()
     for line in backlog.using(worker.entries.values()):
-        task, signature = line.head, line.signature
-        if costs.extra_seconds(task.spec, signature, worker) == 0.0:
-            run_seconds = costs.resident_seconds(task.spec, signature, worker)
-            components = signature.components
-            sharing = _with_patches(workers, signature) if components else workers.count
+        task, cost_class = line.head, line.cost_class
+        if costs.extra_seconds(task.spec, cost_class, worker) == 0.0:
+            run_seconds = costs.resident_seconds(task.spec, cost_class, worker)
+            components = cost_class.components
+            sharing = _with_patches(workers, cost_class) if components else workers.count
             seconds += len(line.tasks) * run_seconds / max(1, sharing)
             for key in components:
                 wanted[key] = None
     return seconds, wanted
 
 
-def is_switch_of(worker: Worker, signature: Signature, wanted: Container[ComponentKey]) -> bool:
-    """Some of what is `wanted` there would get other patches for it."""
+def would_switch_patches(worker: Worker, cost_class: CostClass, wanted: Container[ComponentKey]) -> bool:
+    """Whether a component in `wanted` would get other patches for it there."""
     entries = worker.entries
-    for use in signature.uses:
+    for use in cost_class.uses:
         if use.component in wanted:
             entry = entries.get(use.component)
             if entry is not None and entry.patch_digest != use.patch_digest:
@@ -91,9 +94,9 @@ def is_switch_of(worker: Worker, signature: Signature, wanted: Container[Compone
     return False
 
 
-def _with_patches(workers: Whereabouts, signature: Signature) -> int:
-    """Workers that have the first component that it uses in its patches; no more are counted than matter."""
-    component, digest = signature.uses[0].component, signature.uses[0].patch_digest
+def _with_patches(workers: WorkerIndex, cost_class: CostClass) -> int:
+    """Number of workers that have its first component with its patches; counts no further than matters."""
+    component, digest = cost_class.uses[0].component, cost_class.uses[0].patch_digest
     holders = workers.holders.get(component)
     if holders is None or len(holders) < 2:
         return 1
@@ -106,22 +109,23 @@ def _with_patches(workers: Whereabouts, signature: Signature) -> int:
     return found
 
 
-def comes_beside(
-    costs: Costs, backlog: Backlog, workers: Whereabouts, worker: Worker, running: Signature, coming: Signature
+def can_preload_all(
+    costs: Costs, backlog: Backlog, workers: WorkerIndex, worker: Worker, running: CostClass, coming: CostClass
 ) -> bool:
-    """All that `coming` lacks there could be brought beside a run of `running`, without taking from what waits there;
-    and nothing says that it would not be: a worker that was told of as much before has it, if it does what it is
-    told."""
-    setup = costs.setup(coming, worker)
-    if setup is None or not is_at_hand(costs, worker, coming):
+    """Whether all that `coming` lacks there can be preloaded during a run of `running`, without evicting what waiting
+    tasks need, and was not preloaded already: a worker that was sent such a preload before has it."""
+    load = costs.load_estimate(coming, worker)
+    if load is None or not is_load_available(costs, worker, coming):
         return False
     whole_bytes = sum([costs.components[key].upload_bytes for key in coming.components])
-    if worker.ahead.get(coming, 0) >= whole_bytes:
+    if worker.preloaded.get(coming, 0) >= whole_bytes:
         return False
-    if setup.upload_bytes and not may_come(costs, worker, held_by(worker, running, 1), coming, 0.0):
-        return False  # what follows takes longer than to see that
-    _, wanted = worked_with(costs, backlog, workers, worker)
-    if is_switch_of(worker, coming, wanted):
+    if load.upload_bytes and not may_preload(costs, worker, held_during_run(worker, running, 1), coming, 0.0):
+        return False  # the checks below are slower than this one
+    _, wanted = waiting_work(costs, backlog, workers, worker)
+    if would_switch_patches(worker, coming, wanted):
         return False
     kept = [key for key in wanted if key not in coming.components]
-    return ahead_of(costs, worker, held_by(worker, running, 1, kept), coming).upload_bytes >= setup.upload_bytes
+    return (
+        plan_preload(costs, worker, held_during_run(worker, running, 1, kept), coming).upload_bytes >= load.upload_bytes
+    )

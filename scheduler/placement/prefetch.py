@@ -1,16 +1,16 @@
-"""Which files a machine should read ahead while its workers run: those that are soon needed there and nowhere at hand.
+"""Prefetch: which files a machine should read while its workers run, for tasks expected there next.
 
 Rules
-1. A worker that begins a run is told of one task to come, with what follows from it, and of no other before its next
-   run; one that runs and was told of nothing is told when a job comes in that nobody has the files for.
-2. What follows from the run itself comes first, then what waits, in order: the first of these for which files are
-   missing. Files that another machine has in memory, or that are on another GPU, are not missing: the task is expected
-   there. LoRAs are read where their model is, and on one machine: in the benchmark of the calibrated workload, reading
-   them wherever their task may run read half as many again as were used.
-3. Nothing is read ahead for which a file would have to leave that a task needs which comes sooner.
-4. Only where disks are slower than the link (elsewhere a run that reads does not wait for the disk), and only what the
-   disk can begin with before the run ends, after all that it was asked for before. What it will have read by then is
-   taken to be in memory, and no more.
+1. A worker that begins a run is sent the files of one later task and its followers, and no others before its next run;
+   a busy worker that was sent nothing is considered again when a job is submitted whose files no machine has.
+2. Followers of the run itself come first, then waiting tasks, in order: the first of these with missing files. Files in
+   the memory of another machine or on another GPU are not missing: the task is expected there. LoRAs are read where
+   their model is, and on one machine: in the benchmark of the calibrated workload, reading them wherever their task may
+   run read one and a half times the files that were used.
+3. No file is read that would evict a file of a task that comes sooner.
+4. Only if disks are slower than the link (otherwise a run that reads does not wait for the disk), and only what the
+   disk can begin to read before the run ends, after its earlier requests. What it will have read by then is assumed to
+   be in memory, and no more.
 """
 
 from __future__ import annotations
@@ -26,68 +26,71 @@ from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.messages import Command, Prefetch
 from modelpool.scheduler.tables.nodes import LEAST_READ_BYTES, Node, Reads
-from modelpool.scheduler.tables.worker_index import Whereabouts
+from modelpool.scheduler.tables.worker_index import WorkerIndex
 from modelpool.scheduler.tables.workers import Worker
 
-#: lines of waiting tasks, in order, that are looked at
+#: lines of waiting tasks, in order, that are considered
 MOST_LINES = 8
-#: a disk that has less time than this before the run ends is not asked: whoever needs the file reads it then, and may
-#: do so elsewhere
+#: no prefetch if the disk has less time than this before the run ends: the task that needs the file reads it then,
+#: possibly elsewhere
 LEAST_SPARE_SECONDS = 0.5
-#: busy workers, soonest free first, that are told when a job comes in
-MOST_TOLD = 4
+#: busy workers, earliest end first, that are considered when a job is submitted
+MOST_NOTIFIED = 4
 
 
-class Wanted(NamedTuple):
-    """What one task would read on a worker.
+class PrefetchNeed(NamedTuple):
+    """The files that one task would read on a worker.
 
     shared  files that serve any patch set
     own     LoRAs of its patch sets
     """
 
     shared: Reads
-    own: Reads
+    loras: Reads
 
 
-def next_for(
+def files_to_prefetch(
     node: Node,
-    groups: Iterable[Sequence[Wanted]],
+    groups: Iterable[Sequence[PrefetchNeed]],
     sooner: Reads,
     here: Container[ComponentKey] = (),
-    at_hand: Container[ComponentKey] = (),
+    available: Container[ComponentKey] = (),
 ) -> Reads:
-    """The files to read ahead on `node`: what is missing of the first group that misses any, as far as there is room.
+    """Return the files to prefetch on `node`: the missing files of the first group that misses any, as far as there is
+    room.
 
-    groups   tasks with what follows from them, soonest first
-    sooner   what is being read there now
-    here     components that are on the GPU of the worker, in part or with other patches
-    at_hand  those that are on any GPU, or in the memory of any machine
+    groups     tasks with their followers, soonest first
+    sooner     files that are being read there now
+    here       components on the GPU of the worker, in part or with other patches
+    available  components on any GPU, or in the memory of any machine
     """
     files, looked_at = node.files, []
     for group in groups:
         looked_at.append(group)
         missing: list[tuple[ComponentKey, int]] = []
-        for shared, own in group:
+        for shared, loras in group:
             is_here = True
             for key, size in shared:
                 if files.get(key, 0) >= size:
                     continue
-                if key in here or key in files or key not in at_hand:
+                if key in here or key in files or key not in available:
                     missing.append((key, size))
                 else:
                     is_here = False
             if is_here:
-                missing += [(k, size) for k, size in own if files.get(k, 0) < size and (k in files or k not in at_hand)]
+                missing += [
+                    (k, size) for k, size in loras if files.get(k, 0) < size and (k in files or k not in available)
+                ]
         if missing:
             kept = {key for key, _ in sooner}
             for earlier in looked_at:
-                kept.update(key for shared, own in earlier for key, _ in (*shared, *own))
+                kept.update(key for shared, loras in earlier for key, _ in (*shared, *loras))
             return _fitting(node, tuple(dict(missing).items()), kept)
     return ()
 
 
 def within(node: Node, reads: Reads, room_bytes: int) -> Reads:
-    """What of `reads` comes first, when so many bytes of what is missing arrive."""
+    """The first of `reads`, up to `room_bytes` missing bytes."""
     arriving: list[tuple[ComponentKey, int]] = []
     for key, size in reads:
         held_bytes = node.files.get(key, 0)
@@ -109,33 +112,33 @@ def _fitting(node: Node, missing: Reads, kept: Container[ComponentKey]) -> Reads
     return tuple(fitting)
 
 
-class ReadingAhead:
-    """Tells workers what to read ahead. Appends its commands to `out`."""
+class PrefetchPlanner:
+    """Sends prefetch commands to workers. Appends them to `out`."""
 
-    def __init__(self, costs: Costs, demand: Demand, whereabouts: Whereabouts, out: list[Command]) -> None:
+    def __init__(self, costs: Costs, demand: Demand, worker_index: WorkerIndex, out: list[Command]) -> None:
         self._costs = costs
         self._demand = demand
-        self._whereabouts = whereabouts
+        self._worker_index = worker_index
         self._out = out
-        #: workers that were told of something since their run began
-        self._told: set[WorkerId] = set()
-        self._at_hand = _AtHand(costs, whereabouts)
+        #: workers that were sent one since their run began
+        self._notified: set[WorkerId] = set()
+        self._available = _AvailableFiles(costs, worker_index)
 
     def run_started(self, worker: Worker) -> None:
-        """A worker began a run, and what that leaves on it is assumed."""
+        """A worker began a run, and the residency after it is assumed."""
         if self._costs.nodes.nodes:
-            self._told.discard(worker.worker_id)
-            self._tell(worker)
+            self._notified.discard(worker.worker_id)
+            self._notify(worker)
 
     def job_came(self) -> None:
-        """A job came in, and all that can start has started."""
+        """A job was submitted, and all that can start has started."""
         if not self._costs.nodes.nodes or not len(self._demand.backlog):
             return
-        for _, _, worker in self._whereabouts.busy[:MOST_TOLD]:
-            if worker.worker_id not in self._told:
-                self._tell(worker)
+        for _, _, worker in self._worker_index.busy[:MOST_NOTIFIED]:
+            if worker.worker_id not in self._notified:
+                self._notify(worker)
 
-    def _tell(self, worker: Worker) -> None:
+    def _notify(self, worker: Worker) -> None:
         node = self._costs.nodes.of(worker.spec)
         if node is None or worker.expected_end is None or node.storage_bytes_per_second >= worker.link_bytes_per_second:
             return
@@ -143,14 +146,16 @@ class ReadingAhead:
         room_bytes = int(spare_seconds * node.storage_bytes_per_second)
         if spare_seconds < LEAST_SPARE_SECONDS or room_bytes < LEAST_READ_BYTES:
             return
-        reads = next_for(node, self._groups(worker), self._costs.reads(worker), worker.entries, self._at_hand)
+        reads = files_to_prefetch(
+            node, self._groups(worker), self._costs.reads(worker), worker.entries, self._available
+        )
         if reads:
             arriving = within(node, reads, room_bytes)
-            node.expect(arriving, self._costs.at, is_ahead=True)
-            self._told.add(worker.worker_id)
+            node.expect(arriving, self._costs.at, is_prefetch=True)
+            self._notified.add(worker.worker_id)
             self._out.append(Prefetch(worker.worker_id, worker.incarnation, tuple(key for key, _ in arriving)))
 
-    def _groups(self, worker: Worker) -> Iterable[Sequence[Wanted]]:
+    def _groups(self, worker: Worker) -> Iterable[Sequence[PrefetchNeed]]:
         for task_id in worker.task_ids:
             yield self._wanted(self._following(self._demand.tasks[task_id]), worker)
         for line in islice(self._demand.backlog.lines(worker.capacity_bytes or 0), MOST_LINES):
@@ -159,28 +164,28 @@ class ReadingAhead:
     def _following(self, task: Task) -> Iterable[Task]:
         return followers(task, self._demand.tasks, self._demand.results.readers)
 
-    def _wanted(self, tasks: Iterable[Task], worker: Worker) -> list[Wanted]:
+    def _wanted(self, tasks: Iterable[Task], worker: Worker) -> list[PrefetchNeed]:
         found = []
         for task in tasks:
-            setup = self._costs.setup(task.signature, worker)
-            if setup is not None and setup.reads:
-                loras = task.signature.adapters
+            load = self._costs.load_estimate(task.cost_class, worker)
+            if load is not None and load.reads:
+                loras = task.cost_class.adapters
                 if not loras:
-                    found.append(Wanted(setup.reads, ()))
+                    found.append(PrefetchNeed(load.reads, ()))
                     continue
-                shared = tuple([read for read in setup.reads if read[0] not in loras])
-                found.append(Wanted(shared, tuple([read for read in setup.reads if read[0] in loras])))
+                shared = tuple([read for read in load.reads if read[0] not in loras])
+                found.append(PrefetchNeed(shared, tuple([read for read in load.reads if read[0] in loras])))
         return found
 
 
-class _AtHand:
-    """The files that are on a GPU, or in the memory of any machine."""
+class _AvailableFiles:
+    """The components that are on a GPU, or in the memory of any machine."""
 
-    def __init__(self, costs: Costs, whereabouts: Whereabouts) -> None:
+    def __init__(self, costs: Costs, worker_index: WorkerIndex) -> None:
         self._on_nodes = costs.nodes.holders
-        self._holders = whereabouts.holders
-        self._up = whereabouts.on_node
+        self._holders = worker_index.holders
+        self._up = worker_index.on_node
 
     def __contains__(self, key: object) -> bool:
-        assert isinstance(key, str), f"{key} is no component"
+        assert isinstance(key, str), f"{key} is not a component"
         return key in self._holders or not self._up.keys().isdisjoint(self._on_nodes.get(ComponentKey(key), ()))

@@ -1,4 +1,4 @@
-"""The placements by name, as a configuration chooses one."""
+"""The placement policies by name, as the configuration selects them."""
 
 from __future__ import annotations
 

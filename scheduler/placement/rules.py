@@ -1,7 +1,7 @@
-"""Which ready task starts next, and on which idle worker: the question, the answer, and the rules to choose from.
+"""The interface of placement policies (query and decision), and the baseline policies.
 
-Placements are interchangeable: ours (`scheduler.placement.expected_completion`), and plain ones to compare it with.
-Each is asked again after every start, until it returns None. They change nothing. `scheduler.placement.registry` has
+Policies are interchangeable: the default (`scheduler.placement.expected_completion`), and baselines to compare it with.
+Each is called again after every start, until it returns None. They change nothing. `scheduler.placement.registry` has
 them by name.
 """
 
@@ -14,45 +14,44 @@ from typing import TypeAlias
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.cost_classes import Signature
+from modelpool.scheduler.tables.cost_classes import CostClass
 from modelpool.scheduler.tables.jobs import Task
-from modelpool.scheduler.tables.placement_record import Candidate, Rule, Why
-from modelpool.scheduler.tables.worker_index import Whereabouts
+from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, Why
+from modelpool.scheduler.tables.worker_index import WorkerIndex
 from modelpool.scheduler.tables.workers import Worker
 
-#: candidates that a choice keeps beside the chosen one
+#: other options that a decision records
 MOST_OTHERS = 4
 
 
 @dataclass(slots=True, init=False)
-class Question:
-    """What a placement is shown. At least one worker is idle.
+class PlacementQuery:
+    """The input of a placement policy. At least one worker is idle.
 
-    switch_seconds  GPU-seconds that loads may take now for the sake of tasks that waited long
-    (`scheduler.placement.switch_budget`)
-    account_seconds  what the account holds, also where nobody had waited long a moment ago
-    patience        for how many times the length of its load such a task waited
+    switch_seconds  GPU-seconds that loads for long-waiting tasks may take now (`scheduler.placement.switch_budget`)
+    budget_seconds  content of the switch budget, also if no task had waited long a moment ago
+    wait_factor     a task counts as long-waiting after this multiple of its load time
     """
 
     at: float
     backlog: Backlog
-    workers: Whereabouts
+    workers: WorkerIndex
     costs: Costs
     config: SchedulerConfig
     switch_seconds: float
-    patience: float
-    account_seconds: float
+    wait_factor: float
+    budget_seconds: float
 
     def __init__(
         self,
         at: float,
         backlog: Backlog,
-        workers: Whereabouts,
+        workers: WorkerIndex,
         costs: Costs,
         config: SchedulerConfig,
         switch_seconds: float = 0.0,
-        patience: float = 20.0,
-        account_seconds: float = 0.0,
+        wait_factor: float = 20.0,
+        budget_seconds: float = 0.0,
     ) -> None:
         self.at = at
         self.backlog = backlog
@@ -60,18 +59,18 @@ class Question:
         self.costs = costs
         self.config = config
         self.switch_seconds = switch_seconds
-        self.patience = patience
-        self.account_seconds = account_seconds
+        self.wait_factor = wait_factor
+        self.budget_seconds = budget_seconds
 
 
 @dataclass(slots=True, init=False)
-class Choice:
+class PlacementDecision:
     """Start `task` on `worker`.
 
-    seconds        until its result should be there
-    why            what the choice was made of
-    spent_seconds  what it takes of `Question.switch_seconds`
-    beside         a task that would have gone first but for its load: its weights are to be brought beside this run
+    seconds        until its result should exist
+    why            the reasons of the decision
+    spent_seconds  the part of `PlacementQuery.switch_seconds` that it uses
+    preload_first  a task that would have gone first except for its load: preload its weights during this run
     """
 
     task: Task
@@ -79,7 +78,7 @@ class Choice:
     seconds: float
     why: Why
     spent_seconds: float
-    beside: Task | None
+    preload_first: Task | None
 
     def __init__(self, task: Task, worker: Worker, seconds: float, why: Why, spent_seconds: float = 0.0) -> None:
         self.task = task
@@ -87,47 +86,47 @@ class Choice:
         self.seconds = seconds
         self.why = why
         self.spent_seconds = spent_seconds
-        self.beside = None
+        self.preload_first = None
 
 
-Placement: TypeAlias = Callable[[Question], Choice | None]
+Placement: TypeAlias = Callable[[PlacementQuery], PlacementDecision | None]
 
 
-def choice_of(
-    question: Question,
+def make_decision(
+    query: PlacementQuery,
     task: Task,
     worker: Worker,
-    rule: Rule,
+    rule: PlacementRule,
     note: str = "",
     others: Sequence[tuple[float, float, Worker]] = (),
     spent_seconds: float = 0.0,
-) -> Choice:
-    """The start of `task` on `worker`, on which it fits, with what it was made of.
+) -> PlacementDecision:
+    """Return the start of `task` on `worker`, on which it must fit, with its reasons.
 
-    others         what else was looked at, as waiting seconds, extra seconds and worker
-    spent_seconds  what it takes of `Question.switch_seconds`
+    others         other options, as waiting seconds, extra seconds and worker
+    spent_seconds  the part of `PlacementQuery.switch_seconds` that it uses
     """
-    costs, signature = question.costs, task.signature
-    extra_seconds = costs.extra_seconds(task.spec, signature, worker)
+    costs, cost_class = query.costs, task.cost_class
+    extra_seconds = costs.extra_seconds(task.spec, cost_class, worker)
     assert extra_seconds is not None, f"{task.name} does not fit on {worker.worker_id}"
-    run_seconds = costs.resident_seconds(task.spec, signature, worker)
+    run_seconds = costs.resident_seconds(task.spec, cost_class, worker)
     upload_bytes, streamed_bytes, switches, slowdown = 0, 0, 0, 1.0
     if extra_seconds:
-        setup = costs.setup(signature, worker)
-        assert setup is not None, f"{task.name} does not fit on {worker.worker_id}"
-        upload_bytes, streamed_bytes, switches = setup.upload_bytes, setup.streamed_bytes, setup.switches
-        if is_divided(signature, worker):
-            slowdown = setup.way.slowdown
-    best_others: tuple[Candidate, ...] = ()
+        load = costs.load_estimate(cost_class, worker)
+        assert load is not None, f"{task.name} does not fit on {worker.worker_id}"
+        upload_bytes, streamed_bytes, switches = load.upload_bytes, load.streamed_bytes, load.switches
+        if is_divided(cost_class, worker):
+            slowdown = load.mode.slowdown
+    best_others: tuple[PlacementOption, ...] = ()
     if others:
         found = [
-            Candidate(w.worker_id, wait, extra, costs.resident_seconds(task.spec, signature, w))
+            PlacementOption(w.worker_id, wait, extra, costs.resident_seconds(task.spec, cost_class, w))
             for wait, extra, w in others
         ]
         found.sort(key=lambda other: (other.seconds, other.worker_id))
         best_others = tuple(found[:MOST_OTHERS])
-    chosen = Candidate(worker.worker_id, 0.0, extra_seconds, run_seconds)
-    workers = question.workers
+    chosen = PlacementOption(worker.worker_id, 0.0, extra_seconds, run_seconds)
+    workers = query.workers
     why = Why(
         rule,
         chosen,
@@ -140,35 +139,35 @@ def choice_of(
         slowdown,
         int(task.passed),
         note,
-        worker.ahead.get(signature, 0),
+        worker.preloaded.get(cost_class, 0),
     )
-    return Choice(task, worker, extra_seconds + run_seconds, why, spent_seconds)
+    return PlacementDecision(task, worker, extra_seconds + run_seconds, why, spent_seconds)
 
 
-def is_divided(signature: Signature, worker: Worker) -> bool:
-    """The worker would run it in parts."""
-    if not signature.pattern.divisions:
+def is_divided(cost_class: CostClass, worker: Worker) -> bool:
+    """Whether the worker would divide the task."""
+    if not cost_class.pattern.divisions:
         return False
-    return signature.way(worker.capacity_bytes or 0) in signature.pattern.divisions
+    return cost_class.mode(worker.capacity_bytes or 0) in cost_class.pattern.divisions
 
 
-def arrival_order(question: Question) -> Choice | None:
-    """The first ready task, on the worker that is idle longest. Blind to what is resident: a baseline."""
-    workers = sorted(question.workers.idle_workers(), key=lambda w: (w.idle_since, w.worker_id))
-    return _first_fit(question, workers, "next in order, on the worker that is idle longest")
+def arrival_order(query: PlacementQuery) -> PlacementDecision | None:
+    """Baseline: the first ready task, on the worker that is idle longest. Ignores residency."""
+    workers = sorted(query.workers.idle_workers(), key=lambda w: (w.idle_since, w.worker_id))
+    return _first_fit(query, workers, "next in order, on the worker that is idle longest")
 
 
-def least_loaded(question: Question) -> Choice | None:
-    """The first ready task, on the idle worker with fewest runs so far: a baseline."""
-    workers = sorted(question.workers.idle_workers(), key=lambda w: (w.totals.runs, w.worker_id))
-    return _first_fit(question, workers, "next in order, on the worker with fewest runs")
+def least_loaded(query: PlacementQuery) -> PlacementDecision | None:
+    """Baseline: the first ready task, on the idle worker with fewest runs so far."""
+    workers = sorted(query.workers.idle_workers(), key=lambda w: (w.totals.runs, w.worker_id))
+    return _first_fit(query, workers, "next in order, on the worker with fewest runs")
 
 
-def _first_fit(question: Question, workers: Sequence[Worker], reason: str) -> Choice | None:
-    task = question.backlog.oldest(question.workers.largest_idle_bytes)
+def _first_fit(query: PlacementQuery, workers: Sequence[Worker], reason: str) -> PlacementDecision | None:
+    task = query.backlog.oldest(query.workers.largest_idle_bytes)
     if task is None:
         return None
     for worker in workers:
-        if question.costs.extra_seconds(task.spec, task.signature, worker) is not None:
-            return choice_of(question, task, worker, Rule.IN_ORDER, reason)
+        if query.costs.extra_seconds(task.spec, task.cost_class, worker) is not None:
+            return make_decision(query, task, worker, PlacementRule.IN_ORDER, reason)
     return None

@@ -1,8 +1,8 @@
-"""The ready tasks in order: higher priority first, then by share and as submitted. Knows sizes, but no placement.
+"""The ready tasks in order: higher priority first, then by share and order of submission. Knows sizes, no placement.
 
-Tasks of one signature stand in one line: they cost the same to set up, so only the first of a line is ever of interest.
-Lines are found in order (by their first tasks), by what is on a worker, and by the adapters that they read; those that
-only a busy large worker can take do not hide what a small idle one could run.
+Tasks of one cost class form one line: they cost the same to load, so only the first of a line matters. Lines are found
+in order (of their first tasks), by the content of a worker, and by the adapters that they read; lines that only a busy
+large worker can run do not hide what a small idle one could run.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from typing import TypeVar
 
 from modelpool.pool.plan.residency import Resident
 from modelpool.pool.specs.spec import ComponentKey, WorkerId
-from modelpool.scheduler.queue.sorted_sequence import Ordered
-from modelpool.scheduler.queue.urgent import AT_ONCE, Hurried
-from modelpool.scheduler.tables.cost_classes import LAST_RANK, Signature
+from modelpool.scheduler.queue.sorted_sequence import SortedSequence
+from modelpool.scheduler.queue.urgent import AT_ONCE, UrgentTasks
+from modelpool.scheduler.tables.cost_classes import LAST_RANK, CostClass
 from modelpool.scheduler.tables.jobs import Order, Task
 
 _ORDER = attrgetter("order")
 
-#: lines of one batch that are looked through for somebody else whom it passes over
+#: lines of one batch that are searched for a task of another batch that is passed over
 MOST_OF_A_BATCH = 256
 
 _Key = TypeVar("_Key")
 
 
-class Line:
-    """The ready tasks of one signature, in order; never empty while it is filed."""
+class BacklogLine:
+    """The ready tasks of one cost class, in order; never empty while it is in the backlog."""
 
-    __slots__ = ("fits", "head", "order", "signature", "tasks")
+    __slots__ = ("cost_class", "fits", "head", "order", "tasks")
 
     def __init__(self, task: Task) -> None:
-        self.signature = task.signature
-        self.tasks: Ordered[Task] = Ordered()
+        self.cost_class = task.cost_class
+        self.tasks: SortedSequence[Task] = SortedSequence()
         self.tasks.add(task)
-        #: the first task, and its order: what the line is filed under
+        #: the first task, and its order: the sort key of the line
         self.head = task
         self.order = task.order
-        #: which of the known capacities it fits in, counted from the smallest; as it is filed
+        #: index of the smallest known capacity that it fits in, when it was inserted
         self.fits = 0
 
 
 class Backlog:
-    """All ready tasks and nothing else, but for those that wait for one worker each (`Pinned`)."""
+    """All ready tasks, except those that wait for one worker each (`Pinned`)."""
 
     def __init__(self) -> None:
         #: distinct capacities of the live workers, ascending
         self.capacities: tuple[int, ...] = ()
-        #: the tasks here that go before all others of their priority, until they are taken out
-        self.hurried = Hurried()
-        #: tasks that wait, by what they were asked for with
+        #: the tasks that go before all others of their priority, until they are removed
+        self.urgent = UrgentTasks()
+        #: waiting tasks, by the batch that they were submitted with
         self._batches: dict[str, int] = {}
-        #: the time now; a task that is filed is ready since then
+        #: the current time; a task that is added is ready since then
         self.at = 0.0
         #: lines by the smallest known capacity that they fit in, and a last class for those that fit in none
-        self._classes: list[Ordered[Line]] = [Ordered()]
-        self._lines: dict[Signature, Line] = {}
-        #: lines by the first thing that they use (component, then patches), by its component alone, and by the adapters
-        #: that they read
-        self._by_use: dict[ComponentKey, dict[str, dict[Line, None]]] = {}
-        self._without_uses: dict[Line, None] = {}
-        self._by_component: dict[ComponentKey, Ordered[Line]] = {}
-        self._by_adapter: dict[ComponentKey, dict[Line, None]] = {}
+        self._classes: list[SortedSequence[BacklogLine]] = [SortedSequence()]
+        self._lines: dict[CostClass, BacklogLine] = {}
+        #: lines by the first component that they use (with patches), by that component alone, and by the adapters that
+        #: they read
+        self._by_use: dict[ComponentKey, dict[str, dict[BacklogLine, None]]] = {}
+        self._without_uses: dict[BacklogLine, None] = {}
+        self._by_component: dict[ComponentKey, SortedSequence[BacklogLine]] = {}
+        self._by_adapter: dict[ComponentKey, dict[BacklogLine, None]] = {}
         #: lines of the last stage
-        self._finishing: Ordered[Line] = Ordered()
-        #: tasks; for reading
+        self._finishing: SortedSequence[BacklogLine] = SortedSequence()
+        #: number of tasks; for reading
         self.count = 0
-        #: how many of them use each component; for reading
+        #: number of tasks that use each component; for reading
         self.wanted: dict[ComponentKey, int] = {}
 
     def __len__(self) -> int:
@@ -83,18 +83,18 @@ class Backlog:
 
     @property
     def line_count(self) -> int:
-        """Lines of tasks."""
+        """Number of lines."""
         return len(self._lines)
 
     def add(self, task: Task) -> None:
-        """File a task that has become ready, at its place in the order."""
+        """Insert a task that has become ready, at its place in the order."""
         if task.ready_at is None:
             task.ready_at = self.at
         if task.batch:
             self._batches[task.batch] = self._batches.get(task.batch, 0) + 1
-        line = self._lines.get(task.signature)
+        line = self._lines.get(task.cost_class)
         if line is None:
-            line = self._lines[task.signature] = Line(task)
+            line = self._lines[task.cost_class] = BacklogLine(task)
             self._file(line)
         elif task.order < line.order:
             self._reorder(line, task)
@@ -102,52 +102,52 @@ class Backlog:
         else:
             line.tasks.add(task)
         if task.goes_first or task.overdue:
-            self.hurried.add(task, AT_ONCE)
-        elif task.hurried_by < inf:
-            self.hurried.add(task, task.hurried_by)
+            self.urgent.add(task, AT_ONCE)
+        elif task.urgent_by < inf:
+            self.urgent.add(task, task.urgent_by)
         self.count += 1
         wanted = self.wanted
-        for key in task.signature.components:
+        for key in task.cost_class.components:
             wanted[key] = wanted.get(key, 0) + 1
 
     def remove(self, task: Task) -> None:
-        """Take out a task; its order must be the one that it was filed with."""
-        line = self._lines[task.signature]
+        """Remove a task; its order must be unchanged since it was added."""
+        line = self._lines[task.cost_class]
         line.tasks.remove(task)
         head = line.tasks.head
         if head is None:
             self._unfile(line)
-            del self._lines[task.signature]
+            del self._lines[task.cost_class]
         elif head is not line.head:
             self._reorder(line, head)
-        self.hurried.discard(task)
+        self.urgent.discard(task)
         if task.batch:
             self._batches[task.batch] -= 1
             if not self._batches[task.batch]:
                 del self._batches[task.batch]
         self.count -= 1
         wanted = self.wanted
-        for key in task.signature.components:
+        for key in task.cost_class.components:
             if wanted[key] > 1:
                 wanted[key] -= 1
             else:
                 del wanted[key]
 
     def start(self, task: Task, capacity_bytes: int, workers: int, limit: float) -> None:
-        """Take out a task that a worker of this capacity starts, one of so many that are up. Whom it passes over is
-        counted, if that waits longest of all that fit there and were not asked for together with it; who was passed
-        over as often as `limit` goes before all others of its priority from then on, wherever it is filed."""
+        """Remove a task that starts on a worker of this capacity, one of `workers` that are up. The task that waits
+        longest of those that it passes over is counted, if it waits longest of all that fit there and belongs to
+        another batch; a task that was passed over `limit` times goes before all others of its priority from then on."""
         passed = self._passed_by(task, capacity_bytes)
         if passed is not None:
             passed.passed += 1.0 / workers
             if passed.passed >= limit:
                 passed.overdue = True
-                self.hurried.add(passed, AT_ONCE)
+                self.urgent.add(passed, AT_ONCE)
         self.remove(task)
 
     def _passed_by(self, task: Task, capacity_bytes: int) -> Task | None:
-        """Who waits longest of those that this start passes over; None when nobody does."""
-        if task in self.hurried:
+        """The task that waits longest of those that this start passes over; None if there is none."""
+        if task in self.urgent:
             return None
         oldest = self.oldest(capacity_bytes)
         if oldest is None or oldest is task or not task.batch or oldest.batch != task.batch:
@@ -162,46 +162,46 @@ class Backlog:
         return None
 
     def set_capacities(self, capacities: tuple[int, ...]) -> None:
-        """Live workers have these distinct capacities now."""
+        """Set the distinct capacities of the live workers."""
         if capacities == self.capacities:
             return
         self.capacities = capacities
-        self._classes = [Ordered() for _ in range(len(capacities) + 1)]
+        self._classes = [SortedSequence() for _ in range(len(capacities) + 1)]
         for line in sorted(self._lines.values(), key=_ORDER):
-            line.fits = bisect_left(capacities, line.signature.needed_bytes)
+            line.fits = bisect_left(capacities, line.cost_class.needed_bytes)
             self._classes[line.fits].add(line)
 
     def oldest(self, capacity_bytes: int) -> Task | None:
-        """The first task in order that fits in `capacity_bytes`, which is one of the known capacities."""
-        first: Line | None = None
+        """The first task in order that fits in `capacity_bytes`, which must be one of the known capacities."""
+        first: BacklogLine | None = None
         for place in range(self._within(capacity_bytes)):
             line = self._classes[place].head
             if line is not None and (first is None or line.order < first.order):
                 first = line
         return None if first is None else first.head
 
-    def lines(self, capacity_bytes: int, after: Order | tuple[int, ...] | None = None) -> Iterator[Line]:
+    def lines(self, capacity_bytes: int, after: Order | tuple[int, ...] | None = None) -> Iterator[BacklogLine]:
         """Every line that fits in it, in order of the first tasks; from those that do not come before `after`."""
         filled = self._filled(capacity_bytes)
         parts = [iter(lines) if after is None else lines.from_order(after) for lines in filled]
         return parts[0] if len(parts) == 1 else merge(*parts, key=_ORDER)
 
-    def first_lines(self, capacity_bytes: int, most: int) -> Iterable[Line]:
+    def first_lines(self, capacity_bytes: int, most: int) -> Iterable[BacklogLine]:
         """The first of `lines`."""
         filled = self._filled(capacity_bytes)
         return filled[0].first(most) if len(filled) == 1 else islice(merge(*filled, key=_ORDER), most)
 
     @property
     def reads_adapters(self) -> bool:
-        """A task here reads an adapter."""
+        """Whether a task here reads an adapter."""
         return bool(self._by_adapter)
 
-    def line(self, signature: Signature) -> Line | None:
-        """The line of these tasks, if any waits."""
-        return self._lines.get(signature)
+    def line(self, cost_class: CostClass) -> BacklogLine | None:
+        """The line of this cost class, if any task waits."""
+        return self._lines.get(cost_class)
 
-    def using(self, entries: Iterable[Resident]) -> list[Line]:
-        """The lines that start with one of these components and patches, or with none."""
+    def using(self, entries: Iterable[Resident]) -> list[BacklogLine]:
+        """The lines whose first use is one of these components with its patches, or that use none."""
         found = list(self._without_uses) if self._without_uses else []
         by_use = self._by_use
         for entry in entries:
@@ -212,64 +212,64 @@ class Backlog:
                     found += lines
         return found
 
-    def of_component(self, component: ComponentKey, most: int) -> list[Line]:
-        """The first lines, in order, that start with this component, whatever its patches."""
+    def of_component(self, component: ComponentKey, most: int) -> list[BacklogLine]:
+        """The first lines, in order, whose first use is this component, with any patches."""
         lines = self._by_component.get(component)
         return [] if lines is None else lines.first(most)
 
-    def finishing(self, most: int) -> list[Line]:
+    def finishing(self, most: int) -> list[BacklogLine]:
         """The first lines, in order, of tasks that finish a job's work."""
         return self._finishing.first(most)
 
-    def of_adapter(self, adapter: ComponentKey) -> Mapping[Line, None]:
+    def of_adapter(self, adapter: ComponentKey) -> Mapping[BacklogLine, None]:
         """The lines that read this adapter."""
         return self._by_adapter.get(adapter, {})
 
-    def _file(self, line: Line) -> None:
-        signature = line.signature
-        line.fits = bisect_left(self.capacities, signature.needed_bytes)
+    def _file(self, line: BacklogLine) -> None:
+        cost_class = line.cost_class
+        line.fits = bisect_left(self.capacities, cost_class.needed_bytes)
         self._classes[line.fits].add(line)
-        if signature.first_use is None:
+        if cost_class.first_use is None:
             self._without_uses[line] = None
         else:
-            component, digest = signature.first_use
+            component, digest = cost_class.first_use
             self._by_use.setdefault(component, {}).setdefault(digest, {})[line] = None
-        if signature.rank == LAST_RANK:
+        if cost_class.rank == LAST_RANK:
             self._finishing.add(line)
-        if signature.components:
-            in_order = self._by_component.get(signature.components[0])
+        if cost_class.components:
+            in_order = self._by_component.get(cost_class.components[0])
             if in_order is None:
-                in_order = self._by_component[signature.components[0]] = Ordered()
+                in_order = self._by_component[cost_class.components[0]] = SortedSequence()
             in_order.add(line)
-        for adapter in signature.adapters:
+        for adapter in cost_class.adapters:
             self._by_adapter.setdefault(adapter, {})[line] = None
 
-    def _unfile(self, line: Line) -> None:
+    def _unfile(self, line: BacklogLine) -> None:
         self._classes[line.fits].remove(line)
-        signature = line.signature
-        if signature.first_use is None:
+        cost_class = line.cost_class
+        if cost_class.first_use is None:
             del self._without_uses[line]
         else:
-            component, digest = signature.first_use
+            component, digest = cost_class.first_use
             _drop(self._by_use[component], digest, line)
             if not self._by_use[component]:
                 del self._by_use[component]
-        if signature.rank == LAST_RANK:
+        if cost_class.rank == LAST_RANK:
             self._finishing.remove(line)
-        if signature.components:
-            lines = self._by_component[signature.components[0]]
+        if cost_class.components:
+            lines = self._by_component[cost_class.components[0]]
             lines.remove(line)
             if lines.head is None:
-                del self._by_component[signature.components[0]]
-        for adapter in signature.adapters:
+                del self._by_component[cost_class.components[0]]
+        for adapter in cost_class.adapters:
             _drop(self._by_adapter, adapter, line)
 
-    def _reorder(self, line: Line, head: Task) -> None:
-        """File the line anew: its first task is another one."""
+    def _reorder(self, line: BacklogLine, head: Task) -> None:
+        """Sort the line again: its first task changed."""
         filed = [self._classes[line.fits]]
-        if line.signature.components:
-            filed.append(self._by_component[line.signature.components[0]])
-        if line.signature.rank == LAST_RANK:
+        if line.cost_class.components:
+            filed.append(self._by_component[line.cost_class.components[0]])
+        if line.cost_class.rank == LAST_RANK:
             filed.append(self._finishing)
         for lines in filed:
             lines.remove(line)
@@ -277,23 +277,23 @@ class Backlog:
         for lines in filed:
             lines.add(line)
 
-    def _filled(self, capacity_bytes: int) -> list[Ordered[Line]]:
+    def _filled(self, capacity_bytes: int) -> list[SortedSequence[BacklogLine]]:
         return [lines for lines in self._classes[: self._within(capacity_bytes)] if lines.head is not None]
 
     def _within(self, capacity_bytes: int) -> int:
-        """How many of the classes of lines fit in it."""
+        """Number of classes whose lines fit in it."""
         known = self.capacities
         return len(known) if known and known[-1] == capacity_bytes else bisect_left(known, capacity_bytes) + 1
 
 
 class Pinned:
-    """Ready tasks that wait for one worker each: they ran out of memory elsewhere. Few; each worker's in order.
+    """Ready tasks that wait for one worker each: they ran out of memory elsewhere. Few; ordered per worker.
 
     They are not in the backlog, and go first on their worker: each was placed before.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[WorkerId, Ordered[Task]] = {}
+        self._waiting: dict[WorkerId, SortedSequence[Task]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -304,13 +304,13 @@ class Pinned:
         return (task for tasks in list(self._waiting.values()) for task in list(tasks))
 
     def add(self, task: Task) -> None:
-        """File a ready task under the worker that it is pinned to."""
+        """Insert a ready task under the worker that it is pinned to."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
-        self._waiting.setdefault(task.pinned_to, Ordered()).add(task)
+        self._waiting.setdefault(task.pinned_to, SortedSequence()).add(task)
         self._count += 1
 
     def remove(self, task: Task) -> None:
-        """Take out a task; its worker and order must be the ones that it was filed with."""
+        """Remove a task; its worker and order must be unchanged since it was added."""
         assert task.pinned_to is not None, f"{task.name} waits for no worker"
         tasks = self._waiting[task.pinned_to]
         tasks.remove(task)
@@ -324,7 +324,7 @@ class Pinned:
         return tasks[0] if tasks else None
 
 
-def _drop(index: dict[_Key, dict[Line, None]], key: _Key, line: Line) -> None:
+def _drop(index: dict[_Key, dict[BacklogLine, None]], key: _Key, line: BacklogLine) -> None:
     lines = index[key]
     del lines[line]
     if not lines:

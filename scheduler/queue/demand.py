@@ -1,7 +1,7 @@
-"""Which tasks have to run, for which jobs, and which results they read. Knows no placement and no worker but by name.
+"""Which tasks have to run, for which jobs, and which results they read. Knows no placement; workers by name only.
 
-A job demands the tasks that lie between the results that are there and the one that it wants. A task exists while a
-job demands it or a worker has it. Everything here follows from events that `scheduler.core.state` passes on.
+A job demands the tasks between the results that exist and the one that it wants. A task exists while a job demands it
+or a worker has it. Everything here follows from events that `scheduler.core.state` passes on.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog, Pinned
-from modelpool.scheduler.queue.fair_queue import Turns
+from modelpool.scheduler.queue.fair_queue import FairQueue
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, problem_with
 from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
 from modelpool.scheduler.tables.results import Results
 from modelpool.scheduler.tables.story import Story
 
-#: how the story tells of a new task; the name of the job follows
+#: the story's note of a new task; the name of the job follows
 _STAGE_FOR = {stage: f"{stage.value} for " for stage in Stage}
 
 
@@ -39,30 +39,30 @@ class Demand:
         self._story = story
         self._costs = costs
         self._out = out
-        #: why a task can run on no worker of the pool; None when it can
+        #: returns why a task can run on no worker of the pool; None if it can
         self._unfit = unfit
-        #: why a task is not taken in at present though it fits; None when it is
+        #: returns why a task is refused at present though it fits; None if it is not
         self._refused = refused
         self.results = Results(config.kept_results, config.kept_result_bytes)
         self.backlog = Backlog()
         #: ready tasks that wait for one worker each
         self.pinned = Pinned()
-        #: jobs that are not resolved, by order of submission
+        #: jobs that are not resolved, in order of submission
         self.jobs: dict[JobId, Job] = {}
         #: tasks that have to run or are running
         self.tasks: dict[TaskId, Task] = {}
-        #: the time now
+        #: the current time
         self.at = 0.0
-        #: who goes before whom, and who pays
-        self.turns = Turns(config, costs, story, self.backlog, self.pinned, self.jobs, self.tasks)
-        #: the latest of the resolved jobs
+        #: order of the waiting tasks, and who is charged for them
+        self.fair_queue = FairQueue(config, costs, story, self.backlog, self.pinned, self.jobs, self.tasks)
+        #: the latest resolved jobs
         self.ended: OrderedDict[JobId, Outcome] = OrderedDict()
-        #: resolved jobs since the start
+        #: number of jobs resolved since the start
         self.resolved = dict.fromkeys(Outcome, 0)
         self._submissions = 0
 
     def submit(self, spec: JobSpec, hopeless: str | None) -> None:
-        """Take in a job; `hopeless` says why none can run at present. One with a known id does nothing."""
+        """Accept a job; `hopeless` is the reason if none can run at present. A known id has no effect."""
         if spec.job_id in self.jobs or spec.job_id in self.ended:
             for task_id in spec.given:
                 self.results.stray(task_id)
@@ -73,7 +73,7 @@ class Demand:
         self.jobs[spec.job_id] = job
         self._story.born(job)
         for task_id in spec.given:
-            self._take_given(task_id, job)
+            self._accept_provided(task_id, job)
         problem = problem_with(spec, self._costs.components) or self._clash(spec)
         if problem is not None:
             self.fail(job, RunError(RunErrorKind.BAD_INPUT, f"job {spec.job_id}: {problem}"))
@@ -82,7 +82,7 @@ class Demand:
         else:
             self._demand(job)
             if spec.job_id in self.jobs:
-                self.turns.join(job, self.at)
+                self.fair_queue.join(job, self.at)
 
     def cancel(self, job_id: JobId) -> None:
         """Resolve the job, at once or when the runs have ended that only it wanted."""
@@ -110,20 +110,20 @@ class Demand:
             self.fail(job, error)
 
     def fail_unfit(self) -> None:
-        """Fail the jobs of every waiting task that fits no worker of the pool any more."""
+        """Fail the jobs of every waiting task that no longer fits any worker of the pool."""
         for task in list(self.tasks.values()):
             if task.name in self.tasks and not task.on_worker and (error := self._unfit(task.spec)):
                 self.fail_task(task, error)
 
-    def made(self, task: Task, result_bytes: int) -> None:
-        """A run ended well: tasks that read the result go on, jobs that wanted it are resolved."""
+    def task_succeeded(self, task: Task, result_bytes: int) -> None:
+        """A run succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
         task_id = task.spec.task_id
-        self.results.made(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
-        self.let_go(task)
+        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
+        self.left_worker(task)
         needing, task.demand = [self.jobs[job_id] for job_id in task.demand], {}
         for job in needing:
             del job.demands[task_id]
-        self.turns.made(task, needing)
+        self.fair_queue.task_succeeded(task, needing)
         self.forget(task, "done")
         self._result_is_there(task_id)
         for job in needing:
@@ -131,27 +131,27 @@ class Demand:
                 self._end(job, Outcome.SUCCEEDED, result=task_id)
 
     def result_lost(self, task_id: TaskId) -> None:
-        """The shell no longer holds a result: it is made again for the jobs that still need it."""
+        """The shell no longer holds a result: it is computed again for the jobs that still need it."""
         if self.results.lost(task_id):
             self._make_again(task_id)
 
     def inputs_lost(self, task: Task) -> None:
-        """What a waiting task reads is gone; nobody said which part of it: all of it is made again."""
+        """Inputs of a waiting task are lost, and it is unknown which: all of them are computed again."""
         for need in task.spec.needs:
             if self.results.lost(need):
                 self._out.append(ReleaseResult(need))
                 self._make_again(need)
 
     def unpin(self, task: Task) -> None:
-        """A waiting task need not wait for the worker that it is pinned to."""
+        """A waiting task need not wait any more for the worker that it is pinned to."""
         if task.status is TaskStatus.READY:
-            self.turns.unfile(task)
-        task.pinned_to, task.recycle_first, task.next_rung = None, False, None
+            self.fair_queue.unfile(task)
+        task.pinned_to, task.recycle_first, task.next_oom_step = None, False, None
         if task.status is TaskStatus.READY:
-            self.turns.file(task)
+            self.fair_queue.file(task)
 
     def requeue(self, task: Task, note: str) -> None:
-        """A task that no worker has any more waits again; what it reads may have gone meanwhile."""
+        """A task that no worker has any more waits again; its inputs may be lost by now."""
         if error := self._unfit(task.spec):
             return self.fail_task(task, error)
         self._story.move(task, TaskStatus.BLOCKED, note)
@@ -163,13 +163,13 @@ class Demand:
         return None
 
     def fail_task(self, task: Task, error: RunError) -> None:
-        """Fail every job that demands it; the task goes with the last of them."""
+        """Fail every job that demands it; the task is removed with the last of them."""
         for job_id in list(task.demand):
             self.fail(self.jobs[job_id], error)
 
-    def let_go(self, task: Task) -> None:
-        """No worker has the task any more; jobs that were cancelled and only waited for that are resolved."""
-        self.turns.end(task)
+    def left_worker(self, task: Task) -> None:
+        """No worker has the task any more; cancelled jobs that only waited for that are resolved."""
+        self.fair_queue.end(task)
         task.worker_id = None
         if not task.awaited_by:
             return
@@ -183,27 +183,27 @@ class Demand:
     def forget(self, task: Task, note: str) -> None:
         """No job needs the task any more, and no worker has it."""
         if task.status is TaskStatus.READY:
-            self.turns.unfile(task)
+            self.fair_queue.unfile(task)
         self._story.move(task, TaskStatus.ENDED, note)
-        self.turns.forget(task)
+        self.fair_queue.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
-        self._costs.release(task.signature)
+        self._costs.release(task.cost_class)
         del self.tasks[task.spec.task_id]
 
-    # ---- from here on: what follows -------------------------------------------------------------------------------
+    # ---- internal consequences ------------------------------------------------------------------------------------
 
     def _clash(self, spec: JobSpec) -> str | None:
-        """A task of `spec` that is not the same as a known one with the same id."""
+        """Return what is wrong with a task of `spec` that differs from a known one with the same id."""
         for task in spec.tasks:
             known = self.tasks.get(task.task_id)
             if known is not None and known.spec.needs != task.needs:
                 return f"tasks: {task.task_id} needs {task.needs}, expected {known.spec.needs} as in an earlier job"
         return None
 
-    def _take_given(self, task_id: TaskId, giver: Job) -> None:
-        """Hold a given result; who waited for a run of it need not wait any more."""
+    def _accept_provided(self, task_id: TaskId, provider: Job) -> None:
+        """Hold a result that a driver provided; tasks that waited for a run of it become ready."""
         is_new = task_id not in self.results.held
-        self.results.given(task_id, giver.spec.job_id)
+        self.results.add_provided(task_id, provider.spec.job_id)
         if is_new:
             self._result_is_there(task_id)
             task = self.tasks.get(task_id)
@@ -211,7 +211,7 @@ class Demand:
                 self._demand(self.jobs[job_id])
 
     def _demand(self, job: Job) -> None:
-        """Bring the demands of an active job in line with the results that are there; resolve it if it has its own."""
+        """Update the demands of an active job to the existing results; resolve it if the wanted one exists."""
         needed, missing = needed_tasks(job, self.results.held, self._is_on_worker)
         if missing is not None:
             message = f"the given result {missing} of job {job.spec.job_id} was lost"
@@ -240,30 +240,30 @@ class Demand:
         task = self.tasks.get(spec.task_id)
         if task is not None:
             task.demand[job.spec.job_id] = None
-            self.turns.wanted_by(task, job)
+            self.fair_queue.add_demand(task, job)
             return
         task = Task(spec, self._costs.acquire(spec), (job.number, position), batch=job.spec.batch)
-        task.set_priority(job.priority, job.tag)
+        task.set_priority(job.priority, job.virtual_start)
         task.demand[job.spec.job_id] = None
-        self.turns.wanted_by(task, job)
+        self.fair_queue.add_demand(task, job)
         self.tasks[spec.task_id] = task
         self.results.add_reader(spec.task_id, spec.needs)
         self._story.born(task, _STAGE_FOR[spec.stage] + job.spec.job_id)
         self._unblock(task)
 
     def _drop_demand(self, job: Job, task_id: TaskId) -> None:
-        """The job does not need the task any more; without a job that does, it is dropped or stopped."""
+        """The job does not need the task any more; if no other job does, it is dropped or stopped."""
         del job.demands[task_id]
         task = self.tasks[task_id]
         del task.demand[job.spec.job_id]
         if task.demand:
-            self.turns.unwanted_by(task, job)
+            self.fair_queue.drop_demand(task, job)
         elif not task.on_worker:
             self.forget(task, "no job needs it")
         elif task.status is TaskStatus.RUNNING:
             assert task.worker_id is not None, f"{task.name} runs nowhere"
             self._story.move(task, TaskStatus.STOPPING, "no job needs it")
-            if task.timed_out_at is None:  # else it was asked to stop already
+            if task.timed_out_at is None:  # otherwise it was asked to stop already
                 self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
 
     def _result_is_there(self, task_id: TaskId) -> None:
@@ -271,7 +271,7 @@ class Demand:
             self._unblock(self.tasks[reader_id])
 
     def _unblock(self, task: Task) -> None:
-        """Make a blocked task ready when all that it reads is there."""
+        """Make a blocked task ready if all its inputs exist."""
         if task.status is not TaskStatus.BLOCKED:
             return
         held = self.results.held
@@ -279,15 +279,15 @@ class Demand:
             if need not in held:
                 return
         self._story.move(task, TaskStatus.READY)
-        self.turns.file(task)
+        self.fair_queue.file(task)
 
     def _make_again(self, task_id: TaskId) -> None:
-        """A result is gone: block what reads it, and demand its task for the jobs that still need it."""
+        """A result is lost: block its readers, and demand its task for the jobs that still need it."""
         affected: dict[JobId, None] = {}
         for reader_id in self.results.readers.get(task_id, {}):
             reader = self.tasks[reader_id]
             if reader.status is TaskStatus.READY:
-                self.turns.unfile(reader)
+                self.fair_queue.unfile(reader)
                 self._story.move(reader, TaskStatus.BLOCKED, f"{task_id} was lost")
             if not reader.on_worker:
                 affected.update(reader.demand)
@@ -303,7 +303,7 @@ class Demand:
                 self._demand(job)
 
     def _end(self, job: Job, outcome: Outcome, result: TaskId | None = None, error: RunError | None = None) -> None:
-        """Resolve the job and forget it; tasks that only it needed go with it."""
+        """Resolve the job and forget it; tasks that only it needed are removed."""
         job_id = job.spec.job_id
         self._story.move(job, JobStatus.ENDED, outcome.value if error is None else f"{outcome.value}: {error.message}")
         self._out.append(ResolveJob(job_id, outcome, result, error))
@@ -311,8 +311,8 @@ class Demand:
         for task_id in list(job.demands):
             self._drop_demand(job, task_id)
         for task_id in job.spec.given:
-            self.results.not_given(task_id, job_id)
-        self.turns.leave(job, outcome, self.at)
+            self.results.provider_failed(task_id, job_id)
+        self.fair_queue.leave(job, outcome, self.at)
         self.resolved[outcome] += 1
         self.ended[job_id] = outcome
         if len(self.ended) > self._config.ended_jobs_remembered:

@@ -1,12 +1,12 @@
-"""The order in which tasks wait, and on whose account they run: priorities, shares, deadlines and limits put together.
+"""The order of the waiting tasks, and who is charged for them: combines priorities, shares, deadlines and limits.
 
-A task stands where the best of the jobs that want it stands. It is on the account of the user whose job asked for it
-first, of those that still do: others that want it too get it for nothing. Knows jobs, tasks and queues; chooses none.
+A task is queued at the position of the first of the jobs that want it. It is charged to the user of the job that
+requested it first, of those that still do: others that want it too get it for free. Selects no task for placement.
 
-    shares      tags, which order the tasks of one priority (`scheduler.queue.shares`)
-    deadlines   which jobs go before all others now (`scheduler.queue.deadlines`)
-    limits      how many tasks of a user are in the backlog (`scheduler.queue.limits`)
-    ageing      a waiting job's priority grows with time, up to the highest that any live job was submitted with
+    shares      virtual start times, which order the tasks of one priority (`scheduler.queue.shares`)
+    deadlines   jobs that go before all others now (`scheduler.queue.deadlines`)
+    limits      tasks of a user in the backlog (`scheduler.queue.limits`)
+    ageing      a waiting job's priority grows with time, up to the highest at submission of any live job
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Job, Task, TaskStatus
 from modelpool.scheduler.tables.messages import Outcome
 from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.user_account import Flow
+from modelpool.scheduler.tables.user_account import UserFlow
 
-#: tags are given for so many times the window of shares: what is tagged must not run out within it
+#: virtual start times are assigned for this multiple of the share window: they must not run out within it
 AHEAD_WINDOWS = 2.0
 
 
-class Turns:
-    """Files ready tasks and keeps the books. `jobs` and `tasks` are the live ones, kept by `scheduler.queue.demand`."""
+class FairQueue:
+    """Queues ready tasks and keeps the accounts. `jobs` and `tasks` are the live ones, kept by
+    `scheduler.queue.demand`."""
 
     def __init__(
         self,
@@ -57,29 +58,29 @@ class Turns:
         self._are_limited = any(share.running_limit is not None for share in config.shares)
         self._workers = 0
         self._link_bytes_per_second = math.inf
-        #: live jobs by the priority that they were submitted with
+        #: number of live jobs by priority at submission
         self._priorities: dict[int, int] = {}
-        #: when each live job has waited for the next raise of its priority; jobs that are over are among them
+        #: when the priority of each live job grows next; may contain jobs that ended
         self._raises: list[tuple[float, int, Job]] = []
 
     @property
-    def next_look(self) -> float:
-        """When time alone will change something; never, as it stands, is infinity."""
+    def next_check(self) -> float:
+        """When time alone will change something; infinity if never."""
         if self._raises and len(self._priorities) > 1:
-            return min(self.deadlines.next_look, self._raises[0][0])
-        return self.deadlines.next_look
+            return min(self.deadlines.next_check, self._raises[0][0])
+        return self.deadlines.next_check
 
     def pool_changed(self, workers: int, link_bytes_per_second: float, at: float) -> None:
-        """So many workers are up, the slowest of which loads so fast."""
+        """Set how many workers are up, and the bandwidth of the slowest link."""
         if workers < self._workers and len(self.deadlines):
-            self.deadlines.next_look = at
+            self.deadlines.next_check = at
         self._workers, self._link_bytes_per_second = workers, link_bytes_per_second
         self.shares.ahead_seconds = AHEAD_WINDOWS * self._config.share_window_seconds * max(1, workers)
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
     def join(self, job: Job, at: float) -> None:
-        """A new job, whose tasks are there."""
+        """Add a new job, whose tasks exist."""
         job.joined = True
         priority = job.spec.priority
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
@@ -87,10 +88,10 @@ class Turns:
             heappush(self._raises, (at + self._config.ageing_seconds, job.number, job))
         if job.spec.deadline is not None:
             self._add_deadline(job, job.spec.deadline, at)
-        self._stand_anew(self.shares.join(job))
+        self._update_positions(self.shares.join(job))
 
     def leave(self, job: Job, outcome: Outcome, at: float) -> None:
-        """A job is over."""
+        """Remove a job that ended."""
         if not job.joined:
             return
         priority = job.spec.priority
@@ -104,56 +105,58 @@ class Turns:
                 late_seconds = at - job.spec.deadline
                 early = f"deadline met, {-late_seconds:.1f} s before it"
                 self._story.note(job, early if is_met else f"deadline missed, {late_seconds:+.1f} s from it")
-        self._stand_anew(self.shares.leave(job))
+        self._update_positions(self.shares.leave(job))
 
     def settle(self, at: float) -> None:
-        """Take in what time has changed, and have in the backlog what may start. Before each placement."""
-        if at >= self.deadlines.next_look:
-            for job in self.deadlines.look(at, self._workers):
+        """Apply changes due to time, and move tasks that may start to the backlog. Call before each placement."""
+        if at >= self.deadlines.next_check:
+            for job in self.deadlines.check(at, self._workers):
                 job.urgent = True
                 for task_id in job.demands:
-                    self._hurry(self._tasks[task_id], job)
+                    self._make_urgent(self._tasks[task_id], job)
         if self._raises and len(self._priorities) > 1:
-            self._raise(at)
+            self._apply_ageing(at)
         if self._are_limited:
             self.limits.settle()
 
     # ---- tasks -------------------------------------------------------------------------------------------------------
 
-    def wanted_by(self, task: Task, job: Job) -> None:
-        """One more job demands the task, and is noted there; the first one too."""
+    def add_demand(self, task: Task, job: Job) -> None:
+        """Record that one more job demands the task; also for the first one."""
         is_first = len(task.demand) == 1
         if is_first:
-            self._put_on_account(task, job.spec.user)
-            if task.hurried_by < math.inf:
-                self._hurry_by(task, math.inf)  # for one that nobody wanted any more, and that had not stopped yet
-        if is_first or (-job.priority, job.tag) < (-task.priority, task.tag):
-            self._stand(task, job.priority, job.tag)
+            self._charge_to(task, job.spec.user)
+            if task.urgent_by < math.inf:
+                self._make_urgent_by(
+                    task, math.inf
+                )  # for one that no job wanted any more, and that had not stopped yet
+        if is_first or (-job.priority, job.virtual_start) < (-task.priority, task.virtual_start):
+            self._set_position(task, job.priority, job.virtual_start)
         if job.urgent:
-            self._hurry(task, job)
+            self._make_urgent(task, job)
 
-    def unwanted_by(self, task: Task, job: Job) -> None:
-        """A job that demanded the task does no longer, and others do."""
+    def drop_demand(self, task: Task, job: Job) -> None:
+        """Record that a job no longer demands the task, while others do."""
         first = self._jobs[next(iter(task.demand))]
         if first.spec.user != task.payer:
-            self._unfile_for(task, lambda: self._put_on_account(task, first.spec.user))
-        stands = (-task.priority, task.tag)
-        if (-job.priority, job.tag) == stands:
+            self._unfile_for(task, lambda: self._charge_to(task, first.spec.user))
+        stands = (-task.priority, task.virtual_start)
+        if (-job.priority, job.virtual_start) == stands:
             best = first
             for job_id in task.demand:
-                best = min(best, self._jobs[job_id], key=_standing)
-                if _standing(best) == stands:
+                best = min(best, self._jobs[job_id], key=_position_of)
+                if _position_of(best) == stands:
                     break
-            self._stand(task, best.priority, best.tag)
+            self._set_position(task, best.priority, best.virtual_start)
         if job.urgent:
             others = (self._jobs[job_id] for job_id in task.demand)
             due = (other.spec.deadline for other in others if other.urgent and other.spec.deadline is not None)
-            hurried_by = min(due, default=math.inf)
-            if hurried_by != task.hurried_by:
-                self._hurry_by(task, hurried_by)
+            urgent_by = min(due, default=math.inf)
+            if urgent_by != task.urgent_by:
+                self._make_urgent_by(task, urgent_by)
 
     def file(self, task: Task) -> None:
-        """A ready task waits: in the backlog, for the worker that it is pinned to, or for its payer's limit."""
+        """Queue a ready task: in the backlog, for the worker that it is pinned to, or for its payer's limit."""
         limit = self._limit(task) if self._are_limited else None
         if task.pinned_to is not None:
             self._pinned.add(task)
@@ -163,7 +166,7 @@ class Turns:
             self._backlog.add(task)
 
     def unfile(self, task: Task) -> None:
-        """A ready task waits no longer."""
+        """Remove a ready task from where it waits."""
         if task.pinned_to is not None:
             self._pinned.remove(task)
         elif self._are_limited and self._limit(task) is not None:
@@ -176,45 +179,45 @@ class Turns:
         return not self._are_limited or self.limits.may_start(task, self._limit(task))
 
     def start(self, task: Task) -> None:
-        """A worker has the task now, which waits nowhere any more."""
+        """A worker has the task now; it waits nowhere any more."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"
         limit = self._limit(task) if self._are_limited else None
         if limit is not None:
             self.limits.start(task, limit)
             self.limits.settle()
         job = self._jobs[next(iter(task.demand))]
-        if tagged := self.shares.begin(job):
-            self._stand_anew(tagged)
+        if scheduled := self.shares.begin(job):
+            self._update_positions(scheduled)
 
     def end(self, task: Task) -> None:
-        """The worker that has the task lets it go."""
+        """The worker no longer has the task."""
         if self._are_limited and task.worker_id is not None:
             self.limits.end(task)
 
     def pay(self, task: Task, cost: RunCost) -> None:
-        """A run of the task ended with a report, well or badly."""
+        """Charge for a run of the task that ended with a report."""
         if task.reserved_in is not None:
             self._release(task)
         self.shares.pay(task.payer, cost.load_seconds + cost.run_seconds, cost.load_seconds)
 
-    def made(self, task: Task, needing: Iterable[Job]) -> None:
-        """The result of the task is there, for these jobs."""
+    def task_succeeded(self, task: Task, needing: Iterable[Job]) -> None:
+        """The result of the task exists, for these jobs."""
         for job in needing:
             if job.spec.deadline is not None and job.joined:
                 self.deadlines.done(job, task.spec.task_id)
 
     def forget(self, task: Task) -> None:
-        """The task is gone, whether it ran or not."""
+        """Remove the task, whether it ran or not."""
         if task.reserved_in is not None:
             self._release(task)
 
-    # ---- from here on: what follows ----------------------------------------------------------------------------------
+    # ---- internal consequences -------------------------------------------------------------------------------------
 
     def _limit(self, task: Task) -> int | None:
         return self.shares.share_of(task.payer).running_limit
 
     def _unfile_for(self, task: Task, change: Callable[[], None]) -> None:
-        """Change what a task is filed by."""
+        """Change a sort key of a task while it is out of its queue."""
         if task.status is not TaskStatus.READY:
             change()
             return
@@ -222,28 +225,28 @@ class Turns:
         change()
         self.file(task)
 
-    def _stand(self, task: Task, priority: int, tag: float) -> None:
-        if priority != task.priority or tag != task.tag:
-            self._unfile_for(task, lambda: task.set_priority(priority, tag))
+    def _set_position(self, task: Task, priority: int, virtual_start: float) -> None:
+        if priority != task.priority or virtual_start != task.virtual_start:
+            self._unfile_for(task, lambda: task.set_priority(priority, virtual_start))
 
-    def _stand_anew(self, jobs: Iterable[Job]) -> None:
-        """These jobs have come forward: so do their tasks."""
+    def _update_positions(self, jobs: Iterable[Job]) -> None:
+        """Move these jobs, whose virtual start changed, and their tasks forward."""
         for job in jobs:
             for task_id in job.demands:
                 task = self._tasks[task_id]
-                if _standing(job) < (-task.priority, task.tag):
-                    self._stand(task, job.priority, job.tag)
+                if _position_of(job) < (-task.priority, task.virtual_start):
+                    self._set_position(task, job.priority, job.virtual_start)
 
-    def _put_on_account(self, task: Task, user: UserId) -> None:
+    def _charge_to(self, task: Task, user: UserId) -> None:
         self._release(task)
         task.payer = user
 
-    def _reserve(self, job: Job, flow: Flow) -> None:
-        """Set aside what the tasks of the job should take that are on its account."""
+    def _reserve(self, job: Job, flow: UserFlow) -> None:
+        """Reserve the expected seconds of the job's tasks that are charged to its user."""
         for task_id in job.demands:
             task = self._tasks[task_id]
             if task.payer == job.spec.user and task.reserved_in is None:
-                seconds = _usual_seconds(task) + flow.account.load_seconds
+                seconds = _typical_seconds(task) + flow.account.load_seconds
                 task.reserved_in, task.reserved_seconds = flow, seconds / flow.account.share.weight
                 flow.reserved += task.reserved_seconds
 
@@ -254,7 +257,7 @@ class Turns:
 
     def _add_deadline(self, job: Job, deadline: float, at: float) -> None:
         tasks = [self._tasks[task_id] for task_id in job.demands]
-        seconds = {task.name: _usual_seconds(task) for task in tasks}
+        seconds = {task.name: _typical_seconds(task) for task in tasks}
         mine = {task.name: seconds[task.name] for task in tasks if next(iter(task.demand)) == job.spec.job_id}
         run_seconds = sum(seconds.values())
         used = {use.component: None for task in tasks for use in task.spec.uses}
@@ -266,21 +269,21 @@ class Turns:
                 job, f"cannot be done by its deadline in {deadline - at:.1f} s: its runs alone take {run_seconds:.1f} s"
             )
 
-    def _hurry(self, task: Task, job: Job) -> None:
-        """Let the task go before all others, for a job whose deadline comes near."""
+    def _make_urgent(self, task: Task, job: Job) -> None:
+        """Let the task go before all others, for a job whose deadline is near."""
         deadline = job.spec.deadline
         assert deadline is not None, f"{job.name} has no deadline"
-        if deadline < task.hurried_by:
-            self._hurry_by(task, deadline)
+        if deadline < task.urgent_by:
+            self._make_urgent_by(task, deadline)
 
-    def _hurry_by(self, task: Task, deadline: float) -> None:
+    def _make_urgent_by(self, task: Task, deadline: float) -> None:
         def change() -> None:
-            task.hurried_by = deadline
+            task.urgent_by = deadline
 
         self._unfile_for(task, change)
 
-    def _raise(self, at: float) -> None:
-        """Raise the priority of jobs that have waited for it."""
+    def _apply_ageing(self, at: float) -> None:
+        """Raise the priority of jobs that have waited long enough."""
         ageing_seconds = self._config.ageing_seconds
         assert ageing_seconds is not None, "nothing ages"
         highest = max(self._priorities)
@@ -290,14 +293,14 @@ class Turns:
                 continue
             heappush(self._raises, (max(due, at) + ageing_seconds, number, job))
             if job.priority < highest:
-                self._stand_anew([job, *self.shares.move(job, job.priority + 1)])
+                self._update_positions([job, *self.shares.move(job, job.priority + 1)])
 
 
-def _usual_seconds(task: Task) -> float:
-    """Of a run with all weights there, on the usual one of the GPUs that it was measured on."""
-    ratio = task.signature.kind.ratio
+def _typical_seconds(task: Task) -> float:
+    """Seconds of a run with all weights resident, on the first kind of GPU that it was measured on."""
+    ratio = task.cost_class.kind.ratio
     return task.spec.run_seconds if ratio is None else task.spec.run_seconds * ratio
 
 
-def _standing(job: Job) -> tuple[int, float]:
-    return -job.priority, job.tag
+def _position_of(job: Job) -> tuple[int, float]:
+    return -job.priority, job.virtual_start

@@ -1,7 +1,7 @@
-"""How many tasks of one user may be on workers at once. Knows tasks by their payer; not why they run.
+"""Limits of the tasks that one user may have on workers at once. Knows tasks by their payer.
 
-Of a user with a limit, no more ready tasks are in the backlog than may start: the first ones in order. The others are
-held back here, and `settle` moves them.
+For a user with a limit, the backlog contains only as many ready tasks as may start: the first ones in order. The others
+are held back here, and `settle` moves them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 from modelpool.pool.specs.spec import TaskId, UserId
 from modelpool.scheduler.queue.backlog import Backlog
-from modelpool.scheduler.queue.sorted_sequence import Ordered
+from modelpool.scheduler.queue.sorted_sequence import SortedSequence
 from modelpool.scheduler.tables.jobs import Task
 
 
 class _Limited:
-    """A user with a limit who has tasks that are ready or run."""
+    """A user with a limit who has ready or running tasks."""
 
     __slots__ = ("filed", "held", "limit", "running")
 
@@ -24,33 +24,33 @@ class _Limited:
         #: on workers
         self.running = 0
         #: in the backlog
-        self.filed: Ordered[Task] = Ordered()
-        #: ready and in no backlog
-        self.held: Ordered[Task] = Ordered()
+        self.filed: SortedSequence[Task] = SortedSequence()
+        #: ready and not in the backlog
+        self.held: SortedSequence[Task] = SortedSequence()
 
 
 class RunningLimits:
-    """Keeps users with a limit below it. A task is counted for who paid for it when it was filed or started."""
+    """Keeps users below their limit. A task is counted for its payer when it was queued or started."""
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self._limited: dict[UserId, _Limited] = {}
-        #: whose the tasks of users with a limit are that run
+        #: payers of the running tasks of users with a limit
         self._started: dict[TaskId, UserId] = {}
         #: users for whom something changed since `settle`
         self._unsettled: dict[UserId, None] = {}
 
     def held(self) -> Iterator[Task]:
-        """Every ready task that is kept out of the backlog; each user's in order."""
+        """Yield every ready task that is kept out of the backlog; each user's in order."""
         return (task for limited in self._limited.values() for task in limited.held)
 
     def running(self, user: UserId) -> int:
-        """Tasks of a user with a limit that are on workers."""
+        """Number of tasks of a user with a limit that are on workers."""
         limited = self._limited.get(user)
         return 0 if limited is None else limited.running
 
     def add(self, task: Task, limit: int) -> None:
-        """A task is ready whose payer has this limit: it is held until `settle` finds room."""
+        """Add a ready task whose payer has this limit: it is held until `settle` finds room."""
         limited = self._limited.get(task.payer)
         if limited is None:
             limited = self._limited[task.payer] = _Limited(limit)
@@ -59,7 +59,7 @@ class RunningLimits:
         self._unsettled[task.payer] = None
 
     def remove(self, task: Task) -> None:
-        """A task that was added is ready no longer; it is taken out of the backlog too, where it is there."""
+        """Remove a task that is no longer ready, from the backlog too if it is there."""
         limited = self._limited[task.payer]
         self._unsettled[task.payer] = None
         if task.held_back:
@@ -70,7 +70,7 @@ class RunningLimits:
             self._backlog.remove(task)
 
     def may_start(self, task: Task, limit: int | None) -> bool:
-        """Whether one more task of its payer may start now, whatever the backlog holds."""
+        """Whether one more task of its payer may start now, regardless of the backlog."""
         return limit is None or self.running(task.payer) < limit
 
     def start(self, task: Task, limit: int) -> None:
@@ -86,14 +86,14 @@ class RunningLimits:
         self._unsettled[task.payer] = None
 
     def end(self, task: Task) -> None:
-        """A task runs no longer."""
+        """A task no longer runs."""
         user = self._started.pop(task.name, None)
         if user is not None:
             self._limited[user].running -= 1
             self._unsettled[user] = None
 
     def settle(self) -> None:
-        """Have the first tasks of each user in the backlog, as many as may start."""
+        """Move the first tasks of each user to the backlog, as many as may start."""
         for user in self._unsettled:
             limited = self._limited[user]
             room = max(0, limited.limit - limited.running)
@@ -115,5 +115,5 @@ class RunningLimits:
 
     @staticmethod
     def _stands_behind(limited: _Limited) -> bool:
-        """A task that is held comes before one in the backlog."""
+        """Whether a held task comes before one in the backlog."""
         return bool(limited.held) and limited.held[0].order < limited.filed[len(limited.filed) - 1].order

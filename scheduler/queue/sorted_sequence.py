@@ -1,5 +1,4 @@
-"""A sorted sequence that is cheap to take from near its front, where queues are taken from. Knows only that its members
-have an `order`."""
+"""Sorted sequence with cheap removal near its front. Members need only an `order`."""
 
 from __future__ import annotations
 
@@ -8,39 +7,39 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-#: places in front that may stand empty before they are given up
+#: empty places in front before the lists are compacted
 _MOST_EMPTY = 64
 
 
-class InOrder(Protocol):
-    """What can be filed. `order` must not change meanwhile, and no two members have the same."""
+class HasOrder(Protocol):
+    """A member. `order` must not change while it is in a sequence, and must be unique."""
 
     @property
     def order(self) -> Any: ...
 
 
-T = TypeVar("T", bound=InOrder)
+T = TypeVar("T", bound=HasOrder)
 
 
-class Ordered(Generic[T]):
-    """Members by their `order`. Adding at the end and taking from the front take constant time."""
+class SortedSequence(Generic[T]):
+    """Members sorted by `order`. Appending at the end and removing from the front take constant time."""
 
     __slots__ = ("_front", "_members", "_orders", "head")
 
     def __init__(self) -> None:
-        #: the places before `_front` hold nothing of meaning
+        #: the places before `_front` are unused
         self._members: list[T] = []
-        #: of each member, beside it: looking for a place asks no member
+        #: the order of each member: bisecting calls no member
         self._orders: list[Any] = []
         self._front = 0
-        #: the first member; None when there is none. For reading: it is asked for with every event
+        #: the first member; None if empty. For reading: it is read with every event
         self.head: T | None = None
 
     def __len__(self) -> int:
         return len(self._members) - self._front
 
     def __iter__(self) -> Iterator[T]:
-        """All members in order. Not to be changed meanwhile."""
+        """All members in order. Must not be changed while iterating."""
         members, front = self._members, self._front
         if front <= _MOST_EMPTY:
             return islice(members, front, None)
@@ -53,11 +52,11 @@ class Ordered(Generic[T]):
         return self._members[self._front + place]
 
     def first(self, count: int) -> list[T]:
-        """So many from the front, or all."""
+        """The first `count` members, or all."""
         return self._members[self._front : self._front + count]
 
     def place_of(self, order: Any) -> int:
-        """How many members come before this order."""
+        """Number of members that come before this order."""
         return bisect_left(self._orders, order, self._front) - self._front
 
     def from_order(self, order: Any) -> Iterator[T]:
@@ -73,7 +72,7 @@ class Ordered(Generic[T]):
             yield members[place]
 
     def add(self, member: T) -> None:
-        """File it at its place."""
+        """Insert the member at its place."""
         members, orders, order = self._members, self._orders, member.order
         if not orders or orders[-1] < order:
             members.append(member)
@@ -91,7 +90,7 @@ class Ordered(Generic[T]):
             self.head = members[self._front]
 
     def remove(self, member: T) -> None:
-        """Take it out; its order must be the one that it was filed with."""
+        """Remove the member; its order must be unchanged since it was added."""
         members, orders, front = self._members, self._orders, self._front
         if front < len(members) and members[front] is member:
             front += 1
@@ -103,8 +102,8 @@ class Ordered(Generic[T]):
             self.head = members[front] if members else None
             return
         at = bisect_left(orders, member.order, front)
-        assert at < len(members), f"{member} is not filed where its order says"
-        assert members[at] is member, f"{member} is not filed where its order says"
+        assert at < len(members), f"{member} is not at the place of its order"
+        assert members[at] is member, f"{member} is not at the place of its order"
         if at - front > len(members) - at:
             del members[at]
             del orders[at]

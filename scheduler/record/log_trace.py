@@ -1,6 +1,6 @@
-"""A recorded log as a workload: who asked for what and when, with the seconds that runs really took.
+"""Converts an event log to a workload: the submitted jobs with their times, and the measured run seconds.
 
-Decisions are left out, so that any policy can be tried on the same jobs. Knows no files.
+Decisions are left out, so that any policy can be tried on the same jobs. Reads no files.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobId, Stage, TaskId, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.costs.cost_model import times_prior
-from modelpool.scheduler.record.event_log import Entry
+from modelpool.scheduler.record.event_log import LogEntry
 from modelpool.scheduler.tables.jobs import problem_with
-from modelpool.scheduler.tables.messages import CancelAsked, ComponentsKnown, RunEnded, Submitted, WorkerUp
+from modelpool.scheduler.tables.messages import CancelRequested, ComponentsKnown, RunEnded, Submitted, WorkerUp
 from modelpool.scheduler.workloads.workload import Workload
 
 #: what the length of a run depends on, besides its prior estimate
@@ -24,11 +24,11 @@ _Kind: TypeAlias = tuple[Stage, tuple[ComponentKey, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LiveTrace:
-    """What a log holds.
+    """The content of a log.
 
-    measured   runs that ended well: what `workload` has its run seconds from
-    cancelled  jobs that somebody did not want any more; they are in the workload as if that had not happened
-    refused    jobs that no scheduler would take in, left out
+    measured   runs that succeeded: the source of the run seconds in `workload`
+    cancelled  jobs that were cancelled; they are in the workload as if they had not been
+    refused    invalid jobs, left out
     """
 
     workload: Workload
@@ -38,71 +38,72 @@ class LiveTrace:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Observed:
     components: dict[ComponentKey, ComponentSpec] = field(default_factory=dict)
     jobs: dict[JobId, Submitted] = field(default_factory=dict)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
     link_bytes_per_second: dict[WorkerId, float] = field(default_factory=dict)
-    #: measured seconds over prior estimates, of runs of one task and of shares of runs of several
+    #: measured seconds over prior estimates, of runs of single tasks and of shares of batches
     alone: dict[_Kind, list[float]] = field(default_factory=dict)
     batched: dict[_Kind, list[float]] = field(default_factory=dict)
     cancelled: set[JobId] = field(default_factory=set)
     refused: int = 0
 
 
-def live_trace(entries: Iterable[Entry], name: str) -> LiveTrace:
-    """The jobs of a log, the first at 0 seconds. Run seconds are prior estimates times the median of what runs of the
-    same stage and components took against theirs: of runs alone, where there are any."""
-    seen = _Seen()
+def live_trace(entries: Iterable[LogEntry], name: str) -> LiveTrace:
+    """Return the jobs of a log, the first at 0 seconds. Run seconds are prior estimates times the median ratio of
+    measured to estimated seconds for the same stage and components: of single runs, if there are any."""
+    observed = _Observed()
     for entry in entries:
-        _take_in(seen, entry)
-    start = next(iter(seen.jobs.values())).at if seen.jobs else 0.0
-    ratios = {kind: median(measured) for kind, measured in {**seen.batched, **seen.alone}.items()}
-    jobs = tuple(_as_measured(submitted, ratios, start) for submitted in seen.jobs.values())
+        _take_in(observed, entry)
+    start = next(iter(observed.jobs.values())).at if observed.jobs else 0.0
+    ratios = {kind: median(measured) for kind, measured in {**observed.batched, **observed.alone}.items()}
+    jobs = tuple(_as_measured(submitted, ratios, start) for submitted in observed.jobs.values())
     return LiveTrace(
-        workload=Workload(name, tuple(seen.components.values()), jobs),
-        measured=sum(map(len, (*seen.alone.values(), *seen.batched.values()))),
-        cancelled=len(seen.cancelled & seen.jobs.keys()),
-        refused=seen.refused,
+        workload=Workload(name, tuple(observed.components.values()), jobs),
+        measured=sum(map(len, (*observed.alone.values(), *observed.batched.values()))),
+        cancelled=len(observed.cancelled & observed.jobs.keys()),
+        refused=observed.refused,
     )
 
 
-def _take_in(seen: _Seen, entry: Entry) -> None:
+def _take_in(observed: _Observed, entry: LogEntry) -> None:
     match entry.event:
         case ComponentsKnown():
-            seen.components.update((spec.key, spec) for spec in entry.event.components)
+            observed.components.update((spec.key, spec) for spec in entry.event.components)
         case WorkerUp():
             worker = entry.event.worker
-            seen.link_bytes_per_second[worker.worker_id] = worker.link_bytes_per_second
-        case CancelAsked():
-            seen.cancelled.add(entry.event.job_id)
+            observed.link_bytes_per_second[worker.worker_id] = worker.link_bytes_per_second
+        case CancelRequested():
+            observed.cancelled.add(entry.event.job_id)
         case Submitted():
             job = entry.event.job
-            if job.job_id in seen.jobs:
+            if job.job_id in observed.jobs:
                 return
-            if problem_with(job, seen.components) is not None:
-                seen.refused += 1
+            if problem_with(job, observed.components) is not None:
+                observed.refused += 1
                 return
-            seen.jobs[job.job_id] = entry.event
-            seen.tasks.update((task.task_id, task) for task in job.tasks)
+            observed.jobs[job.job_id] = entry.event
+            observed.tasks.update((task.task_id, task) for task in job.tasks)
         case RunEnded():
-            _measure(seen, entry.event.report)
+            _measure(observed, entry.event.report)
 
 
-def _measure(seen: _Seen, report: TaskReport) -> None:
-    task, cost = seen.tasks.get(report.task_id), report.cost
+def _measure(observed: _Observed, report: TaskReport) -> None:
+    task, cost = observed.tasks.get(report.task_id), report.cost
     if task is None or report.error is not None:
         return
-    measured = times_prior(task, cost, seen.link_bytes_per_second.get(report.worker_id) or inf)
+    measured = times_prior(task, cost, observed.link_bytes_per_second.get(report.worker_id) or inf)
     if measured is not None:
-        ratios = seen.alone if cost.batched == 1 else seen.batched
+        ratios = observed.alone if cost.batched == 1 else observed.batched
         ratios.setdefault(_kind(task), []).append(measured)
 
 
 def _as_measured(submitted: Submitted, ratios: dict[_Kind, float], start: float) -> Submitted:
     at, job = submitted.at - start, submitted.job
     tasks = tuple(replace(task, run_seconds=task.run_seconds * ratios.get(_kind(task), 1.0)) for task in job.tasks)
-    # of a long submission later parts may come after their deadline: as late as can be, which is missed as well
+    # later parts of a long submission may come after their deadline: set it as late as possible, which is missed as
+    # well
     deadline = None if job.deadline is None else max(at, job.deadline - start)
     return Submitted(at, replace(job, tasks=tasks, deadline=deadline))
 

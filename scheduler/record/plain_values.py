@@ -1,9 +1,9 @@
-"""Values of the scheduler as JSON can hold them, and back, exactly. Knows dataclasses, enums, tuples and plain values.
+"""Converts values of the scheduler to JSON and back without loss: dataclasses, enums, tuples and plain values.
 
 Rules
-1. What is read back equals what was written, floats to the last bit.
-2. A field with its default is left out when it is written, so that lines are short; `in_full` leaves nothing out.
-3. Reading checks every field against its type. Complaints name the field, what was found and what was expected.
+1. What is read equals what was written, floats to the last bit.
+2. A field with its default is left out when written, to keep lines short; `in_full` leaves nothing out.
+3. Reading checks every field against its type. Errors name the field, what was found and what was expected.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any, TypeAlias
 from modelpool.pool.core.errors import UnknownName, unknown_name, unusable_field
 from modelpool.pool.plan.residency import Residency
 
-#: JSON as Python holds it -> value; the text says where in the line it stands
+#: JSON value and its place in the line, for errors -> value
 Reader: TypeAlias = Callable[[Any, str], Any]
 _PLAIN = (str, int, bool, type(None))
-#: names that are imported for type checkers only where they are used
+#: names that modules import for type checkers only
 _NAMES = {"Residency": Residency}
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it; fields with their defaults are left out."""
+    """Return `value` as JSON values; fields with their defaults are left out."""
     kind: Any = type(value)
     if kind in _PLAIN or kind is float:
         return value
@@ -49,24 +49,24 @@ def plain(value: Any) -> Any:
 
 
 def in_full(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass instance as JSON can hold them, defaults among them."""
+    """Return the fields of a dataclass instance as JSON values, including defaults."""
     return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
 
 
 def named(value: Any) -> dict[str, Any]:
-    """A dataclass instance under the name of its class: one of several that may stand there."""
+    """Return a dataclass instance under the name of its class, for places that allow several classes."""
     return {type(value).__name__: plain(value)}
 
 
 def read(kind: Any, found: Any, place: str = "") -> Any:
-    """The value of type `kind` that `plain` or `in_full` wrote. Raises UnusableField and UnknownName."""
+    """Return the value of type `kind` that `plain` or `in_full` wrote. Raises UnusableField and UnknownName."""
     return _reader(kind)(found, place)
 
 
 def read_named(kinds: Mapping[str, Any], found: Any, place: str) -> Any:
-    """The value that `named` wrote, of one of these classes. Raises UnusableField and UnknownName."""
+    """Return the value that `named` wrote, of one of these classes. Raises UnusableField and UnknownName."""
     if not isinstance(found, dict) or len(found) != 1:
-        raise unusable_field(place, found, "an object with one key, the name of what it is")
+        raise unusable_field(place, found, "an object with one key, the name of its class")
     ((name, fields),) = found.items()
     if name not in kinds:
         raise UnknownName(f"{place}: {unknown_name('kind', name, kinds)}")
@@ -74,7 +74,7 @@ def read_named(kinds: Mapping[str, Any], found: Any, place: str) -> Any:
 
 
 def one_line(value: Any) -> str:
-    """JSON without blanks, and a line end."""
+    """Return JSON without blanks, and a line end."""
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
@@ -87,22 +87,22 @@ def _is_default(item: Any, default: Any) -> bool:
         return repr(item) == repr(default)  # 0.0 and -0.0 are equal, and two values
     if not bool(item == default):
         return False
-    # what came from another process is not the same object; and the numbers in it may be equal and two values, as above
+    # values from another process are not the same objects; numbers in them may be equal and two values, as above
     return type(item) in _PLAIN or (dataclasses.is_dataclass(item) and repr(item) == repr(default))
 
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, Any], ...]:
-    assert dataclasses.is_dataclass(kind), f"{kind.__name__} is no value that can be written"
+    assert dataclasses.is_dataclass(kind), f"{kind.__name__} is not a writable value"
     defaults = _defaults(kind)
     return tuple((field.name, defaults.get(field.name, dataclasses.MISSING)) for field in dataclasses.fields(kind))
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """What fields are of which nothing is said: what the fields say of it or, where it is written out, `__init__`."""
+    """Default values of fields, from the fields or from a written-out `__init__`."""
     found = {field.name: field.default for field in dataclasses.fields(kind)}
     if not kind.__dataclass_params__.init:
-        found |= {name: given.default for name, given in inspect.signature(kind).parameters.items()}
+        found |= {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
     return {
         name: default
         for name, default in found.items()
@@ -126,9 +126,9 @@ def _reader(kind: Any) -> Reader:
     if origin is typing.Final:
         return _reader(arguments[0])
     if origin is tuple:
-        assert arguments[1:] == (Ellipsis,), f"{kind}: tuples of one kind are read, and no others"
+        assert arguments[1:] == (Ellipsis,), f"{kind}: only tuples of one element type can be read"
         return _tuple_reader(_reader(arguments[0]))
-    assert origin in (types.UnionType, typing.Union), f"{kind} is no type that can be read"
+    assert origin in (types.UnionType, typing.Union), f"{kind} is not a readable type"
     (some,) = (argument for argument in arguments if argument is not type(None))
     return _optional_reader(_reader(some))
 
@@ -167,15 +167,17 @@ def _optional_reader(read_some: Reader) -> Reader:
 
 
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    """The types of its fields. A compiled class no longer knows of what its tuples are: its source, which is installed
-    beside, says that."""
+    """The types of its fields. A compiled class no longer knows the element types of its tuples: they are read from its
+    source, which is installed with it."""
     module = sys.modules[kind.__module__]
     if str(module.__file__).endswith(".py"):
         return typing.get_type_hints(kind, localns=_NAMES)
     package, _, name = kind.__module__.rpartition(".")
     source = Path(sys.modules[package].__path__[0], f"{name}.py").read_text(encoding="utf-8")
-    (said,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
-    hints = [node for node in said.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    (class_node,) = (
+        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+    hints = [node for node in class_node.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
     return {ast.unparse(node.target): eval(ast.unparse(node.annotation), vars(module)) for node in hints}
 
 
@@ -193,7 +195,7 @@ def _dataclass_reader(kind: type[Any]) -> Reader:
                 raise UnknownName(f"{place}: {unknown_name(f'field of {kind.__name__}', name, readers)}")
         for name in needed:
             if name not in found:
-                raise unusable_field(f"{place}.{name}", "nothing", "a value; this field must be given")
+                raise unusable_field(f"{place}.{name}", "nothing", "a value; this field is required")
         return kind(**{name: readers[name](item, f"{place}.{name}") for name, item in found.items()})
 
     return read_dataclass

@@ -1,7 +1,7 @@
-"""A recorded log, decided again: a fresh core is told the same events, and must answer with the same commands.
+"""Replays an event log: a new core handles the same events, and must answer with the same commands.
 
-The core has no clock and no chance, so equal events give equal commands. Where they do not, the first difference says
-what is different, field by field, and what led there. Knows no files.
+The core has no clock and no randomness, so equal events give equal commands. Otherwise the first difference is
+reported, field by field, with the story before it. Reads no files.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from itertools import zip_longest
 
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.event_log import Entry, Header
+from modelpool.scheduler.record.event_log import LogEntry, LogHeader
 from modelpool.scheduler.tables.messages import Command
 from modelpool.scheduler.tables.story import describe
 from modelpool.scheduler.tables.story_lines import StoryLine
 
-#: moves before the difference that are told
+#: story lines before the difference
 STORY_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """The first command that is not the one that was recorded.
+class ReplayDifference:
+    """The first command that differs from the recorded one.
 
     line      of the log
     cause     the event, in a few words
-    recorded, made   the commands; None where there is no more
-    fields    what is different, one a line: name, what was recorded, what was made now
-    story     the last moves of what the commands are about, up to this event
+    recorded, made  the commands; None if there are no more
+    fields    differing fields, one per line: name, recorded value, replayed value
+    story     the last story lines of the subjects of the commands, up to this event
     """
 
     line: int
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An event that the core failed at."""
+    """An event that raised in the core."""
 
     line: int
     cause: str
@@ -53,27 +53,27 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """How a replay went. `seconds` are the events' own, from the first to the last that was told.
+    """The result of a replay. `seconds` is the time from the first to the last replayed event.
 
-    failure  set when the core failed, or with `check` an invariant: a mistake of ours
+    failure  set if the core, or with `check` an invariant, failed: a bug
     """
 
     events: int
     commands: int
     seconds: float
-    difference: Difference | None = None
+    difference: ReplayDifference | None = None
     failure: Failure | None = None
 
     @property
     def same(self) -> bool:
-        """Every command was the one that was recorded."""
+        """Whether every command equals the recorded one."""
         return self.difference is None and self.failure is None
 
 
-def replay(header: Header, entries: Iterable[Entry], check: bool = False) -> Replayed:
-    """Decide again, up to the first difference. `check` holds every invariant against the state after each event.
+def replay(header: LogHeader, entries: Iterable[LogEntry], check: bool = False) -> Replayed:
+    """Replay up to the first difference. `check` validates every invariant after each event.
 
-    Raises UserError for what `entries` cannot read.
+    Raises UserError for lines that `entries` cannot read.
     """
     state = SchedulerState(header.config)
     events = commands = 0
@@ -85,7 +85,7 @@ def replay(header: Header, entries: Iterable[Entry], check: bool = False) -> Rep
             made = state.handle(entry.event)
             if check:
                 validate(state)
-        except Exception:  # whatever the core fails at is a mistake of its own, and what a replay is to find
+        except Exception:  # any failure of the core is a bug that a replay should find
             failure = Failure(entry.line, describe(entry.event), traceback.format_exc())
             return Replayed(events, commands, entry.event.at - first_at, failure=failure)
         commands += len(made)
@@ -96,9 +96,11 @@ def replay(header: Header, entries: Iterable[Entry], check: bool = False) -> Rep
     return Replayed(events, commands, 0.0 if first_at is None else state.at - first_at)
 
 
-def _difference(state: SchedulerState, entry: Entry, recorded: Command | None, made: Command | None) -> Difference:
+def _difference(
+    state: SchedulerState, entry: LogEntry, recorded: Command | None, made: Command | None
+) -> ReplayDifference:
     about = {name for command in (recorded, made) for name in _subjects(command)}
-    return Difference(
+    return ReplayDifference(
         line=entry.line,
         cause=describe(entry.event),
         recorded=recorded,
@@ -109,7 +111,7 @@ def _difference(state: SchedulerState, entry: Entry, recorded: Command | None, m
 
 
 def _subjects(command: Command | None) -> Iterator[str]:
-    """What a command is about: the ids that the story knows."""
+    """The ids in a command that the story knows."""
     for field in ("task_id", "job_id", "worker_id"):
         name = getattr(command, field, None)
         if isinstance(name, str):
@@ -122,7 +124,7 @@ def _differing(name: str, recorded: object, made: object) -> Iterator[str]:
             inner = f"{name}.{field.name}" if name else field.name
             yield from _differing(inner, getattr(recorded, field.name), getattr(made, field.name))
     elif recorded != made:
-        yield f"{name or 'command'}: {_words(recorded)} recorded, {_words(made)} made now"
+        yield f"{name or 'command'}: {_words(recorded)} recorded, {_words(made)} replayed"
 
 
 def _words(value: object) -> str:

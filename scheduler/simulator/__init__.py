@@ -1,1 +1,1 @@
-"""The core in virtual time over simulated GPUs, and the metrics that come out."""
+"""The core in virtual time over simulated GPUs, and the resulting metrics."""

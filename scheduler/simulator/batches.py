@@ -1,8 +1,8 @@
-"""What runs on a simulated worker: one task or a batch, and how its seconds and bytes are shared.
+"""The run of one task or a batch on a simulated worker, and how its seconds and bytes are divided among the tasks.
 
-While several tasks run together each has an equal part of every second. When one of them leaves, the others take over
-its part of the seconds that follow, and of the bytes. What is cut short has brought as much of its weights as the
-seconds of loading bought. Knows neither hosts nor events.
+While several tasks run together each has an equal share of every second. When one of them leaves, the others take over
+its share of later seconds, and its bytes. A run that is cut short has loaded as many of its weights as the elapsed
+seconds of loading allow. Knows neither hosts nor events.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 
 from modelpool.pool.plan.residency import Move, Residency, ResidencyPlan
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
-from modelpool.scheduler.tables.messages import Mate
+from modelpool.scheduler.tables.messages import BatchMate
 
 
 @dataclass(slots=True)
-class Run:
-    """A task on a simulated worker, or one of a batch.
+class BatchRun:
+    """A task on a simulated worker, alone or in a batch.
 
-    report   what it says when it ends by itself
-    cost     its share of what was moved; seconds are shared out as they pass
-    cold     what of it brought weights that were not there, with any patches
+    report   its report if it ends by itself
+    cost     its share of the transfers; seconds are divided as they pass
+    cold     bytes of weights that were not there before, with any patches
     number   identifies its event on the heap; a newer number replaces it
     leaving  it was stopped
     """
 
-    member: Mate
+    member: BatchMate
     report: TaskReport
     cost: RunCost
     adapters_loaded: tuple[ComponentKey, ...]
@@ -38,32 +38,32 @@ class Run:
 
 
 @dataclass(slots=True)
-class Batch:
-    """Tasks that began together on one worker, the one that the command names first.
+class RunningBatch:
+    """Tasks that began together on one worker, the first task of the command first.
 
-    load_seconds, run_seconds  of all of it
+    load_seconds, run_seconds  of the complete batch
     """
 
     began_at: float
     load_seconds: float
     run_seconds: float
     moves: ResidencyPlan
-    runs: dict[Mate, Run] = field(default_factory=dict)
+    runs: dict[BatchMate, BatchRun] = field(default_factory=dict)
     _shared_load_seconds: float = 0.0
     _shared_run_seconds: float = 0.0
 
     @property
     def ends_at(self) -> float:
-        """When it is done, unless it hangs."""
+        """Time at which it is done, unless it hangs."""
         return self.began_at + self.load_seconds + self.run_seconds
 
     @property
     def loaded_at(self) -> float:
-        """When everything is there."""
+        """Time at which all weights are loaded."""
         return self.began_at + self.load_seconds
 
     def share(self, at: float) -> None:
-        """Give every task that is there its part of the seconds until now."""
+        """Give every remaining task its share of the seconds until now."""
         passed_seconds = at - self.began_at
         loaded_seconds = min(passed_seconds, self.load_seconds)
         ran_seconds = self.run_seconds if at == self.ends_at else passed_seconds - loaded_seconds
@@ -72,8 +72,8 @@ class Batch:
             run.run_seconds += (ran_seconds - self._shared_run_seconds) / len(self.runs)
         self._shared_load_seconds, self._shared_run_seconds = loaded_seconds, ran_seconds
 
-    def hand_over(self, run: Run, other: Run) -> None:
-        """The bytes of one that leaves are another's: the batch goes on with them."""
+    def hand_over(self, run: BatchRun, other: BatchRun) -> None:
+        """Move the bytes of a task that leaves to another one: the batch continues with them."""
         other.cost = replace(
             other.cost,
             uploaded_bytes=other.cost.uploaded_bytes + run.cost.uploaded_bytes,
@@ -86,9 +86,9 @@ class Batch:
         run.cost = replace(run.cost, uploaded_bytes=0, streamed_bytes=0, storage_bytes=0, patch_switches=0)
         run.adapters_loaded = run.cold = ()
 
-    def cut(self, at: float, runs: Iterable[Run], unread: Mapping[ComponentKey, int]) -> None:
-        """All that is left of it ends now: what these runs moved is what they had come to. `unread` are the bytes of
-        files that storage does not read any more."""
+    def cut(self, at: float, runs: Iterable[BatchRun], unread: Mapping[ComponentKey, int]) -> None:
+        """End the rest of the batch now: the transfers of these runs are what was reached by then. `unread` are the
+        bytes of files that storage does not read any more."""
         load_part, run_part = self.load_part(at), self._run_part(at)
         unread_bytes = sum(unread.values())
         for run in runs:
@@ -106,7 +106,7 @@ class Batch:
             run.cold = tuple(Move(move.component, int(move.bytes * load_part)) for move in run.cold)
 
     def load_part(self, at: float) -> float:
-        """How much of the loading is done."""
+        """The part of the loading that is done."""
         passed_seconds = at - self.began_at
         return 1.0 if passed_seconds >= self.load_seconds else passed_seconds / self.load_seconds
 
@@ -116,8 +116,8 @@ class Batch:
 
 
 def half_loaded(moves: ResidencyPlan, part: float, specs: Mapping[ComponentKey, ComponentSpec]) -> Residency:
-    """What is on the GPU when so much of the loading is done: what had to leave has left, and of what was to arrive the
-    first bytes are there, one component after the other."""
+    """The residency when this part of the loading is done: evictions are complete, and of the arriving bytes the first
+    have arrived, one component after the other."""
     arrived_bytes = int(moves.upload_bytes * part)
     away: dict[ComponentKey, int] = {}
     for move in moves.upload:

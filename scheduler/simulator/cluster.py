@@ -1,9 +1,9 @@
-"""The same core under virtual time: a heap of events instead of a cluster. Holds no policy of its own.
+"""Simulated cluster: the same core in virtual time, driven by a heap of events. Contains no policy.
 
-Any core will do that answers events with commands: the scheduler of this pool, or one of its peers (`benchmarks.lab`).
-Simulated workers keep their residency by a `WorkerMemory`, which for this pool is `pool.plan.residency.plan`, as on
-real workers, and charge its bytes as seconds; they divide runs as real ones do (`pool.specs.division`), and charge what
-that adds. Knows no chance: what varies is handed in (`Disturbances`), so a run is a function of its arguments.
+Works with any core that answers events with commands: the scheduler of this pool, or one of its peers
+(`benchmarks.lab`). Simulated workers plan their residency with a `WorkerMemory`, by default `pool.plan.residency.plan`
+as on real workers, and convert its bytes to seconds; they divide runs as real ones do (`pool.specs.execution_modes`),
+with the same slowdown. No randomness: variation is passed in (`Disturbances`), so a run is a function of its arguments.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.scheduler.simulator.batches import Batch, Run, half_loaded
+from modelpool.scheduler.simulator.batches import BatchRun, RunningBatch, half_loaded
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
-from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, Work
+from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedWork
 from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
 from modelpool.scheduler.tables.messages import (
-    CancelAsked,
+    BatchMate,
+    CancelRequested,
     Command,
     ComponentsKnown,
     EndWorker,
     Event,
-    LookAgain,
-    Mate,
     Outcome,
     Prefetch,
+    Preload,
+    PruneComponents,
     ReleaseResult,
     ResolveJob,
     RunEnded,
     RunTask,
+    ScheduleTick,
     StartFailed,
     StartWorker,
     StopTask,
     Submitted,
     Tick,
-    UploadAhead,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -64,10 +65,10 @@ RESULT_BYTES: Mapping[Stage, int] = {Stage.ENCODE: 1 << 20, Stage.SAMPLE: 1 << 1
 
 
 class Core(Protocol):
-    """Whoever decides: events in, commands out, under the rules that `scheduler.core.state` states for its shell."""
+    """The deciding core: events in, commands out, under the rules that `scheduler.core.state` states for its shell."""
 
     def handle(self, event: Event) -> list[Command]:
-        """Take in what happened; return what is to be done, in order."""
+        """Apply the event; return the commands, in order."""
 
 
 CoreT_co = TypeVar("CoreT_co", bound=Core, covariant=True)
@@ -85,11 +86,11 @@ class VirtualCluster(Generic[CoreT_co]):
         disturbances: Disturbances | None = None,
         patch_switch_seconds: float = 0.05,
     ) -> None:
-        """Raises UnusableField when a GPU is on a machine that is not among `nodes`, or one name stands for two."""
+        """Raises UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used twice."""
         self.core = core
         self.now = 0.0
         self.totals = SimulationTotals()
-        #: every run that is over, in the order in which they ended
+        #: every ended run, in order of the ends
         self.runs: list[SimulatedRun] = []
         self.submitted: dict[JobId, Submitted] = {}
         self.outcomes: dict[JobId, Outcome] = {}
@@ -97,7 +98,7 @@ class VirtualCluster(Generic[CoreT_co]):
         #: seconds from submission to resolution
         self.latency_seconds: dict[JobId, float] = {}
         self.held: set[TaskId] = set()
-        #: every command with the time it was given
+        #: every command with its time
         self.commands: list[tuple[float, Command]] = []
         self._machines = Machines(gpus, nodes, memory or PlannedMemory(), patch_switch_seconds)
         self._disturbances = disturbances or Disturbances()
@@ -109,37 +110,37 @@ class VirtualCluster(Generic[CoreT_co]):
 
     @property
     def gpus(self) -> tuple[SimulatedGpu, ...]:
-        """The GPUs that there are, live or not."""
+        """All GPUs, live or not."""
         return tuple(self._machines.gpus.values())
 
     @property
     def storage(self) -> StorageReads:
-        """What has come from the storage of all machines until now, fetched ahead or not. It may be more than runs
-        read: what was fetched ahead is nobody's."""
+        """Bytes read from the storage of all machines so far, including prefetches. May be more than runs read: a
+        prefetch belongs to no run."""
         return self._machines.storage(self.now)
 
     @property
     def residencies(self) -> dict[WorkerId, Residency]:
-        """What is on the GPU of each live worker, or will be when its run ends."""
+        """The residency of each live worker, after its current run if there is one."""
         return {worker_id: machine.residency_after for worker_id, machine in self._machines.live.items()}
 
     def start(self, components: Iterable[ComponentSpec], at: float = 0.0) -> None:
-        """Announce sizes and ask for every worker."""
+        """Announce sizes and request every worker."""
         self.post(ComponentsKnown(at, tuple(components)))
         self.post(WorkersWanted(at, tuple(self._machines.gpus)))
 
     def post(self, event: Event) -> int:
-        """Let `event` happen at its time; events of one time in the order posted. Returns its number."""
+        """Schedule `event` at its time; events of one time keep the order of posting. Returns its number."""
         self._posted += 1
         heapq.heappush(self._heap, (event.at, self._posted, event))
         return self._posted
 
     def lose(self, worker_id: WorkerId, at: float) -> None:
-        """Let whatever incarnation of the worker is live at that time be lost."""
+        """Lose the incarnation of the worker that is live at that time."""
         self.post(WorkerDown(at, worker_id, _WHICHEVER, "lost in the simulation"))
 
     def run(self, after_each: Callable[[CoreT_co], None] | None = None) -> None:
-        """Until nothing is left to happen; `after_each` sees the core after every event."""
+        """Run until no events are left; `after_each` is called with the core after every event."""
         while self._heap:
             at, number, event = heapq.heappop(self._heap)
             actual = self._happen(at, event, number)
@@ -154,12 +155,12 @@ class VirtualCluster(Generic[CoreT_co]):
                 after_each(self.core)
 
     def _happen(self, at: float, event: Event, number: int) -> Event | None:
-        """What the event does to the simulated world; None when it is overtaken by another."""
+        """Apply the event to the simulated cluster; None if another event has superseded it."""
         match event:
             case RunEnded(report=report):
                 machine = self._machines.live.get(report.worker_id)
                 batch = None if machine is None else machine.batch
-                run = None if batch is None else batch.runs.get(Mate(report.task_id, report.attempt))
+                run = None if batch is None else batch.runs.get(BatchMate(report.task_id, report.attempt))
                 if machine is None or batch is None or run is None or run.number != number:
                     return None  # the worker was lost, or the run stopped earlier
                 batch.share(at)
@@ -190,7 +191,7 @@ class VirtualCluster(Generic[CoreT_co]):
                 self.held.update(job.given)
             case ComponentsKnown(components=components):
                 self._components.update((spec.key, spec) for spec in components)
-            case CancelAsked() | WorkersWanted() | StartFailed() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | StartFailed() | Tick():
                 pass
             case _:
                 self.held.discard(event.task_id)
@@ -213,12 +214,12 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._start_worker(command)
             case StopTask():
                 self._stop_run(command)
-            case LookAgain():
+            case ScheduleTick():
                 self.post(Tick(self.now + command.after_seconds))
             case Prefetch():
                 self._prefetch(command)
-            case UploadAhead():
-                self._upload_ahead(command)
+            case Preload():
+                self._preload(command)
             case EndWorker():
                 machine = self._machines.live.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:
@@ -228,48 +229,48 @@ class VirtualCluster(Generic[CoreT_co]):
         gpu = self._machines.gpus[command.worker_id]
         at = self.now + command.delay_seconds + gpu.start_seconds
         if self._disturbances.start_fails(command):
-            self.post(StartFailed(at, command.worker_id, command.incarnation, "the simulation says so"))
+            self.post(StartFailed(at, command.worker_id, command.incarnation, "simulated failure"))
             return
         self.post(WorkerUp(at, self._machines.spec(command.worker_id, command.incarnation)))
 
     def _start_run(self, command: RunTask) -> None:
         machine = self._machines.live[command.worker_id]
-        members = (Mate(command.task_id, command.attempt), *command.mates)
+        members = (BatchMate(command.task_id, command.attempt), *command.batch_mates)
         tasks = [self._tasks[member.task_id][0] for member in members]
         assert machine.incarnation == command.incarnation, f"{command} goes to a worker that is gone"
         assert machine.batch is None, f"{command} goes to a worker that is busy"
         unheld = [need for task in tasks for need in task.needs if need not in self.held]
-        assert not unheld, f"{command} reads {unheld}, which nobody holds"
-        assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates of other weights"
+        assert not unheld, f"{command} reads {unheld}, which are not held"
+        assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates with other weights"
         work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor())
         kind = self._disturbances.run_error(command)
         hangs = self._disturbances.run_hangs(command)
-        batch = machine.batch = Batch(self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves)
-        # who waits for bytes from storage sees them come, whoever asked for them first
-        seen = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
-        costs = zip(shares(seen, len(members)), shares(work.cost, len(members)), strict=True)
-        for index, (member, task, (told, own)) in enumerate(zip(members, tasks, costs, strict=True)):
+        batch = machine.batch = RunningBatch(self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves)
+        # bytes from storage arrive for every run that waits for them, whichever requested them first
+        reported_cost = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
+        costs = zip(shares(reported_cost, len(members)), shares(work.cost, len(members)), strict=True)
+        for index, (member, task, (reported, charged)) in enumerate(zip(members, tasks, costs, strict=True)):
             report = TaskReport(
                 task_id=member.task_id,
                 attempt=member.attempt,
                 worker_id=command.worker_id,
                 incarnation=command.incarnation,
                 residency=work.moves.after,
-                cost=told,
-                error=None if kind is None else RunError(kind, "the simulation says so"),
+                cost=reported,
+                error=None if kind is None else RunError(kind, "simulated failure"),
                 result_bytes=RESULT_BYTES[task.stage] if kind is None else 0,
             )
             number = _HANGS if hangs else self.post(RunEnded(batch.ends_at, report))
             loaded, cold = (work.adapters_loaded, _cold(work)) if index == 0 else ((), ())
-            batch.runs[member] = Run(member, report, own, loaded, cold, number)
+            batch.runs[member] = BatchRun(member, report, charged, loaded, cold, number)
 
     def _stop_run(self, command: StopTask) -> None:
-        """That run ends now: a step of the simulation takes no time. Its mates go on. The last one leaves what the
-        seconds have bought."""
+        """Stop that run now: a simulated step takes no time. Its mates continue. The last one leaves the residency that
+        the elapsed seconds allow."""
         machine = self._machines.live.get(command.worker_id)
         if machine is None or machine.batch is None or machine.incarnation != command.incarnation:
             return
-        batch, member = machine.batch, Mate(command.task_id, command.attempt)
+        batch, member = machine.batch, BatchMate(command.task_id, command.attempt)
         run = batch.runs.get(member)
         if run is None or run.leaving or run.number == _HANGS:
             return
@@ -280,7 +281,7 @@ class VirtualCluster(Generic[CoreT_co]):
         else:
             unread = machine.host.stop(self.now, command.worker_id)
             batch.cut(self.now, [run], unread)
-            if batch.load_part(self.now) < 1.0:  # then nothing came beside it
+            if batch.load_part(self.now) < 1.0:  # otherwise nothing was preloaded during it
                 machine.residency = half_loaded(batch.moves, batch.load_part(self.now), self._components)
             self.totals.beside_bytes += machine.settle(self.now)
         error = RunError(RunErrorKind.CANCELLED, "stopped")
@@ -295,15 +296,15 @@ class VirtualCluster(Generic[CoreT_co]):
             known = [key for key in command.components if key in self._components]
             machine.host.fetch(self.now, [(key, self._components[key].upload_bytes) for key in known])
 
-    def _upload_ahead(self, command: UploadAhead) -> None:
+    def _preload(self, command: Preload) -> None:
         machine = self._machines.live.get(command.worker_id)
         if machine is not None and machine.incarnation == command.incarnation:
             self.totals.beside_bytes += machine.settle(self.now)
             tasks = [self._tasks[task_id][0] for task_id in command.task_ids]
-            self._machines.bring_ahead(self.now, command, tasks, self._components)
+            self._machines.start_preload(self.now, command, tasks, self._components)
 
     def _gone(self, at: float, machine: Machine) -> None:
-        """The worker is no more, and what ran there has come to nothing."""
+        """The worker is lost, and its runs with it."""
         worker_id, batch = machine.gpu.worker_id, machine.batch
         unread = machine.host.stop(at, worker_id)
         if batch is not None:
@@ -314,8 +315,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._record(at, batch, run, replace(run.report, error=error))
         del self._machines.live[worker_id]
 
-    def _record(self, at: float, batch: Batch, run: Run, report: TaskReport) -> None:
-        """Keep what the run was. One that was cut short took the seconds that it had."""
+    def _record(self, at: float, batch: RunningBatch, run: BatchRun, report: TaskReport) -> None:
+        """Record the run. One that was cut short took the elapsed seconds."""
         spec, job_id = self._tasks[report.task_id]
         cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
         self.totals.count(report.worker_id, cost, run.adapters_loaded, run.cold)
@@ -344,12 +345,12 @@ class VirtualCluster(Generic[CoreT_co]):
         )
 
 
-def _cold(work: Work) -> tuple[Move, ...]:
-    """What arrives that was not there with other patches."""
+def _cold(work: SimulatedWork) -> tuple[Move, ...]:
+    """Arriving bytes that were not there with other patches."""
     return tuple(move for move in work.moves.upload if move.component not in work.moves.switched)
 
 
-#: stands for the incarnation that is live when the loss happens
+#: means the incarnation that is live when the loss happens
 _WHICHEVER = -1
-#: stands for the event of a run that never ends
+#: means the event of a run that never ends
 _HANGS = -1

@@ -1,6 +1,6 @@
-"""Several policies on the same work: which figures are compared, which way is better, and who is best.
+"""Compares several policies on the same workload: the measures, their better direction, and the best policy.
 
-Knows names of policies and their figures; not how the figures came about, nor how they are shown.
+Knows names of policies and their figures; neither simulation nor display.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from modelpool.scheduler.simulator.metrics import Figures
 
-#: values that differ by less than this part are equally good
+#: values whose relative difference is smaller are equally good
 SAME = 1e-3
 
 
@@ -22,7 +22,7 @@ class Measure:
     name: str
     of: Callable[[Figures], float]
     more_is_better: bool = False
-    #: the figure decides which policy to choose; others say why it is so
+    #: the figure decides which policy to choose; the others explain it
     is_headline: bool = False
 
 
@@ -50,17 +50,17 @@ MEASURES = (
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, least and most; there must be one."""
+    """Return median, least and most; needs at least one value."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
 def spreads(measure: Measure, by_policy: Mapping[str, Sequence[Figures]]) -> dict[str, Spread]:
-    """The measure of each policy over its seeds."""
+    """Return the measure of each policy over its seeds."""
     return {name: spread([measure.of(one) for one in seeds]) for name, seeds in by_policy.items()}
 
 
 def best(measure: Measure, found: Mapping[str, Spread]) -> frozenset[str]:
-    """The policies with the best median; several when they are as good. None when all are: there is nothing to tell."""
+    """Return the policies with the best median, several if equally good. None if all are equal."""
     if not found:
         return frozenset()
     medians = {name: one.median for name, one in found.items()}
@@ -70,5 +70,5 @@ def best(measure: Measure, found: Mapping[str, Spread]) -> frozenset[str]:
 
 
 def ratio(value: float, ours: float) -> float | None:
-    """`value` as a multiple of ours; None where ours is nothing."""
+    """`value` as a multiple of the default policy's value; None if that is 0."""
     return value / ours if ours else None

@@ -1,8 +1,8 @@
-"""How evenly users were served while there was not enough for all. Pure arithmetic over spans of time.
+"""Fairness under contention: service that users received relative to max-min fair shares. Pure arithmetic over spans.
 
-Knows neither policies nor GPUs. What is due to users in a slice of time is what an ideal scheduler would have given
-them of the GPU-seconds that were given: by weight, but to none more than its jobs could use, one GPU a job (max-min
-fair shares). Where all got what they could use, there was nothing to share.
+Knows neither policies nor GPUs. The fair share of a user in a slice of time is the part of the actual GPU-seconds that
+an ideal scheduler would have given: by weight, but no more than the user's jobs could use, one GPU per job (max-min
+fair shares). If every user got all they could use, there was nothing to share.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import accumulate
 
 from modelpool.pool.specs.spec import UserId
 
-#: slices of the whole time. Within one, order does not count: GPUs are not divided while a run lasts
+#: slices of the total time. Order within a slice does not count: GPUs are not divided during a run
 SLICES = 1000
-#: of what jobs could use: those who got so much got all
+#: fraction of the usable seconds above which a user counts as fully served
 ENOUGH = 0.999
-#: seconds that are rounding
+#: seconds below which a difference is rounding
 LEAST_SECONDS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Something of one user that lasts. `part` is how much of a GPU it has."""
+class ServiceSpan:
+    """A time span of one user. `part` is the fraction of a GPU."""
 
     user: UserId
     begin: float
@@ -33,15 +33,15 @@ class Span:
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything. 1 of none and of zeros."""
+    """Jain's index of fairness: 1 if all are equal, 1/n if one has everything. 1 for no values and for zeros."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
 
 
 def fair_shares(most: Sequence[float], weights: Sequence[float], total: float) -> list[float]:
-    """`total` divided by weight, nobody getting more than the most that it can use: what one leaves goes to the others.
+    """Divide `total` by weight, limited to what each user can use: the rest of one goes to the others.
 
-    What nobody can use is left over.
+    What no user can use is left over.
     """
     shares = [0.0] * len(most)
     rest, weight = total, sum(weights)
@@ -52,28 +52,31 @@ def fair_shares(most: Sequence[float], weights: Sequence[float], total: float) -
 
 
 def service_ratios(
-    unfinished: Iterable[Span], served: Iterable[Span], weights: Mapping[UserId, float], slices: int = SLICES
+    unfinished: Iterable[ServiceSpan],
+    served: Iterable[ServiceSpan],
+    weights: Mapping[UserId, float],
+    slices: int = SLICES,
 ) -> dict[UserId, float]:
-    """GPU-seconds received over GPU-seconds due, of each user that had to share: 1 is what an ideal scheduler gives.
+    """GPU-seconds received over GPU-seconds due, for each user under contention: 1 is ideal.
 
-    unfinished  one span a job: from its submission to its end
-    served      one span a run, with the user that it was made for
-    weights     1 for who is not in it
+    unfinished  one span per job: from its submission to its end
+    served      one span per run, of the user it was run for
+    weights     1 for users that are missing
     """
     jobs, runs = list(unfinished), list(served)
     begin = min((span.begin for span in jobs), default=0.0)
     width = (max((span.end for span in jobs), default=0.0) - begin) / slices
     if width <= 0:
         return {}
-    usable, given = _sliced(jobs, begin, width, slices), _sliced(runs, begin, width, slices)
+    usable, served_seconds = _sliced(jobs, begin, width, slices), _sliced(runs, begin, width, slices)
     nothing = [0.0] * slices
     received: defaultdict[UserId, float] = defaultdict(float)
     due: defaultdict[UserId, float] = defaultdict(float)
     for place in range(slices):
         here = [user for user, seconds in usable.items() if seconds[place] > LEAST_SECONDS]
         most = [usable[user][place] for user in here]
-        # two tasks of one job may run at once, and count for no more than one
-        got = [min(given.get(user, nothing)[place], top) for user, top in zip(here, most, strict=True)]
+        # two tasks of one job may run at once, and count as one
+        got = [min(served_seconds.get(user, nothing)[place], top) for user, top in zip(here, most, strict=True)]
         if len(here) < 2 or sum(got) >= ENOUGH * sum(most):
             continue
         shares = fair_shares(most, [weights.get(user, 1.0) for user in here], sum(got))
@@ -85,14 +88,14 @@ def service_ratios(
 
 @dataclass(slots=True)
 class _Sum:
-    """Seconds in each slice: `parts` of them, and whole slices as steps up and down."""
+    """Seconds in each slice: partial ones in `parts`, full slices as steps up and down."""
 
     parts: list[float]
     steps: list[float]
 
 
-def _sliced(spans: Iterable[Span], begin: float, width: float, slices: int) -> dict[UserId, list[float]]:
-    """For each user the seconds of its spans in each slice. A span costs the same, however long it is."""
+def _sliced(spans: Iterable[ServiceSpan], begin: float, width: float, slices: int) -> dict[UserId, list[float]]:
+    """For each user the seconds of its spans in each slice. The time per span does not depend on its length."""
     sums: dict[UserId, _Sum] = {}
     for span in spans:
         one = sums.get(span.user)

@@ -1,4 +1,4 @@
-"""What goes wrong or varies in a simulation. Handed in, so that the simulation itself knows no chance."""
+"""Failures and variations of a simulation; passed in, so that the simulation itself has no randomness."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from modelpool.scheduler.tables.messages import RunTask, StartWorker
 
 @dataclass(frozen=True, slots=True)
 class Disturbances:
-    """Functions of what is going on. By default nothing goes wrong.
+    """Functions that cause failures. By default nothing fails.
 
-    start_fails  this start comes to nothing
-    run_factor   called once a run, in order: its seconds are multiplied by this
-    run_error    how this run ends, with all its mates; None for well
-    run_hangs    this run never ends by itself, nor when it is asked to stop
+    start_fails  whether this start fails
+    run_factor   called once per run, in order: factor on its seconds
+    run_error    the error of this run and all its mates; None for success
+    run_hangs    whether this run never ends by itself, nor when asked to stop
     """
 
     start_fails: Callable[[StartWorker], bool] = lambda command: False

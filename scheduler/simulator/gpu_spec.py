@@ -1,7 +1,7 @@
-"""From '64xH100,32x4090' to simulated GPUs and the machines that they are in. Pure; knows what a person may write.
+"""Parses GPU specifications such as '64xH100,32x4090' to simulated GPUs and their machines. Pure.
 
-What a kind of GPU has stands in `scheduler.tables.gpu_kinds`; here it is chosen, counted, and overridden. Run seconds
-of a workload are those of one kind, the reference; GPUs of other kinds take as much longer as they are slower.
+Data of GPU kinds is in `scheduler.tables.gpu_kinds`. Run seconds of a workload are those of one kind, the reference;
+slower kinds take proportionally longer.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode
 from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS, PCIE4, kind_of
 from modelpool.scheduler.tables.messages import Submitted
 
-#: the kind whose seconds a workload has, unless it is said to be another
+#: the default kind that the seconds of a workload were measured on
 REFERENCE_KIND = "H100"
-#: what a GPU of no named kind is taken to have beside its memory: pinned copies over PCIe 4.0, the reference's speed
+#: properties of a GPU of no named kind: pinned copies over PCIe 4.0, the reference's speed
 UNNAMED_LINK_BYTES_PER_SECOND = PCIE4
 UNNAMED_SPEED = 1.0
-#: more than anybody simulates in one go, and digits that no such count has
+#: maximum GPUs of a simulation, and the digits of such a count
 MOST_GPUS = 100_000
 MOST_DIGITS = 9
-#: no GPU has less: who asks for it has left out a unit
+#: no GPU has less: a unit is missing in the specification
 LEAST_MEMORY_BYTES = 256 * MIB
 
 _GROUP = re.compile(r"(?:(?P<count>\d+)\s*x\s*)?(?P<name>[^:]+?)(?:\s*:\s*(?P<memory>.+))?", re.IGNORECASE)
@@ -42,7 +42,7 @@ _GROUP = re.compile(r"(?:(?P<count>\d+)\s*x\s*)?(?P<name>[^:]+?)(?:\s*:\s*(?P<me
 
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
-    """So many GPUs of one kind. `kind` is how people call it, '24GiB' where it has no name."""
+    """A number of GPUs of one kind. `kind` is its common name, or '24GiB' if it has none."""
 
     count: int
     kind: str
@@ -52,13 +52,13 @@ class GpuGroup:
 
     @property
     def words(self) -> str:
-        """As it was asked for."""
+        """The specification of the group."""
         return f"{self.count}x{self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """What one machine has. Of 0 GPUs: there are no machines, and every file is in memory already."""
+    """The properties of one machine. With 0 GPUs there are no machines, and every file is in memory."""
 
     gpus: int = 8
     host_bytes: int = 512 * GIB
@@ -66,9 +66,9 @@ class NodeShape:
 
 
 def parse_gpus(text: str, reference: str = REFERENCE_KIND, field: str = "--gpus") -> tuple[GpuGroup, ...]:
-    """The groups of '64xH100,32x4090', '4xH100:48GiB' (less memory than it has), '4x24GiB' (no named kind).
+    """Parse groups such as '64xH100,32x4090', '4xH100:48GiB' (less memory than it has), '4x24GiB' (no named kind).
 
-    A count that is left out is 1. `reference` is the kind whose speed is 1. Raises UnusableField and UnknownName.
+    The count defaults to 1. `reference` is the kind whose speed is 1. Raises UnusableField and UnknownName.
     """
     measured_on = kind_of(reference)
     if measured_on is None:
@@ -112,25 +112,25 @@ def _group(name: str, memory: str | None, reference_speed: float, field: str) ->
     memory_bytes = parse_bytes(memory)
     _require_memory(memory_bytes, f"{name}:{memory}", field)
     if memory_bytes > kind.memory_bytes:
-        raise unusable_field(field, f"{name}:{memory}", f"at most what it has, {format_bytes(kind.memory_bytes)}")
+        raise unusable_field(field, f"{name}:{memory}", f"at most its memory, {format_bytes(kind.memory_bytes)}")
     return GpuGroup(1, f"{kind.name}:{memory.strip()}", memory_bytes, kind.link_bytes_per_second, speed)
 
 
-def _require_memory(memory_bytes: int, asked: str, field: str) -> None:
+def _require_memory(memory_bytes: int, text: str, field: str) -> None:
     if memory_bytes < LEAST_MEMORY_BYTES:
         least = format_bytes(LEAST_MEMORY_BYTES)
-        raise unusable_field(field, _short(asked), f"at least {least} of memory; a unit may be missing, such as 48GiB")
+        raise unusable_field(field, _short(text), f"at least {least} of memory; a unit may be missing, such as 48GiB")
 
 
 def _short(text: str) -> str:
-    """As much of it as a person needs to find it."""
+    """The beginning of a text, for an error message."""
     return text.strip() if len(text) <= 80 else f"{text.strip()[:80]}..."
 
 
 def simulated_gpus(
     groups: Iterable[GpuGroup], shape: NodeShape, reserve_bytes: int = 0
 ) -> tuple[tuple[SimulatedGpu, ...], tuple[SimulatedNode, ...]]:
-    """The GPUs, named by kind and number, and the machines: each has GPUs of one kind only.
+    """Return the GPUs, named by kind and number, and the machines, each with GPUs of one kind.
 
     reserve_bytes  of each GPU, left to other programs
     """
@@ -155,7 +155,7 @@ def simulated_gpus(
 
 
 def require_fit(jobs: Sequence[Submitted], gpus: Sequence[SimulatedGpu]) -> None:
-    """Raise DoesNotFit for the first job that can run on none of the GPUs, however its tasks are divided."""
+    """Raise DoesNotFit for the first job that fits on none of the GPUs at any division of its tasks."""
     largest_bytes = max(gpu.capacity_bytes for gpu in gpus)
     for submitted in jobs:
         for task in submitted.job.tasks:

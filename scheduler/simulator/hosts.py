@@ -1,12 +1,12 @@
-"""The memory and the disks of a simulated machine: which files of weights are cached, and when the disks are free.
+"""Page cache and disks of a simulated machine: which weight files are cached, and when the disks are free.
 
-Reads of runs go one after the other at the storage's rate; what is fetched ahead gets the time in between. A file that
-is being read is there as far as it has been read: who needs more of it waits until then, and reads nothing twice. All
-that comes from storage is counted here, whatever it came for.
+Reads of runs go one after the other at the storage's rate; prefetches get the time in between. A file that is being
+read is available as far as it has been read: a run that needs more of it waits until then, and reads nothing twice. All
+bytes from storage are counted here, for any purpose.
 
-Files are known by component and size. Which bytes of a file are cached is not modelled, only how many: what is left of
-a file that had to make room serves any read of as many bytes of it, which is kind to reads of parts. A file that is
-larger than the memory is not found at all: by the time its end is read, its beginning is gone.
+Files are known by component and size. Only the number of cached bytes of a file is modelled, not which: the rest of a
+partly evicted file serves any read of that many bytes, which favours partial reads. A file that is larger than the
+memory is never cached: when its end is read, its beginning is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class SimulatedNode:
-    """One machine: what its memory keeps of files, and how fast its disks are. Raises UnusableField."""
+    """One machine: its memory for files, and the speed of its disks. Raises UnusableField."""
 
     node: NodeId
     host_bytes: int
@@ -38,20 +38,20 @@ class SimulatedNode:
 
 @dataclass(frozen=True, slots=True)
 class FileRead:
-    """What a run wants of one file: so many of its bytes, from the first on."""
+    """The read of a run: the first bytes of one file."""
 
     bytes: int
     file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NodeReading:
     """What storage does for one run.
 
-    missing       bytes of each file that are read for it; only files of which some are
-    waited_bytes  bytes that are on their way for others, and that it waits for
-    loaded_at     when all is in memory that it wants before it computes
-    streamed_at   when all is that it wants at all
+    missing       bytes of each file that are read for it; only files with missing bytes
+    waited_bytes  bytes that are being read for other runs, and that it waits for
+    loaded_at     when everything that it needs before it computes is in memory
+    streamed_at   when everything that it needs is in memory
     """
 
     missing: Mapping[ComponentKey, int]
@@ -62,10 +62,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class StorageReads:
-    """What came from storage, whatever for.
+    """Bytes read from storage for any purpose.
 
-    ahead_bytes  of `bytes`, what was fetched ahead
-    loads        how often each file was brought, in one go or with interruptions
+    ahead_bytes  of `bytes`, those that were prefetched
+    loads        how often each file was read; an interrupted read counts once
     """
 
     bytes: int = 0
@@ -74,7 +74,7 @@ class StorageReads:
 
 
 def summed(reads: Iterable[StorageReads]) -> StorageReads:
-    """What all of them read together."""
+    """The sum of several."""
     total_bytes = ahead_bytes = 0
     loads: Counter[ComponentKey] = Counter()
     for one in reads:
@@ -86,7 +86,7 @@ def summed(reads: Iterable[StorageReads]) -> StorageReads:
 
 @dataclass(slots=True)
 class _Arrival:
-    """Bytes of a file that are read one after the other. `is_load`: the file was counted as brought for them."""
+    """Bytes of a file that are read in sequence. `is_load`: counted as a load of the file."""
 
     key: ComponentKey
     begin: float
@@ -97,7 +97,7 @@ class _Arrival:
 
 @dataclass(slots=True)
 class _Turn:
-    """What the storage reads for one run. `shared`: another run waits for some of it."""
+    """The reads of the storage for one run. `shared`: another run waits for some of them."""
 
     worker_id: WorkerId
     begin: float
@@ -106,41 +106,41 @@ class _Turn:
 
 
 class Host:
-    """The file cache of one machine, least recently used first, and its storage.
+    """The file cache of one machine, in LRU order, and its storage.
 
-    `host_bytes` None is a memory that keeps everything.
+    `host_bytes` None means unlimited memory.
     """
 
     def __init__(self, host_bytes: int | None, storage_bytes_per_second: float) -> None:
         self.storage_bytes_per_second = storage_bytes_per_second
         self._host_bytes = host_bytes
-        #: bytes of each file that are cached or on their way, the longest unused first
+        #: bytes of each file that are cached or being read, least recently used first
         self._cached: OrderedDict[ComponentKey, int] = OrderedDict()
         self._used_bytes = 0
         #: files that are being read for runs
         self._arriving: dict[ComponentKey, list[tuple[_Turn, _Arrival]]] = {}
-        #: files that are fetched ahead, in order: the bytes of each that are to be cached
+        #: files that are being prefetched, in order: the bytes of each that will be cached
         self._ahead: OrderedDict[ComponentKey, int] = OrderedDict()
-        #: until when fetching ahead has been followed
+        #: time up to which prefetches were simulated
         self._followed_at = 0.0
-        #: seconds of storage that were too short to fetch a whole byte
+        #: seconds of storage that were too short to read a byte
         self._spare_seconds = 0.0
-        #: when all reads of runs are done, and for whom the last of them is
+        #: when all reads of runs are done, and the worker of the last of them
         self._free_at = 0.0
         self._last: _Turn | None = None
         self._read_bytes = 0
         self._ahead_bytes = 0
         self._loads: Counter[ComponentKey] = Counter()
-        #: files that were counted as brought, and whose reading was broken off: to go on with it is no further time
+        #: files that were counted as loads, and whose read was interrupted: resuming it is no further load
         self._begun: set[ComponentKey] = set()
 
     @property
     def cached(self) -> Mapping[ComponentKey, int]:
-        """Bytes of each file that are in memory or on their way there, the longest unused first."""
+        """Bytes of each file that are in memory or being read, least recently used first."""
         return self._cached
 
     def reads(self, now: float) -> StorageReads:
-        """What has come from storage, and what runs have asked for that is still to come."""
+        """Bytes read from storage, including reads of runs that are still pending."""
         self._follow(now)
         return StorageReads(self._read_bytes, self._ahead_bytes, Counter(self._loads))
 
@@ -150,9 +150,9 @@ class Host:
         worker_id: WorkerId,
         loading: Mapping[ComponentKey, FileRead],
         streaming: Mapping[ComponentKey, FileRead],
-    ) -> Reading:
-        """Read for a run what is missing, after all that the storage was asked for: what it wants before it computes,
-        then what it wants meanwhile. Afterwards the files are cached, as far as there is room."""
+    ) -> NodeReading:
+        """Read what a run is missing, after all earlier requests: first `loading`, needed before it computes, then
+        `streaming`. Afterwards the files are cached, as far as there is room."""
         self._follow(now)
         turn = _Turn(worker_id, max(now, self._free_at))
         at, waited_bytes = turn.begin, 0
@@ -179,11 +179,11 @@ class Host:
         if missing:
             self._free_at, self._last = at, turn
         self._make_room()
-        return Reading(missing, waited_bytes, ready[0], max(ready))
+        return NodeReading(missing, waited_bytes, ready[0], max(ready))
 
     def stop(self, now: float, worker_id: WorkerId) -> dict[ComponentKey, int]:
-        """The run there was stopped: what was still to be read for it is not read, unless somebody waits for it or
-        behind it. Returns the bytes of each file that do not come."""
+        """The run there was stopped: cancel its pending reads, unless another run waits for them or behind them.
+        Returns the bytes of each file that are not read."""
         turn = self._last
         if turn is None or turn.worker_id != worker_id or turn.shared:
             return {}
@@ -203,14 +203,14 @@ class Host:
                 untouched.add(arrival.key)
             elif arrival.key not in untouched:
                 self._begun.add(arrival.key)
-            # what has come is there already
+            # what was read is in memory already
             self._arriving.get(arrival.key, []).clear()
         self._free_at = min(self._free_at, max(now, turn.begin))
         self._last = None
         return unread
 
     def uses(self, now: float, key: ComponentKey, size_bytes: int) -> bool:
-        """Whether so many bytes of a file are in memory, all of them, now. Then they are used."""
+        """Whether this many bytes of a file are completely in memory now. Marks them as used."""
         self._follow(now)
         if self._cached.get(key, 0) < size_bytes or any(
             self._arrived(now, one) < min(size_bytes, one.to_bytes) for _, one in self._arriving.get(key, ())
@@ -220,8 +220,8 @@ class Host:
         return True
 
     def fetch(self, now: float, files: Sequence[tuple[ComponentKey, int]]) -> None:
-        """Bring these files into memory when no run reads, in this order, after those that are on their way. One that
-        is larger than the memory is left where it is."""
+        """Prefetch these files while no run reads, in this order, after earlier ones. A file that is larger than the
+        memory is skipped."""
         self._follow(now)
         for key, file_bytes in files:
             if self._cached.get(key, 0) < file_bytes and not self._exceeds(file_bytes):
@@ -231,7 +231,7 @@ class Host:
         return self._host_bytes is not None and file_bytes > self._host_bytes
 
     def _is_load(self, key: ComponentKey) -> bool:
-        """Count the file as brought, unless that is gone on with. What it was counted for begins now."""
+        """Count a load of the file, unless an interrupted one is resumed."""
         if key in self._begun:
             self._begun.discard(key)
             return False
@@ -244,11 +244,11 @@ class Host:
         self._arriving.setdefault(arrival.key, []).append((turn, arrival))
 
     def _there(self, now: float, key: ComponentKey, size_bytes: int) -> tuple[float, int]:
-        """When the first so many bytes of what counts as cached are there, and how many of them are to come."""
-        coming = self._arriving.get(key)
-        if coming is None:
+        """When the first bytes of a cached file are available, and how many of them are still being read."""
+        incoming = self._arriving.get(key)
+        if incoming is None:
             return now, 0
-        left = [(turn, one) for turn, one in coming if self._arrived(now, one) < one.to_bytes]
+        left = [(turn, one) for turn, one in incoming if self._arrived(now, one) < one.to_bytes]
         if not left:
             del self._arriving[key]
             return now, 0
@@ -263,14 +263,14 @@ class Host:
         return there_at, coming_bytes
 
     def _arrived(self, now: float, one: _Arrival) -> int:
-        """Up to which byte it has been read."""
+        """The byte up to which it has been read."""
         passed_bytes = (now - one.begin) * self.storage_bytes_per_second
         if passed_bytes >= one.to_bytes - one.from_bytes:
             return one.to_bytes
         return one.from_bytes + max(0, int(passed_bytes))
 
     def _follow(self, now: float) -> None:
-        """Fetch ahead what fits in the time since the last look in which no run read."""
+        """Prefetch what fits into the time since the last call in which no run read."""
         idle_seconds = max(0.0, now - max(self._followed_at, self._free_at))
         self._followed_at = max(now, self._followed_at)
         if not self._ahead:
@@ -299,7 +299,7 @@ class Host:
         self._cached[key] = size_bytes
 
     def _lose(self, key: ComponentKey, size_bytes: int) -> None:
-        """So many bytes of it are not there, or no longer."""
+        """Remove bytes of a file that are missing, or no longer cached."""
         cached_bytes = self._cached.get(key, 0)
         left_bytes = max(0, cached_bytes - size_bytes)
         self._used_bytes -= cached_bytes - left_bytes
@@ -309,7 +309,7 @@ class Host:
             self._cached.pop(key, None)
 
     def _make_room(self) -> None:
-        """What was longest unused goes first, as many bytes as needed. To bring these again is another load."""
+        """Evict the least recently used files, as many bytes as needed. Reading these again is another load."""
         if self._host_bytes is None:
             return
         while self._used_bytes > self._host_bytes:

@@ -1,7 +1,7 @@
-"""What came out of one simulation, as numbers: a pure function of what the cluster recorded.
+"""Metrics of one simulation: a pure function of the records of the cluster.
 
-Knows no policy and no clock: seconds are those of virtual time. GPU-seconds add up: running, loading and idle of all
-GPUs together are the GPUs times the makespan.
+Knows no policy and no clock: seconds are in virtual time. GPU-seconds add up: running, loading and idle of all GPUs
+together are the GPUs times the makespan.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import dataclass
 
 from modelpool.pool.specs.spec import UserId, WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
-from modelpool.scheduler.simulator.fairness import Span, jain, service_ratios
+from modelpool.scheduler.simulator.fairness import ServiceSpan, jain, service_ratios
 from modelpool.scheduler.simulator.hosts import StorageReads
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.simulator.records import SimulatedRun
 from modelpool.scheduler.tables.messages import Outcome
 
-#: of GPU-seconds: rounding of sums may make idle time so much less than nothing
+#: of GPU-seconds: rounding of sums may make idle time negative by up to this fraction
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds from submission to the end of the jobs that succeeded; all 0 when none did. A percentile is the latency
-    of a job that there was: the least that so many of them did not exceed."""
+    """Seconds from submission to the end of the jobs that succeeded; all 0 if none did. A percentile is the latency of
+    an actual job: the least that this share of the jobs did not exceed."""
 
     mean_seconds: float
     p50_seconds: float
@@ -37,7 +37,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """What one GPU did with its time. Waiting for its worker to start, or to be replaced, is idle."""
+    """How one GPU spent its time. Waiting for its worker to start, or to be replaced, is idle."""
 
     worker_id: WorkerId
     kind: str
@@ -49,8 +49,8 @@ class GpuTime:
 
 @dataclass(frozen=True, slots=True)
 class UserFigures:
-    """What one user got. `service_ratio` is GPU-seconds received over those that fair shares would have given while
-    there was not enough for all; None where there always was."""
+    """The service that one user received. `service_ratio` is GPU-seconds received over fair shares under contention;
+    None without contention."""
 
     user: UserId
     jobs: int
@@ -65,13 +65,13 @@ class Figures:
     """One simulation.
 
     makespan_seconds  from the first submission to the end of the last job and run
-    resident_share    of all runs: every component was there, whole and with the right patches
-    adapters_needed   LoRAs that runs needed, each counted once a run
-    adapters_loaded   how often a LoRA's file came from storage to a machine, when a run needed it or ahead of that
-    storage_bytes     that came from storage, fetched ahead or not
-    ahead_bytes       of these, what was fetched ahead
-    beside_bytes      of the uploaded ones, those that came beside runs, for others
-    fairness          Jain index over users of what they received of what was due to them; 1 is even
+    resident_share    fraction of runs with every component fully resident with the right patches
+    adapters_needed   LoRAs that runs needed, each counted once per run
+    adapters_loaded   how often a LoRA's file was read from storage, for a run or by prefetch
+    storage_bytes     read from storage, including prefetches
+    ahead_bytes       of these, the prefetched ones
+    beside_bytes      of the uploaded ones, those preloaded during other runs
+    fairness          Jain index over users of service received relative to fair shares; 1 is even
     """
 
     jobs: int
@@ -103,12 +103,12 @@ class Figures:
 
     @property
     def running_seconds(self) -> float:
-        """GPU-seconds of computing, and of the weights that were streamed meanwhile."""
+        """GPU-seconds of computing, including streaming of weights."""
         return sum(gpu.running_seconds for gpu in self.gpus)
 
     @property
     def loading_seconds(self) -> float:
-        """GPU-seconds of moving weights before runs."""
+        """GPU-seconds of loading weights before runs."""
         return sum(gpu.loading_seconds for gpu in self.gpus)
 
     @property
@@ -118,28 +118,29 @@ class Figures:
 
     @property
     def loading_share(self) -> float:
-        """Of the time that GPUs were at work, how much was loading."""
+        """Loading as a fraction of running and loading."""
         busy = self.running_seconds + self.loading_seconds
         return self.loading_seconds / busy if busy > 0 else 0.0
 
     @property
     def busy_share(self) -> float:
-        """Of all GPU-seconds, running and loading."""
+        """Running and loading as a fraction of all GPU-seconds."""
         whole = self.makespan_seconds * len(self.gpus)
         return (self.running_seconds + self.loading_seconds) / whole if whole > 0 else 0.0
 
     @property
     def lora_loads_per_job(self) -> float:
-        """LoRAs brought from storage, for each job that was submitted."""
+        """LoRAs read from storage, per submitted job."""
         return self.adapters_loaded / self.jobs if self.jobs else 0.0
 
     def cost(self, hour_prices: Mapping[str, float]) -> float:
-        """GPU-hours of the makespan, idle ones too, times the price of each kind. A KeyError for a kind without one."""
+        """GPU-hours of the makespan, including idle ones, times the price of each kind. Raises KeyError for a kind
+        without one."""
         return sum(hour_prices[gpu.kind] for gpu in self.gpus) * self.makespan_seconds / 3600.0
 
 
 def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | None = None) -> Figures:
-    """The figures of a cluster that has run. `weights` are the users' shares, 1 where not said."""
+    """Compute the figures of a finished cluster. `weights` are the users' shares, by default 1."""
     submitted, runs = cluster.submitted, cluster.runs
     begin = min((one.at for one in submitted.values()), default=0.0)
     ends = [submitted[job].at + seconds for job, seconds in cluster.latency_seconds.items()]
@@ -174,7 +175,7 @@ def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | Non
 
 
 def _adapter_loads(cluster: VirtualCluster[Core], storage: StorageReads) -> int:
-    """How often files came that some task names as an adapter."""
+    """How often files that are an adapter of some task were read."""
     named = {
         key for one in cluster.submitted.values() for task in one.job.tasks for use in task.uses for key in use.adapters
     }
@@ -188,7 +189,8 @@ def succeeded_seconds(cluster: VirtualCluster[Core]) -> list[float]:
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """The least value that `share` of them do not exceed; 0 of none. A value that there is, never one between two."""
+    """The least value that `share` of them do not exceed; 0 for none. Always one of the values, without
+    interpolation."""
     if not ascending:
         return 0.0
     return ascending[max(math.ceil(share * len(ascending) - ROUNDING), 1) - 1]
@@ -225,20 +227,20 @@ def gpu_times(
 
 
 def _part(run: SimulatedRun) -> float:
-    """How much of its GPU it had while it ran: less than all in a batch, on average where a mate left before it."""
+    """The fraction of its GPU during the run: less than 1 in a batch, an average if a mate left before it."""
     seconds = run.ended_at - run.started_at
     return (run.load_seconds + run.run_seconds) / seconds if seconds > 0 else 1.0
 
 
 def user_figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float]) -> tuple[UserFigures, ...]:
-    """What each user got, by name."""
+    """The figures of each user, by name."""
     owners = {job: one.job.user for job, one in cluster.submitted.items()}
     unfinished = [
-        Span(owners[job], one.at, one.at + cluster.latency_seconds[job])
+        ServiceSpan(owners[job], one.at, one.at + cluster.latency_seconds[job])
         for job, one in cluster.submitted.items()
         if job in cluster.latency_seconds
     ]
-    served = [Span(owners[run.job_id], run.started_at, run.ended_at, _part(run)) for run in cluster.runs]
+    served = [ServiceSpan(owners[run.job_id], run.started_at, run.ended_at, _part(run)) for run in cluster.runs]
     ratios = service_ratios(unfinished, served, weights)
     jobs = Counter(owners.values())
     latencies: defaultdict[UserId, list[float]] = defaultdict(list)

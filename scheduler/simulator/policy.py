@@ -1,4 +1,4 @@
-"""Policies that a simulation can run: a core and the memory of its workers, by name."""
+"""Policies that a simulation can run: a core and the eviction policy of its workers, by name."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from modelpool.scheduler.simulator.cluster import Core
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 
-#: of policies that leave something to chance
+#: default seed of policies with randomness
 SEED = 1
 
-Made = tuple[Core, WorkerMemory]
+CoreAndMemory = tuple[Core, WorkerMemory]
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A way to run a pool.
+    """A policy for running a pool.
 
-    source    whose rule it is, in a line
-    is_ideal  nobody can run a pool so: it knows or has what nobody does. It is no bound: these are in
-              `benchmarks.lab.bounds`
+    source    origin of the rule, in a line
+    is_ideal  not realisable: it knows or has what no pool can. It is not a bound: these are in `benchmarks.lab.bounds`
     """
 
     name: str
     source: str
-    _make: Callable[[Sequence[SimulatedGpu], Random], Made]
+    _make: Callable[[Sequence[SimulatedGpu], Random], CoreAndMemory]
     is_ideal: bool = False
 
     def make(
         self, gpus: Iterable[SimulatedGpu], components: Iterable[ComponentSpec] = (), rng: Random | None = None
-    ) -> Made:
-        """A new core and its workers' memory. Sizes come to the core by an event, so that no policy reads `components`
-        yet; `rng` draws what is left to chance, by default always the same."""
+    ) -> CoreAndMemory:
+        """Create a core and its workers' memory. The core learns sizes by an event, so no policy reads `components`
+        yet; `rng` is the source of randomness, by default with a fixed seed."""
         return self._make(tuple(gpus), rng or Random(SEED))
 
 

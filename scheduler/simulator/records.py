@@ -1,4 +1,4 @@
-"""What a simulation writes down: every run, and sums over them. Counted by the simulated workers, not by the core."""
+"""Records of a simulation: every run, and totals over them. Counted by the simulated workers, not by the core."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from modelpool.pool.specs.spec import ComponentKey, JobId, RunCost, Stage, TaskI
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """One attempt at one task, as it went. Of tasks that ran in one batch each has its share of seconds and bytes.
+    """One attempt at one task. In a batch each task has its share of seconds and bytes.
 
     job_id           the first job that named the task
-    model            what the key of the task's first component says before its "/"
-    loaded_at        when what it needs before it computes was there, or when it ended
-    ended_at         when the worker was done with it, or lost; later than started_at + seconds for a share of a batch
-    storage_bytes    read for it; not those that had been fetched ahead, or were on their way for another
-    adapters         those that its patch sets are made of
-    adapters_loaded  those of them that were read for it, wholly or in part
-    batched          tasks that began together with it, itself among them
-    resident         every component was there, whole and with the right patches
+    model            the part of the key of the task's first component before its "/"
+    loaded_at        when everything that it needs before it computes was there, or when it ended
+    ended_at         when the worker finished or lost it; later than started_at + seconds for a share of a batch
+    storage_bytes    read for it; without bytes that had been prefetched, or were being read for another run
+    adapters         the LoRAs of its patch sets
+    adapters_loaded  those of them that were read for it, completely or in part
+    batched          number of tasks that began together with it, including itself
+    resident         every component was fully resident with the right patches
     """
 
     task_id: TaskId
@@ -46,13 +46,13 @@ class SimulatedRun:
 
 
 def model_name(component: ComponentKey) -> str:
-    """The model that a component belongs to: what its key says before the first "/"."""
+    """The model that a component belongs to: the part of its key before the first "/"."""
     return component.partition("/")[0]
 
 
 @dataclass(slots=True)
 class SimulationTotals:
-    """What the simulated workers did in the runs that are over. `beside_bytes` were brought beside runs, for others."""
+    """Totals over the ended runs of the simulated workers. `beside_bytes` were preloaded during runs, for others."""
 
     events: int = 0
     runs: int = 0
@@ -65,7 +65,7 @@ class SimulationTotals:
     adapters_loaded: int = 0
     load_seconds: float = 0.0
     run_seconds: float = 0.0
-    #: (worker, component) -> bytes brought to it, but for those that came again with other patches
+    #: (worker, component) -> bytes loaded to it, except those that were loaded again with other patches
     cold_bytes: dict[tuple[WorkerId, ComponentKey], int] = field(default_factory=dict)
 
     def count(
@@ -75,7 +75,7 @@ class SimulationTotals:
         adapters_loaded: Sequence[ComponentKey],
         cold: Iterable[Move],
     ) -> None:
-        """Take in one run, with its share of what its batch did."""
+        """Add one run, with its share of its batch."""
         self.runs += 1
         self.uploaded_bytes += cost.uploaded_bytes
         self.streamed_bytes += cost.streamed_bytes
@@ -91,7 +91,8 @@ class SimulationTotals:
 
 
 def shares(cost: RunCost, number: int) -> tuple[RunCost, ...]:
-    """`cost` of a batch as the `number` of its tasks report it: what cannot be divided is the first one's."""
+    """Divide `cost` of a batch among its `number` tasks, for their reports: what cannot be divided is the first
+    one's."""
     if number == 1:
         return (cost,)
     shared: list[RunCost] = []
@@ -112,7 +113,7 @@ def shares(cost: RunCost, number: int) -> tuple[RunCost, ...]:
                 planned_bytes=cost.planned_bytes,
                 working_bytes=cost.working_bytes,
                 division=cost.division,
-                rungs=cost.rungs,
+                oom_steps=cost.oom_steps,
                 storage_bytes=storage,
                 batched=number,
             )

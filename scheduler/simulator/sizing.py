@@ -1,7 +1,7 @@
-"""How many GPUs a goal needs, by trying: the search, the goal, and what stands in the way. Pure functions.
+"""Finds how many GPUs a goal needs by trial: the search, the goal, and the bottleneck. Pure functions.
 
-Knows figures; not how a simulation is made. That more GPUs are never worse is hoped for, not relied on: what is next to
-the answer is tried too, and said.
+Knows figures, not simulations. That more GPUs are never worse is expected, not relied on: counts next to the answer are
+tried too, and reported.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 
 from modelpool.scheduler.simulator.metrics import Figures
 
-#: of the makespan: jobs that come as late as this leave nothing to gain
+#: fraction of the makespan: with the last arrival as late as this there is nothing to gain
 ARRIVING = 0.9
-#: of the time at work: GPUs that load for longer wait for weights more than for anything else
+#: fraction of the busy time: GPUs that load for longer are limited by loading
 LOADING = 0.3
-#: of all GPU-seconds: GPUs that are busy for longer have no more to give
+#: fraction of all GPU-seconds: GPUs that are busy for longer are limited by computing
 BUSY = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be reached. None is not asked for.
+    """A goal. None means not required.
 
-    deadline_seconds  all jobs are done so long after the first was submitted
-    latency_seconds   of the jobs, 99% take no longer than that
+    deadline_seconds  all jobs are done this long after the first submission
+    latency_seconds   99% of the jobs take no longer
     """
 
     deadline_seconds: float | None = None
     latency_seconds: float | None = None
 
     def is_met(self, found: Figures) -> bool:
-        """Every job succeeded, and in time."""
+        """Whether every job succeeded, in time."""
         return (
             found.succeeded == found.jobs
             and (self.deadline_seconds is None or found.makespan_seconds <= self.deadline_seconds)
@@ -43,9 +43,9 @@ class Goal:
 class LeastCount:
     """The answer of a search.
 
-    count      the least that was found to do; None when none of those tried does
-    tried      count -> whether it does, of all that were tried
-    is_steady  of the counts tried, all below `count` fail and all from it on do
+    count      the least count found that meets the goal; None if none of those tried does
+    tried      count -> whether it meets the goal, of all that were tried
+    is_steady  of the counts tried, all below `count` fail and all from it on succeed
     """
 
     count: int | None
@@ -54,10 +54,10 @@ class LeastCount:
 
 
 def least_count(does: Callable[[int], bool], most: int, first: int = 1) -> LeastCount:
-    """The least count up to `most` that does: doubling from `first` on, then halving the gap.
+    """Find the least count up to `most` that meets the goal: doubling from `first` on, then bisecting.
 
-    What is found does, and one less does not. Two less and one more are tried as well, and where two less does, the
-    search goes on downwards from there.
+    The result meets it, and one less does not. Two less and one more are tried as well; if two less does, the search
+    continues downwards from there.
     """
     tried: dict[int, bool] = {}
 
@@ -85,19 +85,19 @@ def least_count(does: Callable[[int], bool], most: int, first: int = 1) -> Least
     return LeastCount(high, dict(sorted(tried.items())), steady)
 
 
-def first_guess(work_seconds: float, goal: Goal, last_arrival_seconds: float) -> int:
-    """GPUs that are busy all the time until the deadline with that much computing; what to try first."""
+def first_estimate(work_seconds: float, goal: Goal, last_arrival_seconds: float) -> int:
+    """The number of GPUs that are busy all the time until the deadline with this much computing; the first to try."""
     seconds = goal.deadline_seconds if goal.deadline_seconds is not None else last_arrival_seconds
     return max(1, int(work_seconds / seconds)) if seconds > 0 else 1
 
 
 def bottleneck(found: Figures) -> str:
-    """What its time went into, in a sentence."""
+    """Return the bottleneck, in a sentence."""
     loading, busy = f"{found.loading_share:.0%}", f"{found.busy_share:.0%}"
     if found.last_arrival_seconds >= ARRIVING * found.makespan_seconds > 0:
         return f"arrivals: jobs come until shortly before the end, and GPUs are busy for {busy} of the time"
     if found.loading_share >= LOADING:
-        return f"loading: GPUs move weights for {loading} of the time that they are at work"
+        return f"loading: GPUs load weights for {loading} of the time that they are busy"
     if found.busy_share >= BUSY:
         return f"computing: GPUs are busy for {busy} of the time, and {loading} of that is loading"
     return f"the longest chain: GPUs are busy for {busy} of the time, and wait for stages of the last jobs"

@@ -1,6 +1,6 @@
-"""One simulation over time, as spans and steps that can be drawn. Pure; knows nothing of images.
+"""Timeline of one simulation, as spans and steps for drawing. Pure.
 
-What is too short to be seen is joined to its neighbour: a long simulation costs no more to draw than a short one.
+Spans too short to be visible are joined to their neighbours: a long simulation costs no more to draw than a short one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.records import SimulatedRun
 
-#: spans of one sort that follow each other this closely, as a part of the whole, are drawn as one
+#: maximum gap, as a fraction of the total, between successive spans of one kind that are drawn as one
 GAP = 1 / 2500
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """Time of one GPU: with one model, or in loading, where `model` is None."""
+class TimelineWork:
+    """Time of one GPU with one model, or loading if `model` is None."""
 
     worker_id: WorkerId
     model: str | None
@@ -28,8 +28,8 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What all GPUs did in a slice of time, as parts of them, and jobs that were not done at its end."""
+class TimelineStep:
+    """The activity of all GPUs in a slice of time, as fractions, and the unfinished jobs at its end."""
 
     end: float
     running: float
@@ -39,16 +39,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times count from the first submission. `models` are those with most GPU-seconds first."""
+    """Times count from the first submission. `models` are in order of GPU-seconds, most first."""
 
     seconds: float
-    works: tuple[Work, ...]
-    steps: tuple[Step, ...]
+    works: tuple[TimelineWork, ...]
+    steps: tuple[TimelineStep, ...]
     models: tuple[str, ...]
 
 
 def timeline(cluster: VirtualCluster[Core], slices: int = 200) -> Timeline:
-    """What is to be drawn of a cluster that has run."""
+    """Return the timeline of a finished cluster."""
     begin = min((one.at for one in cluster.submitted.values()), default=0.0)
     runs = sorted(cluster.runs, key=lambda run: run.started_at)
     resolved = [cluster.submitted[job].at + seconds for job, seconds in cluster.latency_seconds.items()]
@@ -65,15 +65,15 @@ def timeline(cluster: VirtualCluster[Core], slices: int = 200) -> Timeline:
     )
 
 
-def _spans(run: SimulatedRun, begin: float) -> tuple[Work, Work]:
+def _spans(run: SimulatedRun, begin: float) -> tuple[TimelineWork, TimelineWork]:
     """A run as loading and running. The mates of a batch cover the same time."""
     started, loaded, ended = run.started_at - begin, run.loaded_at - begin, run.ended_at - begin
-    return Work(run.worker_id, None, started, loaded), Work(run.worker_id, run.model, loaded, ended)
+    return TimelineWork(run.worker_id, None, started, loaded), TimelineWork(run.worker_id, run.model, loaded, ended)
 
 
-def _joined(spans: Iterable[Work], gap: float) -> tuple[Work, ...]:
-    """Spans of one GPU and sort that follow each other closely, as one."""
-    found: list[Work] = []
+def _joined(spans: Iterable[TimelineWork], gap: float) -> tuple[TimelineWork, ...]:
+    """Join spans of one GPU and kind that follow each other closely."""
+    found: list[TimelineWork] = []
     last: dict[tuple[WorkerId, str | None], int] = {}
     for span in spans:
         if span.end <= span.begin:
@@ -82,7 +82,7 @@ def _joined(spans: Iterable[Work], gap: float) -> tuple[Work, ...]:
         place = last.get(key)
         if place is not None and span.begin - found[place].end <= gap:
             before = found[place]
-            found[place] = Work(span.worker_id, span.model, before.begin, max(before.end, span.end))
+            found[place] = TimelineWork(span.worker_id, span.model, before.begin, max(before.end, span.end))
         else:
             last[key] = len(found)
             found.append(span)
@@ -91,19 +91,19 @@ def _joined(spans: Iterable[Work], gap: float) -> tuple[Work, ...]:
 
 def _steps(
     cluster: VirtualCluster[Core],
-    spans: Sequence[Work],
+    spans: Sequence[TimelineWork],
     resolved: Sequence[float],
     begin: float,
     seconds: float,
     slices: int,
-) -> tuple[Step, ...]:
+) -> tuple[TimelineStep, ...]:
     width = seconds / slices
     if width <= 0:
         return ()
     running, loading = [0.0] * slices, [0.0] * slices
     drawn: dict[WorkerId, float] = {}
     for span in spans:
-        # mates of a batch lie on each other: what was counted of this GPU is not counted again
+        # mates of a batch overlap: time that was counted for this GPU is not counted again
         at, end = max(span.begin, drawn.get(span.worker_id, 0.0)), span.end
         drawn[span.worker_id] = max(end, drawn.get(span.worker_id, 0.0))
         sums = loading if span.model is None else running
@@ -122,5 +122,5 @@ def _steps(
     whole = width * len(cluster.gpus)
     for place in range(slices):
         unfinished += jobs[place]
-        steps.append(Step((place + 1) * width, running[place] / whole, loading[place] / whole, unfinished))
+        steps.append(TimelineStep((place + 1) * width, running[place] / whole, loading[place] / whole, unfinished))
     return tuple(steps)

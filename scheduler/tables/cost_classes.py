@@ -1,7 +1,7 @@
-"""What tasks have in common that cost the same to set up, and what setting them up would move. Pure byte arithmetic.
+"""Cost classes: tasks that cost the same to load on a worker, and estimates of what loading moves.
 
-A signature is one object for all tasks that wait or run with it, so that what is reckoned for one holds for all. Asks
-`pool.plan.residency.plan`; knows no seconds (`scheduler.costs.cost_model`).
+One object for all waiting and running tasks of a class, so that what is computed for one holds for all. Pure byte
+arithmetic over `pool.plan.residency.plan`; seconds are in `scheduler.costs.cost_model`.
 """
 
 from __future__ import annotations
@@ -11,44 +11,44 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from modelpool.pool.plan.residency import Resident, needed_bytes
-from modelpool.pool.specs.division import choose_division
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Division, Stage, TaskSpec
+from modelpool.pool.specs.execution_modes import choose_mode
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Stage, TaskSpec
 from modelpool.scheduler.tables.nodes import Node, Reads
 from modelpool.scheduler.tables.run_kinds import RunKind, size_class
 from modelpool.scheduler.tables.workers import Worker
 
-#: stage, uses, activation bytes and divisions: what a signature stands for
-SignatureKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[Division, ...]]
+#: stage, uses, activation bytes and divisions: the identity of a cost class
+CostClassKey: TypeAlias = tuple[Stage, tuple[ComponentUse, ...], int, tuple[ExecutionMode, ...]]
 #: a component with its patch set
 Use: TypeAlias = tuple[ComponentKey, str]
 #: later stages bring an image nearer to its end
 STAGE_RANK: Mapping[Stage, int] = {Stage.ENCODE: 0, Stage.SAMPLE: 1, Stage.DECODE: 2}
 LAST_RANK = max(STAGE_RANK.values())
-#: predictions that one signature remembers; partly evicted components make many
+#: predictions that one cost class remembers; partly evicted components create many
 MOST_PREDICTIONS = 64
 
 
 @dataclass(slots=True, init=False)
-class Setup:
-    """What a run would move on a worker. Made for every worker that a task is held against: its `__init__` is
-    written out because the one that a dataclass gets is never compiled.
+class LoadEstimate:
+    """The transfers of a run on a worker. One is created for every worker that a task is compared with: `__init__` is
+    written out because the one that a dataclass generates is never compiled.
 
-    own_bytes       what of the used components is resident now
-    room_bytes      what the weights of other components may keep while the task runs
-    shrunk_bytes    what the used components themselves give up
-    arrived         the used components as they are when it runs
-    way             whole, or in which parts
-    reads           files that weights and patches come from, and bytes of each; empty when all is on the GPU
+    present_bytes       bytes of the used components that are resident now
+    room_bytes          bytes that the weights of other components may keep while the task runs
+    self_evicted_bytes  bytes of the used components that are evicted
+    arrived             the used components as they are during the run
+    mode                execution mode: full or divided
+    reads               files that weights and patches come from, and bytes of each; empty if everything is on the GPU
     """
 
     upload_bytes: int
     streamed_bytes: int
     switches: int
-    own_bytes: int
+    present_bytes: int
     room_bytes: int
-    shrunk_bytes: int
+    self_evicted_bytes: int
     arrived: tuple[Resident, ...]
-    way: Division
+    mode: ExecutionMode
     reads: Reads
 
     def __init__(
@@ -56,34 +56,34 @@ class Setup:
         upload_bytes: int,
         streamed_bytes: int,
         switches: int,
-        own_bytes: int,
+        present_bytes: int,
         room_bytes: int,
-        shrunk_bytes: int,
+        self_evicted_bytes: int,
         arrived: tuple[Resident, ...],
-        way: Division,
+        mode: ExecutionMode,
         reads: Reads,
     ) -> None:
         self.upload_bytes = upload_bytes
         self.streamed_bytes = streamed_bytes
         self.switches = switches
-        self.own_bytes = own_bytes
+        self.present_bytes = present_bytes
         self.room_bytes = room_bytes
-        self.shrunk_bytes = shrunk_bytes
+        self.self_evicted_bytes = self_evicted_bytes
         self.arrived = arrived
-        self.way = way
+        self.mode = mode
         self.reads = reads
 
     def evicted_bytes(self, worker: Worker) -> int:
-        """Bytes of weights that would leave `worker`."""
-        return max(0, worker.used_bytes - self.own_bytes - self.room_bytes) + self.shrunk_bytes
+        """Bytes of weights that would be evicted from `worker`."""
+        return max(0, worker.used_bytes - self.present_bytes - self.room_bytes) + self.self_evicted_bytes
 
 
 @dataclass(slots=True, init=False, eq=False)
-class Whole:
-    """The components of a signature when all of them are whole and carry its patches.
+class FullyResident:
+    """The components of a cost class, fully resident with its patches.
 
-    parts    its uses, the sizes of their components, and the LoRAs that their patches are made of, as they are read
-    arrived  how they are then
+    parts    its uses, the sizes of their components, and the LoRAs of their patches with the bytes read of each
+    arrived  their entries then
     """
 
     weight_bytes: Final[int]
@@ -102,20 +102,20 @@ class Whole:
 
 
 @dataclass(slots=True, eq=False, init=False)
-class Known:
-    """What a signature would move on a worker, the extra seconds of that, and what both hold for.
+class CachedEstimate:
+    """The cached load estimate of a cost class on a worker, its extra seconds, and the state that both are valid for.
 
-    link_bytes_per_second, capacity_bytes   of the worker, as `setup` and `seconds` were reckoned with
-    seen    entries of the used components
-    node    the machine of the worker
-    files   the same where `seconds` depends on which files it has in memory, as they were at `files_version`
+    link_bytes_per_second, capacity_bytes  of the worker, as `load` and `seconds` were computed with
+    used_entries  entries of the used components
+    node          the machine of the worker
+    files         the same if `seconds` depends on which files it has in memory, as of `files_version`
     """
 
     version: int
     link_bytes_per_second: float
     capacity_bytes: int
-    seen: tuple[Resident | None, ...]
-    setup: Setup
+    used_entries: tuple[Resident | None, ...]
+    load: LoadEstimate
     seconds: float
     node: Node | None
     files: Node | None
@@ -126,8 +126,8 @@ class Known:
         version: int,
         link_bytes_per_second: float,
         capacity_bytes: int,
-        seen: tuple[Resident | None, ...],
-        setup: Setup,
+        used_entries: tuple[Resident | None, ...],
+        load: LoadEstimate,
         seconds: float,
         node: Node | None,
         files: Node | None,
@@ -136,29 +136,29 @@ class Known:
         self.version = version
         self.link_bytes_per_second = link_bytes_per_second
         self.capacity_bytes = capacity_bytes
-        self.seen = seen
-        self.setup = setup
+        self.used_entries = used_entries
+        self.load = load
         self.seconds = seconds
         self.node = node
         self.files = files
         self.files_version = files_version
 
-    def has_seen(self, signature: Signature, entries: dict[ComponentKey, Resident]) -> bool:
-        """Whether the entries of the used components are what they were."""
-        for place, key in enumerate(signature.components):
-            there, before = entries.get(key), self.seen[place]
+    def matches_entries(self, cost_class: CostClass, entries: dict[ComponentKey, Resident]) -> bool:
+        """Whether the entries of the used components are unchanged."""
+        for place, key in enumerate(cost_class.components):
+            there, before = entries.get(key), self.used_entries[place]
             if there is not before and (there is None or before is None or there != before):
                 return False
         return True
 
     def holds(self, worker: Worker) -> bool:
-        """Whether it is still so on that worker."""
+        """Whether it is still valid for that worker."""
         return self.version == worker.version and (self.files is None or self.files.version == self.files_version)
 
 
 @dataclass(slots=True, eq=False)
-class Signature:
-    """What tasks have in common that cost the same to set up. One object for all tasks that wait or run with it."""
+class CostClass:
+    """Tasks that cost the same to load on a worker. One object for all waiting and running tasks of the class."""
 
     stage: Stage
     uses: tuple[ComponentUse, ...]
@@ -168,67 +168,67 @@ class Signature:
     first_use: Use | None
     #: LoRAs of the patch sets of `uses`
     adapters: frozenset[ComponentKey]
-    #: a task that has it: what it says of sizes and ways holds for all of them
+    #: a task of the class: its sizes and divisions hold for all of them
     pattern: TaskSpec
     #: `sizes_of` that task
     sizes: Hashable
-    #: beside weights and activations
+    #: besides weights and activations
     scratch_bytes: int
-    #: the smallest budget that it runs in, divided as far as it can be
+    #: the smallest budget that it runs in, in its most divided mode
     needed_bytes: int
     kind: RunKind
     rank: int
-    #: class of sizes that its runs are learnt for
+    #: size class that its run times are learned for
     size: int
-    #: `RunKind.ratios` of that size
+    #: `RunKind.ratios` of that size class
     ratios: dict[str, float]
-    #: tasks that have it
+    #: number of its tasks
     tasks: int = 0
-    #: capacity -> the way that a worker of that capacity runs it
-    ways: dict[int, Division] = field(default_factory=dict)
-    #: what it comes to where there is room for all; made when it is first asked for
-    whole: Whole | None = None
-    #: capacity -> what a run would move where nothing of it is resident: on most workers of a large pool
-    cold: dict[int, Setup] = field(default_factory=dict)
-    #: the same where all of it is there as it should be
-    warm: dict[int, Setup] = field(default_factory=dict)
-    #: (capacity, entries of the used components) -> what a run would move where there is less room
-    predictions: dict[tuple[int, tuple[Resident | None, ...]], Setup] = field(default_factory=dict)
-    known: dict[Worker, Known] = field(default_factory=dict)
+    #: capacity -> execution mode on a worker of that capacity
+    modes: dict[int, ExecutionMode] = field(default_factory=dict)
+    #: its components if there is room for all of them; computed on first use
+    fully_resident: FullyResident | None = None
+    #: capacity -> estimate with nothing of it resident: the case of most workers of a large pool
+    cold: dict[int, LoadEstimate] = field(default_factory=dict)
+    #: capacity -> estimate with everything resident as needed
+    warm: dict[int, LoadEstimate] = field(default_factory=dict)
+    #: (capacity, entries of the used components) -> estimate where there is less room
+    predictions: dict[tuple[int, tuple[Resident | None, ...]], LoadEstimate] = field(default_factory=dict)
+    cached: dict[Worker, CachedEstimate] = field(default_factory=dict)
 
-    def way(self, capacity_bytes: int) -> Division:
-        """Whole, or in which parts, a worker of this capacity runs it."""
-        way = self.ways.get(capacity_bytes)
-        if way is None:
-            way = self.ways[capacity_bytes] = choose_division(self.pattern, capacity_bytes - self.scratch_bytes)
-        return way
+    def mode(self, capacity_bytes: int) -> ExecutionMode:
+        """The execution mode on a worker of this capacity."""
+        mode = self.modes.get(capacity_bytes)
+        if mode is None:
+            mode = self.modes[capacity_bytes] = choose_mode(self.pattern, capacity_bytes - self.scratch_bytes)
+        return mode
 
     def forget_sizes(self) -> None:
-        """Sizes of components are not what they were."""
-        self.whole = None
+        """Drop all estimates: sizes of components changed."""
+        self.fully_resident = None
         self.cold.clear()
         self.warm.clear()
         self.predictions.clear()
-        self.known.clear()
+        self.cached.clear()
 
     def working_bytes(self, capacity_bytes: int) -> int:
-        """What a run on a worker of this capacity needs beside weights."""
-        return self.way(capacity_bytes).activation_bytes + self.scratch_bytes
+        """Bytes that a run on a worker of this capacity needs besides weights."""
+        return self.mode(capacity_bytes).activation_bytes + self.scratch_bytes
 
 
-def signature_key(spec: TaskSpec) -> SignatureKey:
-    """What tasks have in common that cost the same to set up."""
+def cost_class_key(spec: TaskSpec) -> CostClassKey:
+    """The identity of the task's cost class."""
     return (spec.stage, spec.uses, spec.activation_bytes, spec.divisions)
 
 
 def sizes_of(spec: TaskSpec) -> Hashable:
-    """Which weights a task uses for what: beside activations, what the memory that it takes depends on."""
+    """Stage, components and patches of a task: besides activations, what its memory depends on."""
     return (spec.stage, tuple([(use.component, use.patch_digest) for use in spec.uses]))
 
 
-def new_signature(spec: TaskSpec, kind: RunKind) -> Signature:
-    """The signature of this task, which no task has yet."""
-    return Signature(
+def new_cost_class(spec: TaskSpec, kind: RunKind) -> CostClass:
+    """Create the cost class of this task, with no tasks yet."""
+    return CostClass(
         stage=spec.stage,
         uses=spec.uses,
         components=kind.components,

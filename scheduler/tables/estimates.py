@@ -1,4 +1,4 @@
-"""`Estimate`: what is taken for true after several measurements, some of which are wrong. Pure arithmetic."""
+"""Robust estimate of a quantity from its last measurements, some of which are wrong. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections import deque
 
 #: measurements that count. Of seven, four agree on a change, and three may be wrong
 REMEMBERED = 7
-#: of two measurements that differ, the larger is taken for at most so many times the smaller: runs are late for many
-#: reasons (a first run compiles kernels, a machine pauses), and early for none
+#: the larger of two measurements counts as at most this many times the smaller: runs are late for many reasons (a first
+#: run compiles kernels, a machine pauses), and early for none
 MOST_APART = 1.5
 
 
 class Estimate:
     """The median of the last measurements.
 
-    One that is wrong by any factor moves it no further than to its neighbour; a change that lasts is the median after
-    four. (An exponential average is wrong for as long as it takes to learn: one that learns a change in five
-    measurements takes a third of each outlier in.)
+    One outlier, by any factor, moves it no further than to its neighbour; a lasting change is the median after four.
+    (An exponential average that learns a change in five measurements takes in a third of each outlier.)
     """
 
     __slots__ = ("_ascending", "_latest", "value")
@@ -36,7 +35,7 @@ class Estimate:
         latest, ascending = self._latest, self._ascending
         if len(latest) == REMEMBERED:
             oldest = latest.popleft()
-            if oldest == measured:  # the same are left
+            if oldest == measured:  # the same values remain
                 latest.append(measured)
                 return
             del ascending[bisect_left(ascending, oldest)]

@@ -1,7 +1,7 @@
-"""Kinds of GPU: how fast they are to each other, how much they hold, and how fast bytes get there.
+"""Table of GPU kinds: relative speed, memory and link bandwidth.
 
-For the first guesses of a scheduler that has seen no run, and for clusters that are only simulated; what was measured
-always counts more. Knows names and figures, no device.
+For the first estimates of a scheduler before any run, and for simulated clusters; measurements always take precedence.
+Names and figures only, no device access.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from types import MappingProxyType
 
 from modelpool.pool.core.errors import GIB
 
-#: what arrives over 16 lanes, bytes a second. Source: 27.2 GB/s over PCIe 4 x16 and 6.8 GB/s over PCIe 3 x8, measured
-#: by ComfyUI-MultiGPU (charts of its README); PCIe 5 doubles PCIe 4. A tenth less, since those are good machines
+#: effective bandwidth of 16 lanes, bytes per second. Source: 27.2 GB/s over PCIe 4 x16 and 6.8 GB/s over PCIe 3 x8,
+#: measured by ComfyUI-MultiGPU (charts of its README); PCIe 5 doubles PCIe 4. A tenth less, since those are good
+#: machines
 PCIE3, PCIE4, PCIE5 = 12.0e9, 24.5e9, 49.0e9
 
-#: speed grows with peak ** SPEED_EXPONENT: the faster a GPU, the less of its peak is used, as what is bound by memory
-#: or by launches does not grow with it. Fitted to Flux in the Hugging Face blog "lora-fast", which gives 7.89 s a
-#: image on an H100 and 23.61 s on an RTX 4090: (989.4 / 165.2) ** 0.61 is their ratio
+#: speed grows with peak ** SPEED_EXPONENT: the faster a GPU, the less of its peak is used, since memory-bound and
+#: launch-bound parts do not scale. Fitted to Flux in the Hugging Face blog "lora-fast", which reports 7.89 s per image
+#: on an H100 and 23.61 s on an RTX 4090: (989.4 / 165.2) ** 0.61 is their ratio
 SPEED_EXPONENT = 0.61
 #: the peak of the kind whose speed is 1, the A100
 REFERENCE_TFLOPS = 312.0
@@ -29,7 +30,7 @@ REFERENCE_TFLOPS = 312.0
 class GpuKind:
     """One kind of GPU.
 
-    name         as people write it, without blanks: "H100", "RTX4090"
+    name         common name without blanks: "H100", "RTX4090"
     half_tflops  peak of dense matrix products in float16 or bfloat16 with float32 sums
     """
 
@@ -40,7 +41,7 @@ class GpuKind:
 
     @property
     def speed(self) -> float:
-        """How fast diffusion runs, as a multiple of an A100."""
+        """Speed of diffusion, as a multiple of an A100."""
         return float((self.half_tflops / REFERENCE_TFLOPS) ** SPEED_EXPONENT)
 
 
@@ -48,8 +49,8 @@ def _kind(name: str, half_tflops: float, memory_gib: int, link: float) -> GpuKin
     return GpuKind(name, half_tflops, memory_gib * GIB, link)
 
 
-#: Sources are the vendors' data sheets, and for GeForce the white papers of the architecture. Where a sheet gives the
-#: figure with sparsity, half of it stands here.
+#: Sources are the vendors' data sheets, and for GeForce the white papers of the architecture. Where a sheet states the
+#: figure with sparsity, this is half of it.
 _ROWS = (
     # data centre, NVIDIA
     _kind("B200", 2250.0, 180, PCIE5),  # DGX B200 data sheet: 36 PFLOPS sparse of eight, 1440 GB
@@ -95,7 +96,7 @@ _ROWS = (
 
 GPU_KINDS: Mapping[str, GpuKind] = MappingProxyType({kind.name: kind for kind in _ROWS})
 
-#: memory sizes that tell kinds of one name apart: "NVIDIA A100-SXM4-40GB"
+#: memory sizes that distinguish kinds of one name: "NVIDIA A100-SXM4-40GB"
 _GIGABYTES = re.compile(r"(\d+)\s?GB\b", re.IGNORECASE)
 #: what vendors write around the name of a kind
 _DECORATION = re.compile(
@@ -107,13 +108,13 @@ _BETWEEN = re.compile(r"[\s_-]+")
 
 
 def kind_of(device_name: str) -> GpuKind | None:
-    """The kind of a GPU as its driver, or a person, names it: "NVIDIA H100 80GB HBM3", "rtx 4090". None for what is
-    not in the table, which a GPU in a laptop is not: it has a name of the desktop's and a third of its power."""
+    """The kind of a GPU by its driver's or a user's name for it: "NVIDIA H100 80GB HBM3", "rtx 4090". None for names
+    that are not in the table; laptop GPUs are excluded: they carry the desktop's name with a third of its power."""
     if re.search(r"\b(Laptop|Max-Q|MIG)\b", device_name, re.IGNORECASE):
         return None
     plain = _plain(_DECORATION.sub(" ", device_name))
     if plain not in _BY_PLAIN_NAME:
-        plain = plain.removesuffix("pcie")  # the card has the chip of the module, unless the table tells them apart
+        plain = plain.removesuffix("pcie")  # the card has the chip of the module, unless the table distinguishes them
     found = _BY_PLAIN_NAME.get(plain) or _BY_PLAIN_NAME.get(f"rtx{plain}")
     size = _GIGABYTES.search(device_name)
     if found is not None and size is not None:

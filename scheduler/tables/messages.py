@@ -1,8 +1,8 @@
-"""Everything that enters (Event) and leaves (Command) the scheduler core. Frozen values without behaviour.
+"""The messages of the scheduler core: everything that enters it (Event) and leaves it (Command), as frozen values.
 
 `at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
 `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
-Commands are made with every event: their `__init__` is written out (`pool.specs.resident` says why).
+Every event creates commands: their `__init__` is written out (`pool.specs.resident` says why).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from modelpool.pool.specs.sent import Sent
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     JobId,
     JobSpec,
+    OomStep,
     RunError,
-    Rung,
     TaskId,
     TaskReport,
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.placement_record import Why
 
 
@@ -36,48 +36,56 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersWanted(Sent):
-    """The pool should have exactly these workers. New ones are started; ones no longer named end when idle."""
+class WorkersWanted(WireValue):
+    """Set the workers of the pool. New ones are started; workers that are no longer named end when idle."""
 
     at: float
     worker_ids: tuple[WorkerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ComponentsKnown(Sent):
-    """Sizes of components that jobs may name from now on. Naming one again with equal sizes is harmless."""
+class ComponentsKnown(WireValue):
+    """Sizes of components that jobs may name from now on. Repeating one with equal sizes has no effect."""
 
     at: float
     components: tuple[ComponentSpec, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted(Sent):
-    """A driver wants `job`."""
+class PruneComponents(WireValue):
+    """Forget the sizes of components that no live task uses and no worker holds. The shell sends it when many are
+    known, and sends the sizes again with the next job that uses them."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted(WireValue):
+    """A driver submitted `job`."""
 
     at: float
     job: JobSpec
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked(Sent):
-    """A driver no longer wants the job. Unknown and ended jobs are ignored: cancelling is idempotent."""
+class CancelRequested(WireValue):
+    """A driver cancelled the job. Unknown and ended jobs are ignored: cancelling is idempotent."""
 
     at: float
     job_id: JobId
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerUp(Sent):
-    """A worker answers, with nothing resident."""
+class WorkerUp(WireValue):
+    """A worker started, with nothing resident."""
 
     at: float
     worker: WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed(Sent):
-    """A `StartWorker` came to nothing."""
+class StartFailed(WireValue):
+    """A `StartWorker` failed."""
 
     at: float
     worker_id: WorkerId
@@ -86,8 +94,8 @@ class StartFailed(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDown(Sent):
-    """A worker that was up is gone, and all that was on its GPU."""
+class WorkerDown(WireValue):
+    """A worker that was up is lost, with everything on its GPU."""
 
     at: float
     worker_id: WorkerId
@@ -96,15 +104,15 @@ class WorkerDown(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded(Sent):
-    """A `RunTask` came to its end, well or badly."""
+class RunEnded(WireValue):
+    """A `RunTask` ended, successfully or not."""
 
     at: float
     report: TaskReport
 
 
 @dataclass(frozen=True, slots=True)
-class ResultLost(Sent):
+class ResultLost(WireValue):
     """The result of an ended task can no longer be read (the machine that held it is gone)."""
 
     at: float
@@ -112,8 +120,8 @@ class ResultLost(Sent):
 
 
 @dataclass(frozen=True, slots=True)
-class Tick(Sent):
-    """Time has passed; nothing else has happened. Answers a `LookAgain`."""
+class Tick(WireValue):
+    """Time has passed; nothing else has happened. Answers a `ScheduleTick`."""
 
     at: float
 
@@ -121,8 +129,9 @@ class Tick(Sent):
 Event: TypeAlias = (
     WorkersWanted
     | ComponentsKnown
+    | PruneComponents
     | Submitted
-    | CancelAsked
+    | CancelRequested
     | WorkerUp
     | StartFailed
     | WorkerDown
@@ -133,7 +142,7 @@ Event: TypeAlias = (
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class StartWorker(Sent):
+class StartWorker(WireValue):
     """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
 
     worker_id: Final[WorkerId]
@@ -147,8 +156,8 @@ class StartWorker(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class EndWorker(Sent):
-    """End this worker, and the run that hangs in it if there is one. No event answers."""
+class EndWorker(WireValue):
+    """End this worker, and its hanging run if there is one. No event answers."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
@@ -159,7 +168,7 @@ class EndWorker(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Mate(Sent):
+class BatchMate(WireValue):
     """A task that runs in one batch with another, on the same worker and weights."""
 
     task_id: Final[TaskId]
@@ -171,14 +180,14 @@ class Mate(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class RunTask(Sent):
-    """Run this task there. `why` says what the choice was made of.
+class RunTask(WireValue):
+    """Run this task on this worker. `why` records the reasons of the decision.
 
-    needed_next  components that are expected to be needed on that GPU afterwards, soonest first; empty where nothing
-                 has to make room
+    needed_next  components that the GPU is expected to need afterwards, soonest first; empty if nothing has to be
+                 evicted
     fresh        take all weights off the GPU first: the task ran out of memory before
-    rungs        what was done about that so far, in order
-    mates        tasks that run in the same batch; each ends as a RunEnded of its own, and the worker is free after the
+    oom_steps    measures taken against that so far, in order
+    batch_mates  tasks that run in the same batch; each ends with its own RunEnded, and the worker is free after the
                  last of them
     """
 
@@ -189,8 +198,8 @@ class RunTask(Sent):
     why: Final[Why | None]
     needed_next: Final[tuple[ComponentKey, ...]]
     fresh: Final[bool]
-    rungs: Final[tuple[Rung, ...]]
-    mates: Final[tuple[Mate, ...]]
+    oom_steps: Final[tuple[OomStep, ...]]
+    batch_mates: Final[tuple[BatchMate, ...]]
 
     def __init__(
         self,
@@ -201,8 +210,8 @@ class RunTask(Sent):
         why: Why | None = None,
         needed_next: tuple[ComponentKey, ...] = (),
         fresh: bool = False,
-        rungs: tuple[Rung, ...] = (),
-        mates: tuple[Mate, ...] = (),
+        oom_steps: tuple[OomStep, ...] = (),
+        batch_mates: tuple[BatchMate, ...] = (),
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -211,13 +220,13 @@ class RunTask(Sent):
         self.why = why
         self.needed_next = needed_next
         self.fresh = fresh
-        self.rungs = rungs
-        self.mates = mates
+        self.oom_steps = oom_steps
+        self.batch_mates = batch_mates
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class StopTask(Sent):
-    """Ask a running task to stop at its next step. Its `RunEnded` still comes."""
+class StopTask(WireValue):
+    """Ask a running task to stop at its next step. Its `RunEnded` still follows."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
@@ -232,9 +241,9 @@ class StopTask(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Prefetch(Sent):
-    """Bring the files of these components into the memory of that worker's machine while its run goes on: a task that
-    needs them is expected there next. Never waited for; no event answers."""
+class Prefetch(WireValue):
+    """Read the files of these components into the host memory of that worker's machine during its run: a task that
+    needs them is expected there next. Nothing waits for it; no event answers."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
@@ -247,14 +256,13 @@ class Prefetch(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class UploadAhead(Sent):
-    """Bring the weights of these tasks, one after the other, to that GPU while the run there goes on, as far as there
-    is room beside it (`pool.plan.preload_plan`), in place of what was asked for before. It ends with the run. Never
-    waited for; no
-    event answers.
+class Preload(WireValue):
+    """Preload the weights of these tasks, one after the other, to that GPU during its run, as far as memory allows next
+    to the run (`pool.plan.preload_plan`). Replaces the previous request and ends with the run. Nothing waits for it;
+    no event answers.
 
     needed_next  components that are expected to be needed there after the run, soonest first
-    kept         those that do not leave for it: they are needed sooner
+    kept         components that must not be evicted for it: they are needed sooner
     """
 
     worker_id: Final[WorkerId]
@@ -279,8 +287,8 @@ class UploadAhead(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class ReleaseResult(Sent):
-    """Nothing that is known will read this result again."""
+class ReleaseResult(WireValue):
+    """No known task will read this result again."""
 
     task_id: Final[TaskId]
 
@@ -289,8 +297,8 @@ class ReleaseResult(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class ResolveJob(Sent):
-    """The job has ended; exactly once a job. `result` is set when it succeeded."""
+class ResolveJob(WireValue):
+    """The job has ended; sent exactly once per job. `result` is set if it succeeded."""
 
     job_id: Final[JobId]
     outcome: Final[Outcome]
@@ -307,9 +315,9 @@ class ResolveJob(Sent):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class LookAgain(Sent):
-    """Send a `Tick` after so long: a task waits for a busy worker, and the run there may take longer than expected; or
-    a run must be over by then. Several may be on their way at once."""
+class ScheduleTick(WireValue):
+    """Send a `Tick` after this delay: a task waits for a busy worker whose run may take longer than expected, or a run
+    must have ended by then. Several may be pending at once."""
 
     after_seconds: Final[float]
 
@@ -318,5 +326,5 @@ class LookAgain(Sent):
 
 
 Command: TypeAlias = (
-    StartWorker | EndWorker | RunTask | StopTask | Prefetch | UploadAhead | ReleaseResult | ResolveJob | LookAgain
+    StartWorker | EndWorker | RunTask | StopTask | Prefetch | Preload | ReleaseResult | ResolveJob | ScheduleTick
 )

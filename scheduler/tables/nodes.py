@@ -1,9 +1,8 @@
-"""What the core believes of each machine: which files its memory holds, and how fast its disks are.
+"""Model of each machine: which files its page cache holds, and how fast its disks are.
 
-Workers of one machine share both. Files are named by the components in them, and read from the disk once; the machine
-keeps them in memory until later ones need the room, the one that was not read for the longest first. What a run will
-read is assumed when it is placed, and confirmed or corrected by what its worker read from disks. Knows bytes; no run,
-no worker and no patch.
+Workers of one machine share both. Files are named by the components in them and read from the disk once; they stay in
+memory, in LRU order, until later ones need the room. The reads of a run are assumed when it is placed, and confirmed or
+corrected by the bytes that its worker read from disks. Knows bytes only; no runs, workers or patches.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from typing import TypeAlias
 from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerSpec
 from modelpool.scheduler.tables.estimates import Estimate
 
-#: files, and how many bytes of each are read
+#: files, and the bytes that are read of each
 Reads: TypeAlias = tuple[tuple[ComponentKey, int], ...]
 
 #: fewer bytes from disks are a library that was loaded, or a directory
 LEAST_READ_BYTES = 1 << 20
-#: of what was expected, so much more or less is not worth a correction
+#: deviations from the expected bytes below this fraction are not corrected
 LEAST_PART = 0.1
-#: a smaller difference of speed is noise, and not worth computing every prediction again
+#: a smaller relative change of speed is noise, and not worth computing every prediction again
 LEAST_DIFFERENCE = 0.02
-#: machines that are remembered; those that are gone are forgotten when so many came after them
+#: machines that are remembered; of those that are gone, the oldest are forgotten
 MOST_NODES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """What a run that starts was expected to read.
+class ExpectedReads:
+    """The expected reads of a run that starts.
 
-    storage_bytes  of `reads`, what comes from the disk
-    sure           nobody else was bringing the rest at that time
-    wait_seconds   until the disk had done with what it was asked for before
-    done_at        when it should have done with this; 0 where nothing was to be read
+    storage_bytes  the part of `reads` that comes from the disk
+    sure           nothing else was reading the rest at that time
+    wait_seconds   until the disk had finished earlier requests
+    done_at        when it should have finished this one; 0 if nothing had to be read
     """
 
     reads: Reads
@@ -49,31 +48,31 @@ class Expected:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One machine, as far as it is known."""
+    """The known state of one machine."""
 
     node: NodeId
-    #: what its memory keeps of files; infinite where nobody said
-    told_bytes: float = inf
+    #: bytes of files that its memory holds, as reported; infinite if not reported
+    reported_bytes: float = inf
     #: the same, corrected by what runs had to read again
     limit_bytes: float = inf
-    #: from its disks; infinite where nobody said: as fast as any link
+    #: read speed of its disks; infinite if not reported: as fast as any link
     storage_bytes_per_second: float = inf
-    #: bytes of files that are in memory, the one read last at the end
+    #: bytes of files in memory, least recently read first
     files: OrderedDict[ComponentKey, int] = field(default_factory=OrderedDict)
     used_bytes: int = 0
-    #: of `files`, what somebody was to bring, and no run that read it has ended since
-    coming: set[ComponentKey] = field(default_factory=set)
-    #: when the disk should have done with what runs want of it
+    #: those of `files` that are being read, until a run that reads them ends
+    incoming: set[ComponentKey] = field(default_factory=set)
+    #: when the disk should have finished the reads of runs
     free_at: float = 0.0
-    #: grows when files come or go, or the speed is not what it was
+    #: grows when files come or go, or the speed changes
     version: int = 0
-    #: of all machines together: those that have a file in memory
+    #: of all machines: those that have a file in memory
     holders: dict[ComponentKey, dict[NodeId, None]] = field(default_factory=dict)
-    _ahead_free_at: float = 0.0
+    _prefetch_free_at: float = 0.0
     _storage: Estimate = field(default_factory=Estimate)
 
     def missing_bytes(self, reads: Reads) -> int:
-        """What of `reads` comes from the disk."""
+        """Bytes of `reads` that come from the disk."""
         missing = 0
         for key, wanted_bytes in reads:
             held_bytes = self.files.get(key, 0)
@@ -82,28 +81,29 @@ class Node:
         return missing
 
     def has(self, reads: Reads, at: float) -> bool:
-        """All of `reads` is in memory, and not only on its way there; or comes from disks as fast as over any link."""
+        """Whether all of `reads` is in memory, not merely being read; also true if the disks are as fast as any
+        link."""
         if self.storage_bytes_per_second == inf:
             return True
         if self.missing_bytes(reads):
             return False
-        return self.idle_from(at) <= at or self.coming.isdisjoint(key for key, _ in reads)
+        return self.idle_from(at) <= at or self.incoming.isdisjoint(key for key, _ in reads)
 
     def idle_from(self, at: float) -> float:
-        """When the disk should have done with all that it was asked for, at the earliest `at`."""
-        return max(at, self.free_at, self._ahead_free_at)
+        """When the disk should have finished all requests, `at` at the earliest."""
+        return max(at, self.free_at, self._prefetch_free_at)
 
-    def expect(self, reads: Reads, at: float = 0.0, is_ahead: bool = False) -> Expected:
-        """These files are read from now on, after what the disk was asked for before; or ahead of their use, which lets
-        runs go first. The oldest leave where they need the room."""
+    def expect(self, reads: Reads, at: float = 0.0, is_prefetch: bool = False) -> ExpectedReads:
+        """Record that these files are read from now on, after earlier requests of the disk; a prefetch also waits for
+        the reads of runs. Evicts the least recently read files where room is needed."""
         missing = self.missing_bytes(reads)
-        sure = self.coming.isdisjoint(key for key, _ in reads)
+        sure = self.incoming.isdisjoint(key for key, _ in reads)
         wait_seconds, end = max(0.0, self.free_at - at), 0.0
         if missing:
-            begin = self.idle_from(at) if is_ahead else max(at, self.free_at)
+            begin = self.idle_from(at) if is_prefetch else max(at, self.free_at)
             end = begin + missing / self.storage_bytes_per_second
-            if is_ahead:
-                self._ahead_free_at = end
+            if is_prefetch:
+                self._prefetch_free_at = end
             else:
                 self.free_at = end
             self._bring(reads)
@@ -113,7 +113,7 @@ class Node:
         else:
             for key, _ in reads:
                 self.files.move_to_end(key)
-        return Expected(reads, missing, sure, wait_seconds, end)
+        return ExpectedReads(reads, missing, sure, wait_seconds, end)
 
     def _bring(self, reads: Reads) -> None:
         for key, wanted_bytes in reads:
@@ -123,33 +123,34 @@ class Node:
                     self.holders.setdefault(key, {})[self.node] = None
                 self.files[key] = wanted_bytes
                 self.used_bytes += wanted_bytes - held_bytes
-                self.coming.add(key)
+                self.incoming.add(key)
             self.files.move_to_end(key)
 
-    def confirm(self, expected: Expected, storage_bytes: int, at: float = 0.0) -> None:
-        """A run ended well that read so many bytes from disks: were they those that were expected?"""
+    def confirm(self, expected: ExpectedReads, storage_bytes: int, at: float = 0.0) -> None:
+        """Compare with the expectation what a successful run read from disks, and correct it."""
         reads = expected.reads
-        if expected.done_at > at:  # the disk is faster than it was thought to be, or had not to read
+        if expected.done_at > at:  # the disk is faster than estimated, or did not have to read
             self.free_at = max(at, self.free_at - (expected.done_at - at))
-        self.coming.difference_update(key for key, _ in reads)
+        self.incoming.difference_update(key for key, _ in reads)
         noise_bytes = max(LEAST_READ_BYTES, LEAST_PART * sum(wanted_bytes for _, wanted_bytes in reads))
         if storage_bytes < expected.storage_bytes - noise_bytes:
-            # They were there: the memory keeps more than it was thought to, though not more than there is of it.
-            self.limit_bytes = min(self.told_bytes, self.limit_bytes + expected.storage_bytes - storage_bytes)
+            # They were in memory: it holds more than estimated, though not more than it has.
+            self.limit_bytes = min(self.reported_bytes, self.limit_bytes + expected.storage_bytes - storage_bytes)
         elif storage_bytes > expected.storage_bytes + noise_bytes and expected.sure:
             self._shrink(reads, storage_bytes - expected.storage_bytes)
 
     def room_bytes(self, wanted_bytes: int, kept: Container[ComponentKey]) -> float:
-        """How much can be read, of so much, before a file leaves that is among `kept` or is just being brought."""
+        """Bytes, up to `wanted_bytes`, that can be read before a file has to leave that is in `kept` or is being
+        read."""
         room_bytes = self.limit_bytes - self.used_bytes
         for key, held_bytes in self.files.items():
-            if room_bytes >= wanted_bytes or key in kept or key in self.coming:
+            if room_bytes >= wanted_bytes or key in kept or key in self.incoming:
                 break
             room_bytes += held_bytes
         return room_bytes
 
     def learn_storage(self, bytes_per_second: float) -> None:
-        """The disk was this fast."""
+        """Take in a measured speed of the disk."""
         self._storage.add(bytes_per_second)
         speed = self._storage.value
         assert speed is not None, "something was measured"
@@ -158,12 +159,12 @@ class Node:
             self.version += 1
 
     def forget_all(self) -> None:
-        """The machine is gone, as far as anybody knows."""
+        """Forget all files: the machine is gone."""
         for key in list(self.files):
             self._forget(key)
 
     def _shrink(self, reads: Reads, unexpected_bytes: int) -> None:
-        """So many bytes of `reads`, which are in memory now, were not there before: nor was what is older than they."""
+        """Of `reads`, which are in memory now, this many bytes were not before: nor was anything read before them."""
         just_read = {key for key, _ in reads}
         left = min(unexpected_bytes, sum(wanted_bytes for _, wanted_bytes in reads))
         for key in list(self.files):
@@ -175,7 +176,7 @@ class Node:
 
     def _forget(self, key: ComponentKey) -> int:
         gone_bytes = self.files.pop(key)
-        self.coming.discard(key)
+        self.incoming.discard(key)
         del self.holders[key][self.node]
         if not self.holders[key]:
             del self.holders[key]
@@ -185,7 +186,7 @@ class Node:
 
 
 class Nodes:
-    """The machines that workers said they are on."""
+    """The machines that workers reported."""
 
     def __init__(self) -> None:
         self.nodes: dict[NodeId, Node] = {}
@@ -193,7 +194,7 @@ class Nodes:
         self.holders: dict[ComponentKey, dict[NodeId, None]] = {}
 
     def of(self, spec: WorkerSpec | None) -> Node | None:
-        """The machine of a worker; None for a worker that says nothing of it, to which all files are at hand."""
+        """The machine of a worker; None if the worker reported none: all files are then available to it."""
         if spec is None or not spec.node:
             return None
         node = self.nodes.get(spec.node)
@@ -201,9 +202,9 @@ class Nodes:
             node = self.nodes[spec.node] = Node(spec.node, holders=self.holders)
             if len(self.nodes) > MOST_NODES:
                 self.nodes.pop(next(iter(self.nodes))).forget_all()
-        if node.told_bytes == inf and spec.host_bytes > 0:
-            node.told_bytes = float(spec.host_bytes)
-            node.limit_bytes = min(node.limit_bytes, node.told_bytes)
+        if node.reported_bytes == inf and spec.host_bytes > 0:
+            node.reported_bytes = float(spec.host_bytes)
+            node.limit_bytes = min(node.limit_bytes, node.reported_bytes)
         if node.storage_bytes_per_second == inf and spec.storage_bytes_per_second > 0:
             node.storage_bytes_per_second = spec.storage_bytes_per_second
         return node

@@ -1,6 +1,6 @@
-"""Why a task started where it did: what was chosen from, and the numbers that the choice was made of.
+"""Why a task started on its worker: the options of the placement and the numbers that decided.
 
-Values that are kept with each start, and put into words only when somebody reads them. Decides nothing.
+Values that are kept with each start and formatted only when read. Decides nothing.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from enum import Enum
 from typing import Final
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.specs.sent import Sent
 from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.specs.wire_value import WireValue
 
 
-class Rule(Enum):
-    """Which rule of the placement chose the task (`scheduler.placement.rules`)."""
+class PlacementRule(Enum):
+    """The placement rule that chose the task (`scheduler.placement.rules`)."""
 
-    RESIDENT = "all its weights are there"
-    CHEAPEST = "it costs least to bring its weights there"
+    RESIDENT = "all its weights are resident"
+    CHEAPEST = "it costs least to load"
     WAITED = "it waited too long to let others pass"
     LOST = "its last run was lost with its worker"
-    DEADLINE = "its deadline comes near"
+    DEADLINE = "its deadline is near"
     PINNED = "it waited for this worker"
     IN_ORDER = "it was next in order"
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Candidate(Sent):
-    """A worker that the task could have run on, and what that would have taken.
+class PlacementOption(WireValue):
+    """A worker that the task could have run on, and the expected times there.
 
     wait_seconds   until that worker should be free
-    extra_seconds  upload, patches, streaming and what running in parts adds
+    extra_seconds  upload, patches, streaming and the slowdown of a divided run
     run_seconds    with all weights resident, on that GPU
     """
 
@@ -48,25 +48,25 @@ class Candidate(Sent):
 
     @property
     def seconds(self) -> float:
-        """Until the result would be there."""
+        """Seconds until the result would exist."""
         return self.wait_seconds + self.extra_seconds + self.run_seconds
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Why(Sent):
-    """One choice.
+class Why(WireValue):
+    """The record of one placement decision.
 
-    chosen      the worker it runs on, with what that is expected to take
-    others      the best of the others that were looked at, soonest first; idle ones and busy ones
-    idle, busy  workers that could be chosen, and those that ran something
-    passed      times that later tasks had gone first
-    note        what else there is to say, as a clause
-    ahead_bytes  what was brought for such a task beside the run before, as far as was expected
+    chosen       the worker it runs on, with the expected times
+    others       the best of the other workers considered, soonest first; idle and busy ones
+    idle, busy   workers that could be chosen, and those that were busy
+    passed       times that later tasks went first
+    note         further reasons, as a clause
+    ahead_bytes  expected bytes that were preloaded for such a task during the previous run
     """
 
-    rule: Final[Rule]
-    chosen: Final[Candidate]
-    others: Final[tuple[Candidate, ...]]
+    rule: Final[PlacementRule]
+    chosen: Final[PlacementOption]
+    others: Final[tuple[PlacementOption, ...]]
     idle: Final[int]
     busy: Final[int]
     upload_bytes: Final[int]
@@ -79,9 +79,9 @@ class Why(Sent):
 
     def __init__(
         self,
-        rule: Rule,
-        chosen: Candidate,
-        others: tuple[Candidate, ...] = (),
+        rule: PlacementRule,
+        chosen: PlacementOption,
+        others: tuple[PlacementOption, ...] = (),
         idle: int = 0,
         busy: int = 0,
         upload_bytes: int = 0,
@@ -107,7 +107,7 @@ class Why(Sent):
 
     @property
     def words(self) -> str:
-        """The choice in a sentence."""
+        """The decision in a sentence."""
         return f"{self.chosen.worker_id}, {self.figures}"
 
     @property
@@ -115,10 +115,10 @@ class Why(Sent):
         """The sentence without the worker's name."""
         among = f"of {self.idle} idle and {self.busy} busy: " + (f"{self.note}; " if self.note else "")
         run = f"run {self.chosen.run_seconds:.2f} s"
-        ahead = f", {format_bytes(self.ahead_bytes)} brought beside the run before" if self.ahead_bytes else ""
+        ahead = f", {format_bytes(self.ahead_bytes)} preloaded during the previous run" if self.ahead_bytes else ""
         if self.chosen.extra_seconds == 0.0:
-            return f"{among}all weights are there{ahead}, {run}"
-        parts = f", in parts ({self.slowdown:.2f} times as long)" if self.slowdown != 1.0 else ""
+            return f"{among}all weights resident{ahead}, {run}"
+        parts = f", divided ({self.slowdown:.2f} times as long)" if self.slowdown != 1.0 else ""
         moved = ", ".join(self._moved()) or "set up"
         text = f"{among}{moved} in {self.chosen.extra_seconds:.2f} s{ahead}, {run}{parts}"
         spared = self._spared_wait()
@@ -128,10 +128,10 @@ class Why(Sent):
 
     @property
     def brief(self) -> str:
-        """The choice in a few words: what had to be moved, and what was the way around that."""
+        """The decision in a few words: the transfers, and the wait that they avoid."""
         if self.chosen.extra_seconds == 0.0:
-            return "all there"
-        moved = self._moved() + (["in parts"] if self.slowdown != 1.0 else [])
+            return "all resident"
+        moved = self._moved() + (["divided"] if self.slowdown != 1.0 else [])
         moved = moved or [f"{self.chosen.extra_seconds:.2f} s to set up"]
         spared = self._spared_wait()
         if spared is not None:
@@ -139,20 +139,20 @@ class Why(Sent):
         return ", ".join(moved)
 
     def _moved(self) -> list[str]:
-        """What has to cross the bus or change, and nothing that need not."""
+        """Transfers and patch switches, without those that are zero."""
         moved = [f"upload {format_bytes(self.upload_bytes)}"] if self.upload_bytes else []
         moved += [f"stream {format_bytes(self.streamed_bytes)}"] if self.streamed_bytes else []
         return moved + ([f"{self.switches} patch switch{'' if self.switches == 1 else 'es'}"] if self.switches else [])
 
-    def _spared_wait(self) -> Candidate | None:
-        """The busy worker with less to move that it did not wait for; the soonest."""
+    def _spared_wait(self) -> PlacementOption | None:
+        """The soonest busy worker with less to load that the task did not wait for."""
         cheaper = (c for c in self.others if c.wait_seconds > 0.0 and c.extra_seconds < self.chosen.extra_seconds)
         return min(cheaper, key=lambda c: (c.seconds, c.worker_id), default=None)
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Brought:
-    """What is brought for a task to a worker beside another's run there: what the story keeps of it."""
+class PreloadNote:
+    """The story's record of a preload for a task during another's run."""
 
     hidden_bytes: Final[int]
     worker_id: Final[WorkerId]
@@ -163,13 +163,13 @@ class Brought:
 
     @property
     def words(self) -> str:
-        """The same in a sentence."""
-        return f"{format_bytes(self.hidden_bytes)} for it go to {self.worker_id} beside the run there"
+        """The record in a sentence."""
+        return f"{format_bytes(self.hidden_bytes)} preloaded to {self.worker_id} during its run"
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
-class Start:
-    """One attempt at a task, as it was sent to a worker: what the story keeps of it."""
+class TaskStart:
+    """The story's record of one attempt at a task, as it was sent to a worker."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]

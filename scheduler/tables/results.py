@@ -1,7 +1,7 @@
-"""Which results the shell holds, and for how long. Knows ids and sizes; the bytes are elsewhere.
+"""Which results the shell holds, and when they are released. Knows ids and sizes; the bytes are elsewhere.
 
-A result is held while a task that has to run reads it, or a live job gave it. After that an encode result is kept for
-later jobs, least recently used first out, within two bounds; any other is released. `sweep` decides, once an event.
+A result is held while a task that has to run reads it, or a live job provided it. After that an encode result is kept
+for later jobs, in LRU order within two limits; any other is released. `sweep` decides, once per event.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from modelpool.pool.specs.spec import JobId, TaskId
 
 @dataclass(slots=True, init=False)
 class Result:
-    """A result that the shell holds. One is made with every run: its `__init__` is written out, and so compiled."""
+    """A result that the shell holds. Every run creates one: `__init__` is written out, and so compiled."""
 
     result_bytes: int
-    #: worth keeping for jobs to come
+    #: worth keeping for later jobs
     shareable: bool
-    #: live jobs that brought it along
-    givers: dict[JobId, None]
+    #: live jobs that provided it
+    providers: dict[JobId, None]
 
     def __init__(self, result_bytes: int = 0, shareable: bool = False) -> None:
         self.result_bytes = result_bytes
         self.shareable = shareable
-        self.givers = {}
+        self.providers = {}
 
 
 class Results:
@@ -36,17 +36,17 @@ class Results:
         self._kept_bytes_limit = kept_bytes_limit
         #: what the shell holds
         self.held: dict[TaskId, Result] = {}
-        #: result (there or not) -> tasks that exist and read it
+        #: result (held or not) -> existing tasks that read it
         self.readers: dict[TaskId, dict[TaskId, None]] = {}
-        #: held, neither read nor given: least recently used first
+        #: held, neither read nor provided: least recently used first
         self.kept: OrderedDict[TaskId, None] = OrderedDict()
         self.kept_bytes = 0
         #: results whose reason to be held may have changed since the last sweep
         self._touched: dict[TaskId, None] = {}
-        #: what the shell holds without the core's knowledge
+        #: held by the shell, unknown to the core
         self._strays: list[TaskId] = []
 
-    def made(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
+    def add(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
         """The shell holds the result of a run."""
         result = self.held.get(task_id)
         if result is None:
@@ -56,24 +56,24 @@ class Results:
             result.result_bytes, result.shareable = result_bytes, shareable
         self._touched[task_id] = None
 
-    def given(self, task_id: TaskId, giver: JobId) -> None:
-        """The shell holds a result that a driver supplied with a job."""
-        self.held.setdefault(task_id, Result()).givers[giver] = None
+    def add_provided(self, task_id: TaskId, provider: JobId) -> None:
+        """The shell holds a result that a driver provided with a job."""
+        self.held.setdefault(task_id, Result()).providers[provider] = None
         self._touched[task_id] = None
 
     def stray(self, task_id: TaskId) -> None:
-        """The shell was handed a result that nobody asked for any more: it is released unless an equal one is held."""
+        """The shell received a result that is no longer requested: release it unless an equal one is held."""
         if task_id not in self.held:
             self._strays.append(task_id)
 
-    def not_given(self, task_id: TaskId, giver: JobId) -> None:
-        """The job that brought it has ended."""
+    def provider_failed(self, task_id: TaskId, provider: JobId) -> None:
+        """The job that provided it has ended."""
         if result := self.held.get(task_id):
-            result.givers.pop(giver, None)
+            result.providers.pop(provider, None)
             self._touched[task_id] = None
 
     def lost(self, task_id: TaskId) -> bool:
-        """The result is no longer there. False when it was not held."""
+        """The result no longer exists. Returns False if it was not held."""
         self._unkeep(task_id)
         return self.held.pop(task_id, None) is not None
 
@@ -93,7 +93,7 @@ class Results:
             self._touched[need] = None
 
     def sweep(self) -> list[TaskId]:
-        """Decide about every result whose readers or givers changed; return those to release, in order."""
+        """Check every result whose readers or providers changed; return those to release, in order."""
         if not self._touched and not self._strays:
             return []
         released, self._strays = self._strays, []
@@ -101,7 +101,7 @@ class Results:
             result = self.held.get(task_id)
             if result is None:
                 continue
-            if task_id in self.readers or result.givers:
+            if task_id in self.readers or result.providers:
                 if task_id in self.kept:
                     self._unkeep(task_id)
             elif result.shareable and result.result_bytes <= self._kept_bytes_limit:

@@ -1,11 +1,10 @@
-"""How long runs take, as a multiple of their prior estimate: learnt by kind of run, kind of GPU and size.
+"""Learned run times as multiples of the prior estimate, by kind of run, kind of GPU and size.
 
-A kind of run is a stage with its components, not its patches. What was measured for a kind of run stands in this order:
-on this kind of GPU for runs of this size, as soon as there are `LEAST_OF_SIZE` of them; on this kind of GPU for all
-sizes; on other kinds of GPU, made longer or shorter by how fast this one is beside them. How fast that is was learnt
-where both ran the same, else it stands in a table (`scheduler.tables.gpu_kinds`), else they are taken for equal. A kind
-of run that was never measured takes its prior estimate, over the speed of the GPU in the table. Knows no worker and no
-bytes but as a measure of size.
+A kind of run is a stage with its components, without its patches. Measurements take precedence in this order: on this
+kind of GPU for runs of this size, once there are `LEAST_OF_SIZE` of them; on this kind of GPU for all sizes; on other
+kinds of GPU, scaled by relative speed. The relative speed is learned where both ran the same, else taken from a table
+(`scheduler.tables.gpu_kinds`), else 1. A kind of run without measurements takes its prior estimate divided by the speed
+of the GPU in the table. Knows no workers, and bytes only as a measure of size.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from modelpool.pool.specs.spec import ComponentKey, Stage, TaskSpec, WorkerSpec
 from modelpool.scheduler.tables.estimates import Estimate
 from modelpool.scheduler.tables.gpu_kinds import kind_of
 
-#: measurements of one size that count more than those of all sizes: of three, one may be wrong
+#: measurements of one size before they count more than those of all sizes: of three, one may be wrong
 LEAST_OF_SIZE = 3
-#: measurements of how fast two kinds of GPU are beside each other that count more than a table
+#: measurements of the relative speed of two kinds of GPU before they count more than the table
 LEAST_COMPARED = 3
-#: a smaller difference in how fast kinds of GPU are is not worth reckoning everything anew
+#: a smaller relative change of speed is not worth computing everything again
 LEAST_DIFFERENCE = 0.05
 #: device names that are remembered
 MOST_NAMES = 256
@@ -33,59 +32,59 @@ class Measured:
 
     all_sizes: Estimate = field(default_factory=Estimate)
     of_size: dict[int, Estimate] = field(default_factory=dict)
-    #: of runs that several tasks shared, the share of one; by how many they were and their size
+    #: share of one task in batched runs; by batch size and size class
     of_batch: dict[tuple[int, int], Estimate] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class RunKind:
-    """What the length of a run depends on beside its prior estimate, its size and its GPU."""
+    """The run time of a stage with its components, apart from prior estimate, size and GPU."""
 
     stage: Stage
     components: tuple[ComponentKey, ...]
     #: by kind of GPU
     measured: dict[str, Measured] = field(default_factory=dict)
-    #: size -> device name -> what it comes to; what was asked before, to be found again fast
+    #: size class -> device name -> ratio; a cache
     ratios: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float | None:
-        """Of the kind of GPU that it was measured on first, over all sizes; None until it was measured anywhere."""
+        """Ratio on the kind of GPU that it was measured on first, over all sizes; None without measurements."""
         for measured in self.measured.values():
             return measured.all_sizes.value
         return None
 
     def ratios_of(self, size: int) -> dict[str, float]:
-        """`ratios` of one size; the same dictionary for good."""
+        """`ratios` of one size class; always the same dictionary."""
         return self.ratios.setdefault(size, {})
 
     def forget_ratios(self) -> None:
-        """They are to be reckoned anew."""
+        """Drop the cached ratios."""
         for of_size in self.ratios.values():
             of_size.clear()
 
 
 def size_class(spec: TaskSpec) -> int:
-    """Runs of one kind with equal classes are of much the same size: within a factor of two in activation bytes, which
-    grow with resolution and batch as the error of a prior estimate does. Steps make a run longer, not other."""
+    """Size class of a task. Runs of one kind with equal classes are within a factor of two in activation bytes, which
+    grow with resolution and batch as the error of a prior estimate does. Steps make a run longer, not different."""
     return spec.activation_bytes.bit_length()
 
 
 def gpu_name(spec: WorkerSpec | None) -> str:
-    """What runs on this worker are learnt for: the name of its device, "" where nobody said it."""
+    """The device name of the worker, for which run times are learned; "" if not reported."""
     return "" if spec is None else spec.device_name
 
 
 class RunKinds:
-    """All kinds of run, and how fast kinds of GPU are beside each other."""
+    """All kinds of run, and the relative speeds of kinds of GPU."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[Stage, tuple[ComponentKey, ...]], RunKind] = {}
         #: (GPU, other GPU) -> seconds on the first over seconds on the other; each pair once, by name
         self._compared: dict[tuple[str, str], Estimate] = {}
-        #: the same as it was when `ratios` were reckoned
-        self._taken: dict[tuple[str, str], float] = {}
-        #: by device name: the kind's name, and its speed; 0 where that is not known
+        #: the value that the cached `ratios` were computed with
+        self._used_ratios: dict[tuple[str, str], float] = {}
+        #: by device name: name of the kind, and its speed; 0 if unknown
         self._gpus: dict[str, tuple[str, float]] = {}
 
     def kind(self, stage: Stage, components: tuple[ComponentKey, ...]) -> RunKind:
@@ -100,25 +99,25 @@ class RunKinds:
         return iter(self._kinds.values())
 
     def ratio(self, kind: RunKind, device_name: str, size: int) -> float:
-        """Seconds over prior estimate; remembered in `kind.ratios`."""
+        """Seconds over prior estimate; cached in `kind.ratios`."""
         found = self._ratio(kind, device_name, size)
         kind.ratios_of(size)[device_name] = found
         return found
 
     def learn(self, kind: RunKind, device_name: str, size: int, measured: float, members: int = 1) -> None:
-        """A run took `measured` times its prior estimate; or that was the share of one of its `members`."""
+        """A run took `measured` times its prior estimate; in a batch, that is the share of one of its `members`."""
         gpu, _ = self._gpu(device_name)
-        seen = kind.measured.get(gpu)
-        if seen is None:
-            seen = kind.measured[gpu] = Measured()
+        record = kind.measured.get(gpu)
+        if record is None:
+            record = kind.measured[gpu] = Measured()
         if members > 1:
-            seen.of_batch.setdefault((members, size), Estimate()).add(measured)
-            if len(seen.all_sizes):
-                return  # it is known what one alone takes; until then, the share says it best
-        of_size = seen.of_size.get(size)
+            record.of_batch.setdefault((members, size), Estimate()).add(measured)
+            if len(record.all_sizes):
+                return  # the time of one task alone is known; until then, the share is the best estimate
+        of_size = record.of_size.get(size)
         if of_size is None:
-            of_size = seen.of_size[size] = Estimate()
-        all_sizes, few = seen.all_sizes, len(of_size) < LEAST_OF_SIZE
+            of_size = record.of_size[size] = Estimate()
+        all_sizes, few = record.all_sizes, len(of_size) < LEAST_OF_SIZE
         of_all_before, of_size_before = all_sizes.value, of_size.value
         all_sizes.add(measured)
         of_size.add(measured)
@@ -130,8 +129,8 @@ class RunKinds:
                     self._compare(kind, gpu, other)
 
     def batch_share(self, kind: RunKind, device_name: str, members: int, size: int) -> float:
-        """What one of so many tasks of this size that share a run takes of it, as a multiple of what it takes alone. 1
-        until it was measured: a batch is then expected to save nothing."""
+        """Time per task in a batch of this many tasks of this size, as a multiple of the time of one alone. 1 until
+        measured: a batch is then expected to save nothing."""
         measured = kind.measured.get(self._gpu(device_name)[0])
         shared = None if measured is None else measured.of_batch.get((members, size))
         if measured is None or shared is None or shared.value is None:
@@ -140,7 +139,7 @@ class RunKinds:
         return shared.value / alone if alone else 1.0
 
     def batch_runs(self, kind: RunKind, device_name: str, members: int, size: int) -> int:
-        """How many runs of so many tasks of this size count in `batch_share`."""
+        """Number of measured batches that count in `batch_share`."""
         measured = kind.measured.get(self._gpu(device_name)[0])
         shared = None if measured is None else measured.of_batch.get((members, size))
         return 0 if shared is None else len(shared)
@@ -171,7 +170,7 @@ class RunKinds:
         return 1.0 / speed if speed else 1.0
 
     def _compare(self, kind: RunKind, gpu: str, other: str) -> None:
-        """Both have run this kind: take in how their times are to each other."""
+        """Both have run this kind: take in the ratio of their times."""
         pair = (gpu, other) if gpu < other else (other, gpu)
         first, second = (kind.measured[name].all_sizes.value for name in pair)
         assert first is not None, f"{kind} was measured on {pair[0]}"
@@ -180,9 +179,9 @@ class RunKinds:
         if estimate is None:
             estimate = self._compared[pair] = Estimate()
         estimate.add(first / second)
-        taken, value = self._taken.get(pair, 0.0), estimate.value or 0.0
+        taken, value = self._used_ratios.get(pair, 0.0), estimate.value or 0.0
         if len(estimate) >= LEAST_COMPARED and abs(value - taken) > LEAST_DIFFERENCE * value:
-            self._taken[pair] = value
+            self._used_ratios[pair] = value
             for each in self._kinds.values():
                 each.forget_ratios()
 

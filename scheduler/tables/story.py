@@ -1,6 +1,6 @@
-"""The story: every move of a job, task or worker with the event that caused it. For people; nothing is decided by it.
+"""The story: every status change of a job, task or worker, with the event that caused it. For users; decides nothing.
 
-Lines are kept as they fall and put into words when somebody reads them. `Story.move` is the only writer of a status.
+Entries are stored as values and formatted when read. `Story.move` is the only writer of a status.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.tables.messages import (
-    CancelAsked,
+    CancelRequested,
     ComponentsKnown,
     Event,
+    PruneComponents,
     ResultLost,
     RunEnded,
     StartFailed,
@@ -24,19 +25,19 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
-from modelpool.scheduler.tables.placement_record import Brought, Start
+from modelpool.scheduler.tables.placement_record import PreloadNote, TaskStart
 from modelpool.scheduler.tables.story_lines import StoryLine, dump
 
 
 class Status(Enum):
-    """Where a job, task or worker stands. Hashed by identity: legal moves are looked up with every event, and an Enum's
-    own hash takes longer than all the rest of a move."""
+    """Status of a job, task or worker. Hashed by identity: legal transitions are looked up with every event, and the
+    hash of an Enum takes longer than the rest of a transition."""
 
     __hash__ = object.__hash__
 
 
 class Movable(Protocol):
-    """What has a status: Job, Task, Worker. `MOVES` maps each status to those that may follow."""
+    """Anything with a status: Job, Task, Worker. `MOVES` maps each status to those that may follow."""
 
     status: Any
     MOVES: ClassVar[Any]
@@ -45,53 +46,54 @@ class Movable(Protocol):
     def name(self) -> str: ...
 
 
-#: what else is worth knowing of a move: a value where it is noted with every event, put into words when it is read
-Note: TypeAlias = str | Start | Brought
-#: at, event behind it, subject, status before and after, note
-Entry: TypeAlias = tuple[float, Event, str, Status | None, Status, Note]
+#: details of a transition: stored as a value, formatted when read
+Note: TypeAlias = str | TaskStart | PreloadNote
+#: time, event that caused it, subject, status before and after, note
+StoryEntry: TypeAlias = tuple[float, Event, str, Status | None, Status, Note]
 
 
 class Story:
-    """The last `length` moves (all when None)."""
+    """The last `length` transitions (all if None)."""
 
     def __init__(self, length: int | None) -> None:
-        self._entries: deque[Entry] = deque(maxlen=length)
+        self._entries: deque[StoryEntry] = deque(maxlen=length)
         self._keep = self._entries.append
         self._cause: Event = WorkersWanted(0.0, ())
         self._at = 0.0
 
     def begin(self, cause: Event, at: float) -> None:
-        """The moves that follow are caused by this event."""
+        """Set the event that causes the following entries."""
         self._cause = cause
         self._at = at
 
     def born(self, subject: Movable, note: str = "") -> None:
-        """Note that `subject` is new."""
+        """Record that `subject` is new."""
         self._keep((self._at, self._cause, subject.name, None, subject.status, note))
 
     def move(self, subject: Movable, to: Status, note: Note = "") -> None:
-        """Give `subject` the status `to`, which must be a legal move."""
+        """Give `subject` the status `to`, which must be a legal transition."""
         before = subject.status
-        assert to in subject.MOVES[before], f"{subject.name}: {before.value} -> {to.value} is no legal move\n" + dump(
-            self.lines(frozenset({subject.name}))
+        assert to in subject.MOVES[before], (
+            f"{subject.name}: {before.value} -> {to.value} is no legal transition\n"
+            + dump(self.lines(frozenset({subject.name})))
         )
         self._keep((self._at, self._cause, subject.name, before, to, note))
         subject.status = to
 
     def note(self, subject: Movable, text: Note) -> None:
-        """Keep what was done about `subject` while its status stays as it is."""
+        """Record something about `subject` without a change of status."""
         self._keep((self._at, self._cause, subject.name, subject.status, subject.status, text))
 
-    def entries(self, subjects: Container[str] | None = None) -> Iterator[Entry]:
-        """What is kept of these subjects (of all when None) as values, oldest first."""
+    def entries(self, subjects: Container[str] | None = None) -> Iterator[StoryEntry]:
+        """The kept entries of these subjects (of all if None) as values, oldest first."""
         return (e for e in self._entries if subjects is None or e[2] in subjects)
 
     def lines(self, subjects: Container[str] | None = None) -> tuple[StoryLine, ...]:
-        """What is kept of these subjects (of all when None), oldest first."""
+        """The kept entries of these subjects (of all if None) as text lines, oldest first."""
         return tuple(map(_in_words, self.entries(subjects)))
 
     def of_job(self, job_id: JobId) -> tuple[StoryLine, ...]:
-        """The moves of the job and of every task that it was submitted with, as far as they are kept."""
+        """The kept lines of the job and of every task that it was submitted with."""
         subjects: set[str] = {job_id}
         for _, cause, *_ in self._entries:
             if isinstance(cause, Submitted) and cause.job.job_id == job_id:
@@ -99,7 +101,7 @@ class Story:
         return self.lines(subjects)
 
 
-def _in_words(entry: Entry) -> StoryLine:
+def _in_words(entry: StoryEntry) -> StoryLine:
     at, cause, subject, before, after, note = entry
     words = note if isinstance(note, str) else note.words
     return StoryLine(at, describe(cause), subject, "" if before is None else before.value, after.value, words)
@@ -110,12 +112,14 @@ def describe(event: Event) -> str:
     match event:
         case Submitted():
             return f"submitted {event.job.job_id}"
-        case CancelAsked():
-            return f"cancel asked for {event.job_id}"
+        case CancelRequested():
+            return f"cancel requested for {event.job_id}"
         case WorkersWanted():
             return f"{len(event.worker_ids)} workers wanted"
         case ComponentsKnown():
-            return f"{len(event.components)} components known"
+            return f"{len(event.components)} components announced"
+        case PruneComponents():
+            return "unused components forgotten"
         case WorkerUp():
             return f"{event.worker.worker_id}#{event.worker.incarnation} up"
         case StartFailed():

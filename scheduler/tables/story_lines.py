@@ -1,5 +1,4 @@
-"""A line of the story, in words, and lines as text. Values that are sent to who asks; `scheduler.tables.story` makes
-them."""
+"""Lines of the story as text: the values that are sent to clients. `scheduler.tables.story` creates them."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class StoryLine:
-    """One move, in words.
+    """One transition, as text.
 
     cause    the event behind it, in a few words
-    subject  id of the job, task or worker that moved
-    before, after   status names; before is "" when the subject is new
-    note     what else is worth knowing: worker, attempt, error
+    subject  id of the job, task or worker
+    before, after  status names; before is "" if the subject is new
+    note     details: worker, attempt, error
     """
 
     at: float
@@ -27,7 +26,7 @@ class StoryLine:
 
 
 def dump(lines: Iterable[StoryLine]) -> str:
-    """One JSON object a line."""
+    """Return one JSON object per line."""
     return "".join(json.dumps(asdict(line)) + "\n" for line in lines)
 
 

@@ -12,48 +12,48 @@ from modelpool.scheduler.tables.user_share import UserShare
 if TYPE_CHECKING:
     from modelpool.scheduler.tables.jobs import Job
 
-#: whoever has no name
-NOBODY = UserId("")
+#: users without a name
+ANONYMOUS = UserId("")
 
 
-#: the tag of a job that has none yet: after all that have one, as submitted
-NO_TAG = math.inf
+#: the virtual start time of a job that has none yet: after all that have one, in order of submission
+NO_VIRTUAL_START = math.inf
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
+class UserFlow:
     """The live jobs of one user and one priority."""
 
-    account: Account
+    account: UserAccount
     priority: int
-    #: not begun and without a tag, as submitted
-    untagged: dict[JobId, Job] = field(default_factory=dict)
-    #: with a tag, begun or not
-    tagged: dict[JobId, Job] = field(default_factory=dict)
-    #: begun without a tag
+    #: not begun and without a virtual start time, as submitted
+    unscheduled: dict[JobId, Job] = field(default_factory=dict)
+    #: with a virtual start time, begun or not
+    scheduled: dict[JobId, Job] = field(default_factory=dict)
+    #: begun without a virtual start time
     begun: dict[JobId, Job] = field(default_factory=dict)
-    #: virtual seconds that are set aside for tasks of tagged jobs until they are paid
+    #: virtual seconds reserved for tasks of `scheduled` jobs until they are charged
     reserved: float = 0.0
-    #: the latest tag that was given
-    tag: float = 0.0
+    #: the latest virtual start time that was assigned
+    virtual_start: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
-class Account:
-    """What one user had, and has coming."""
+class UserAccount:
+    """GPU time that one user has used and reserved."""
 
     share: UserShare
-    #: virtual seconds that were had, or forgone
+    #: virtual seconds that were used or forfeited
     paid: float = 0.0
-    #: GPU-seconds that were had, for people
+    #: GPU-seconds that were used, for display
     seconds: float = 0.0
-    #: what loading adds to a run of this user, on average
+    #: seconds that loading adds to a run of this user, on average
     load_seconds: float = 0.0
-    #: by priority; none while it has no live job
-    flows: dict[int, Flow] = field(default_factory=dict)
-    #: live jobs
+    #: by priority; empty while it has no live job
+    flows: dict[int, UserFlow] = field(default_factory=dict)
+    #: number of live jobs
     live: int = 0
 
     def reserved_from(self, priority: int) -> float:
-        """Virtual seconds that are set aside for jobs of this priority and higher ones."""
+        """Virtual seconds reserved for jobs of this priority and higher ones."""
         return sum(flow.reserved for flow in self.flows.values() if flow.priority >= priority)

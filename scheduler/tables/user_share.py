@@ -1,4 +1,4 @@
-"""What a user may have of the pool: a setting. `scheduler.queue.shares` keeps to it."""
+"""A user's share of the pool: a setting, enforced by `scheduler.queue.shares`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ EVERYBODY = UserId("*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserShare:
-    """What a user may have of the pool; `EVERYBODY` stands for users that are not named. Raises UnusableField.
+    """A user's share of the pool; `EVERYBODY` stands for users that are not named. Raises UnusableField.
 
-    weight         GPU-seconds in proportion to those of others whose jobs wait at the same time
-    running_limit  tasks on workers at once, at most; None for any number
+    weight         GPU-seconds in proportion to those of other users whose jobs wait at the same time
+    running_limit  maximum tasks on workers at once; None: no limit
     """
 
     user: UserId

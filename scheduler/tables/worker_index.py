@@ -1,7 +1,6 @@
-"""Where to look for a worker: idle ones by sort, holders of a component, busy ones by when they should be free.
+"""Index of usable workers: idle ones by worker class, holders of each component, busy ones by expected end.
 
-An index over the workers that may be used, kept by `scheduler.tables.workers.Fleet`. Decides nothing, and knows no
-task.
+Maintained by `scheduler.tables.workers.WorkerTable`. Decides nothing, and knows no tasks.
 """
 
 from __future__ import annotations
@@ -16,81 +15,81 @@ from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
 if TYPE_CHECKING:
     from modelpool.scheduler.tables.workers import Worker
 
-#: workers of one sort differ in their weights and links only: memory and device name
-Sort: TypeAlias = tuple[int, str]
+#: workers of one class differ in their weights and links only: memory and device name
+WorkerClass: TypeAlias = tuple[int, str]
 
 
-#: memories of one size: the larger one over the smaller
-ALIKE = 1.05
+#: memory sizes count as similar up to this ratio of the larger to the smaller
+SIMILAR_MEMORY = 1.05
 
 
-class _Filed:
-    """What a worker was filed under."""
+class _IndexedWorker:
+    """The index keys of one worker."""
 
-    __slots__ = ("capacity_bytes", "end", "entries", "is_idle", "node", "sort", "spec")
+    __slots__ = ("capacity_bytes", "end", "entries", "is_idle", "node", "spec", "worker_class")
 
     def __init__(
         self,
         is_idle: bool,
-        sort: Sort,
+        worker_class: WorkerClass,
         spec: WorkerSpec | None,
         node: NodeId,
         end: float | None,
         entries: Mapping[ComponentKey, Resident],
     ) -> None:
         self.is_idle = is_idle
-        #: what `sort` was made from
-        self.capacity_bytes, self.spec = sort[0], spec
-        self.sort = sort
+        #: the source of `worker_class`
+        self.capacity_bytes, self.spec = worker_class[0], spec
+        self.worker_class = worker_class
         self.node = node
         self.end = end
         self.entries = entries
 
 
-class Whereabouts:
+class WorkerIndex:
     """The wanted workers that are up. Attributes are for reading; `note` writes."""
 
     def __init__(self) -> None:
-        #: by sort, the one that is idle longest first
-        self.idle: dict[Sort, dict[Worker, None]] = {}
-        #: by when they should be free, soonest first
+        #: by class, the one that is idle longest first
+        self.idle: dict[WorkerClass, dict[Worker, None]] = {}
+        #: by expected end, soonest first
         self.busy: list[tuple[float, WorkerId, Worker]] = []
         #: workers, idle and busy, with bytes of a component
         self.holders: dict[ComponentKey, dict[Worker, None]] = {}
-        #: workers, idle and busy, on a machine that has a name
+        #: workers, idle and busy, on a named machine
         self.on_node: dict[NodeId, dict[Worker, None]] = {}
         self.idle_count = 0
-        #: most memory of an idle worker; 0 when there is none
+        #: most memory of an idle worker; 0 if there is none
         self.largest_idle_bytes = 0
         #: workers that are up, idle and busy
         self.count = 0
-        self._filed: dict[Worker, _Filed] = {}
-        #: sort -> workers of it, idle and busy
-        self._sorts: dict[Sort, int] = {}
-        self._are_alike = True
+        self._filed: dict[Worker, _IndexedWorker] = {}
+        #: class -> number of its workers, idle and busy
+        self._class_counts: dict[WorkerClass, int] = {}
+        self._are_similar = True
 
     @property
-    def are_alike(self) -> bool:
-        """They are of one device, and their memories differ by little: what is free on a card differs by some pages."""
-        return self._are_alike
+    def are_similar(self) -> bool:
+        """Whether all have the same device and similar memory: free memory of equal cards differs by some pages."""
+        return self._are_similar
 
     @property
     def busy_count(self) -> int:
-        """Workers that run something."""
+        """Number of workers that run something."""
         return self.count - self.idle_count
 
     @property
     def capacities(self) -> tuple[int, ...]:
         """Distinct memory sizes of the workers that are up, ascending."""
-        return tuple(sorted({capacity_bytes for capacity_bytes, _ in self._sorts}))
+        return tuple(sorted({capacity_bytes for capacity_bytes, _ in self._class_counts}))
 
     def idle_workers(self) -> Iterator[Worker]:
-        """All of them, sort by sort."""
+        """All idle workers, class by class."""
         for workers in self.idle.values():
             yield from workers
 
     def some_idle(self, most: int) -> list[Worker]:
-        """So many of them, or all, as `idle_workers` has them."""
+        """Up to `most` of them, in the order of `idle_workers`."""
         found: list[Worker] = []
         for workers in self.idle.values():
             for worker in workers:
@@ -100,7 +99,7 @@ class Whereabouts:
         return found
 
     def idle_holders(self, component: ComponentKey, most: int) -> list[Worker]:
-        """Up to so many idle workers with bytes of the component."""
+        """Up to `most` idle workers with bytes of the component."""
         holders = self.holders.get(component)
         if not holders:
             return []
@@ -120,12 +119,12 @@ class Whereabouts:
         return found
 
     def note(self, worker: Worker, usable: bool) -> None:
-        """File the worker as it is now; take it out when it is not `usable`."""
+        """Index the worker in its current state; remove it if it is not `usable`."""
         filed = self._filed.get(worker)
         if not usable:
             if filed is not None:
                 self._unfile_state(worker, filed)
-                self._uncount_sort(filed.sort)
+                self._uncount_class(filed.worker_class)
                 self._hold(worker, filed.entries, {})
                 self._leave_node(worker, filed)
                 del self._filed[worker]
@@ -134,20 +133,20 @@ class Whereabouts:
         spec, capacity_bytes = worker.spec, worker.capacity_bytes or 0
         is_idle, end = worker.is_idle, worker.expected_end
         if filed is None:
-            sort = (capacity_bytes, "" if spec is None else spec.device_name)
+            worker_class = (capacity_bytes, "" if spec is None else spec.device_name)
             node = NodeId("" if spec is None else spec.node)
-            filed = self._filed[worker] = _Filed(is_idle, sort, spec, node, end, {})
+            filed = self._filed[worker] = _IndexedWorker(is_idle, worker_class, spec, node, end, {})
             self.count = len(self._filed)
             if node:
                 self.on_node.setdefault(node, {})[worker] = None
-            self._count_sort(sort)
+            self._count_class(worker_class)
             self._file_state(worker, filed)
         elif filed.capacity_bytes != capacity_bytes or filed.spec is not spec:
             self._unfile_state(worker, filed)
-            self._uncount_sort(filed.sort)
-            filed.sort = (capacity_bytes, "" if spec is None else spec.device_name)
+            self._uncount_class(filed.worker_class)
+            filed.worker_class = (capacity_bytes, "" if spec is None else spec.device_name)
             filed.capacity_bytes, filed.spec = capacity_bytes, spec
-            self._count_sort(filed.sort)
+            self._count_class(filed.worker_class)
             filed.is_idle, filed.end = is_idle, end
             self._file_state(worker, filed)
         elif filed.is_idle != is_idle or filed.end != end:
@@ -158,41 +157,41 @@ class Whereabouts:
             self._hold(worker, filed.entries, worker.entries)
             filed.entries = worker.entries
 
-    def _file_state(self, worker: Worker, filed: _Filed) -> None:
+    def _file_state(self, worker: Worker, filed: _IndexedWorker) -> None:
         if filed.is_idle:
             self.idle_count += 1
-            workers = self.idle.get(filed.sort)
+            workers = self.idle.get(filed.worker_class)
             if workers is None:
-                workers = self.idle[filed.sort] = {}
-                self.largest_idle_bytes = max(self.largest_idle_bytes, filed.sort[0])
+                workers = self.idle[filed.worker_class] = {}
+                self.largest_idle_bytes = max(self.largest_idle_bytes, filed.worker_class[0])
             workers[worker] = None
         elif filed.end is not None:
             insort(self.busy, (filed.end, worker.worker_id, worker))
 
-    def _count_sort(self, sort: Sort) -> None:
-        count = self._sorts.get(sort, 0)
-        self._sorts[sort] = count + 1
+    def _count_class(self, worker_class: WorkerClass) -> None:
+        count = self._class_counts.get(worker_class, 0)
+        self._class_counts[worker_class] = count + 1
         if not count:
-            self._compare_sorts()
+            self._compare_classes()
 
-    def _uncount_sort(self, sort: Sort) -> None:
-        self._sorts[sort] -= 1
-        if not self._sorts[sort]:
-            del self._sorts[sort]
-            self._compare_sorts()
+    def _uncount_class(self, worker_class: WorkerClass) -> None:
+        self._class_counts[worker_class] -= 1
+        if not self._class_counts[worker_class]:
+            del self._class_counts[worker_class]
+            self._compare_classes()
 
-    def _compare_sorts(self) -> None:
-        sizes = [capacity_bytes for capacity_bytes, _ in self._sorts]
-        few_devices = len({device for _, device in self._sorts}) < 2
-        self._are_alike = few_devices and max(sizes, default=0) <= ALIKE * min(sizes, default=0)
+    def _compare_classes(self) -> None:
+        sizes = [capacity_bytes for capacity_bytes, _ in self._class_counts]
+        few_devices = len({device for _, device in self._class_counts}) < 2
+        self._are_similar = few_devices and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
 
-    def _unfile_state(self, worker: Worker, filed: _Filed) -> None:
+    def _unfile_state(self, worker: Worker, filed: _IndexedWorker) -> None:
         if filed.is_idle:
             self.idle_count -= 1
-            workers = self.idle[filed.sort]
+            workers = self.idle[filed.worker_class]
             del workers[worker]
             if not workers:
-                del self.idle[filed.sort]
+                del self.idle[filed.worker_class]
                 self.largest_idle_bytes = 0
                 for capacity_bytes, _ in self.idle:
                     if capacity_bytes > self.largest_idle_bytes:
@@ -213,7 +212,7 @@ class Whereabouts:
             if component not in before:
                 self.holders.setdefault(component, {})[worker] = None
 
-    def _leave_node(self, worker: Worker, filed: _Filed) -> None:
+    def _leave_node(self, worker: Worker, filed: _IndexedWorker) -> None:
         if filed.node:
             workers = self.on_node[filed.node]
             del workers[worker]

@@ -1,4 +1,4 @@
-"""When jobs come: steady, at once, in bursts. Times in seconds from the start, none before the one before it."""
+"""Arrival times of jobs: steady, all at once, in bursts. Ascending, in seconds from the start."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Built-in workloads by name, with parameters as a person writes them: "zipf:jobs=2000,models=12".
+"""Built-in workloads by name with parameters, as in "zipf:jobs=2000,models=12".
 
-A workload is a function that takes chance and parameters with defaults and returns a `Workload`; names, types and
-defaults of its parameters are read off the function, so that there is one place for them. Models are like SDXL unless
-it says otherwise; `rate` is jobs a second on average, 0 is all at once.
+A workload is a function of a Random and of parameters with defaults that returns a `Workload`; names, types and
+defaults of the parameters are read from its signature. Models are like SDXL unless stated otherwise; `rate` is jobs per
+second on average, 0 means all at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from modelpool.pool.core.errors import unknown_name, unusable_field
 from modelpool.scheduler.workloads.generators import (
-    Demand,
+    UserDemand,
     bursting,
     heterogeneous,
     many_users,
@@ -30,7 +30,7 @@ from modelpool.scheduler.workloads.workload import Workload
 
 Value = int | float
 _EXPECTED = {int: "a whole number", float: "a number"}
-#: what each parameter may be. More would take hours or all memory, or times that are too long to tell seconds apart in
+#: maximum of each parameter. More would take hours or all memory, or times too long to resolve seconds in
 _RANGES: Mapping[str, tuple[Value, Value]] = {
     "jobs": (1, 1_000_000),
     "models": (1, 1000),
@@ -45,34 +45,34 @@ _RANGES: Mapping[str, tuple[Value, Value]] = {
     "gap": (0.001, 1e6),
     "shift": (0.001, 1e6),
 }
-#: parameters that may be 0 beside that
+#: parameters that may also be 0
 _OR_ZERO = ("rate",)
-#: components of all models and LoRAs together
+#: maximum number of components of all models and LoRAs together
 _MOST_COMPONENTS = 100_000
-#: more digits than any of these numbers has
+#: maximum digits of a number
 _MOST_DIGITS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """One workload that can be named. `make` takes a Random and parameters by name, numbers all of them."""
+    """A named workload. `make` takes a Random and numeric parameters by name."""
 
     name: str
     make: Callable[..., Workload]
 
     @property
     def parameters(self) -> dict[str, Value]:
-        """Each parameter with its default."""
+        """Return each parameter with its default."""
         parameters = list(inspect.signature(self.make).parameters.values())[1:]
         return {one.name: one.default for one in parameters}
 
     @property
     def line(self) -> str:
-        """What it is, in a line."""
+        """The description, in one line."""
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
 
     def parse(self, text: str) -> dict[str, Value]:
-        """The parameters that 'jobs=2000,models=12' gives. Raises UnusableField and UnknownName."""
+        """Parse parameters such as 'jobs=2000,models=12'. Raises UnusableField and UnknownName."""
         known = self.parameters
         found: dict[str, Value] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
@@ -82,8 +82,8 @@ class BuiltIn:
             if name not in known:
                 raise unknown_name(f"parameter of {self.name}", name, known)
             found[name] = self._value(name, value, type(known[name]))
-        asked = known | found
-        components = asked.get("models", 0) * asked.get("loras", 0)
+        chosen = known | found
+        components = chosen.get("models", 0) * chosen.get("loras", 0)
         if components > _MOST_COMPONENTS:
             raise unusable_field(f"{self.name}: models x loras", components, f"at most {_MOST_COMPONENTS:,}")
         return found
@@ -112,7 +112,7 @@ def _models(count: int) -> list[InventedModel]:
 
 
 def _mix(models: int, loras: int, seeds: int = 1, steps: int = 20) -> Mix:
-    """Popular things first; the bare model is as popular as the first LoRA."""
+    """Popular items first; the bare model is as popular as the first LoRA."""
     return Mix(_models(models), _loras(loras), seeds_per_prompt=seeds, steps=(steps,))
 
 
@@ -130,7 +130,7 @@ def _zipf(
 def _shifting(
     rng: Random, jobs: int = 1000, models: int = 12, loras: int = 0, rate: float = 1.0, shift: float = 300.0
 ) -> Workload:
-    """As zipf; every `shift` seconds models and LoRAs trade their ranks."""
+    """Like zipf; every `shift` seconds models and LoRAs swap their ranks."""
     return shifting(_mix(models, loras), jobs, rng, rate or 1.0, shift)
 
 
@@ -143,7 +143,7 @@ def _bursting(
     burst: int = 40,
     gap: float = 120.0,
 ) -> Workload:
-    """As zipf, calm; about every `gap` seconds `burst` more jobs that all want one model."""
+    """Like zipf at a calm rate; about every `gap` seconds `burst` more jobs that all use one model."""
     calm_seconds, most = jobs / (rate or 0.5), _RANGES["jobs"][1]
     if calm_seconds / gap * burst > most:
         least_gap = calm_seconds * burst / most
@@ -157,16 +157,16 @@ def _sizes(rng: Random, jobs: int = 400, rate: float = 0.2) -> Workload:
 
 
 def _batch(rng: Random, jobs: int = 1000, models: int = 12, loras: int = 4, seeds: int = 4) -> Workload:
-    """Everything at once: models and LoRAs about equally often, `seeds` images of a prompt, in no useful order."""
+    """Everything at once: models and LoRAs about equally often, `seeds` images per prompt, in random order."""
     return offline_batch(_models(models), _loras(loras), jobs, rng, seeds)
 
 
 def _users(
     rng: Random, users: int = 4, jobs: int = 200, models: int = 12, loras: int = 0, rate: float = 0.2
 ) -> Workload:
-    """One user sends a batch of `jobs`, each of the others as many images as come at `rate` in that time."""
-    others = [Demand(f"user-{number}", max(jobs // users, 1), rate or None) for number in range(1, users)]
-    return many_users(_mix(models, loras), [Demand("user-0", jobs), *others], rng)
+    """One user submits a batch of `jobs`, each of the others as many images as arrive at `rate` in that time."""
+    others = [UserDemand(f"user-{number}", max(jobs // users, 1), rate or None) for number in range(1, users)]
+    return many_users(_mix(models, loras), [UserDemand("user-0", jobs), *others], rng)
 
 
 _MAKERS: Mapping[str, Callable[..., Workload]] = {

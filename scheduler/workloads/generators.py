@@ -1,6 +1,6 @@
-"""Workloads of every sort that a pool meets, each from a few numbers and the chance that is handed in.
+"""Generates workloads of every kind that a pool meets, from a few numbers and a passed Random.
 
-`per_second` None stands for all at once. The one after a published trace is `benchmarks.lab.katz`.
+`per_second` None means all at once. The workload after a published trace is `benchmarks.lab.katz`.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ def zipf(mix: Mix, jobs: int, rng: Random, per_second: float | None = None, name
 
 
 def shifting(mix: Mix, jobs: int, rng: Random, per_second: float, shift_seconds: float) -> Workload:
-    """Popularity that changes: every so many seconds models and LoRAs trade their ranks, all anew."""
-    asked: list[tuple[float, Mix]] = []
+    """Changing popularity: every `shift_seconds` the ranks of models and LoRAs are shuffled."""
+    requests: list[tuple[float, Mix]] = []
     now, shifts = mix, 0
     for at in poisson(jobs, per_second, rng):
-        # of several in a row nobody sees any but the last
+        # of several in a row only the last has an effect
         if int(at / shift_seconds) > shifts:
             now = replace(now, models=_shuffled(now.models, rng), loras=_shuffled(now.loras, rng))
             shifts = int(at / shift_seconds)
-        asked.append((at, now))
-    return Workload("shifting", mix.components, tuple(_submissions(asked, rng)))
+        requests.append((at, now))
+    return Workload("shifting", mix.components, tuple(_submissions(requests, rng)))
 
 
 def bursting(
     mix: Mix, jobs: int, rng: Random, per_second: float, burst_jobs: int, gap_seconds: float, burst_seconds: float = 5.0
 ) -> Workload:
-    """A calm stream of `jobs`, and over it bursts, each of one model and one LoRA set drawn without regard to
-    popularity, that come within `burst_seconds` and after gaps of `gap_seconds` on average."""
-    asked = [(at, mix) for at in poisson(jobs, per_second, rng)]
-    end = asked[-1][0] if asked else 0.0
+    """A calm stream of `jobs` with bursts, each of one model and one LoRA set drawn uniformly, that arrive within
+    `burst_seconds` after gaps of `gap_seconds` on average."""
+    requests = [(at, mix) for at in poisson(jobs, per_second, rng)]
+    end = requests[-1][0] if requests else 0.0
     begin = rng.expovariate(1.0 / gap_seconds)
     while begin < end:
         only = replace(mix, models=[rng.choice(mix.models)], loras=[rng.choice(mix.loras)])
-        asked += [(begin + rng.uniform(0.0, burst_seconds), only) for _ in range(burst_jobs)]
+        requests += [(begin + rng.uniform(0.0, burst_seconds), only) for _ in range(burst_jobs)]
         begin += rng.expovariate(1.0 / gap_seconds)
-    asked.sort(key=lambda one: one[0])
-    return Workload("bursting", mix.components, tuple(_submissions(asked, rng)))
+    requests.sort(key=lambda one: one[0])
+    return Workload("bursting", mix.components, tuple(_submissions(requests, rng)))
 
 
 def heterogeneous(
@@ -68,17 +68,17 @@ def heterogeneous(
 def offline_batch(
     models: Sequence[InventedModel], loras: Sequence[str], jobs: int, rng: Random, seeds_per_prompt: int = 4
 ) -> Workload:
-    """A batch, all of it known at once: every model and LoRA set about equally often, several seeds of a prompt, in
-    no useful order."""
+    """A batch, completely known at the start: every model and LoRA set about equally often, several seeds per prompt,
+    in random order."""
     mix = Mix(models, loras, 0.0, 0.0, seeds_per_prompt)
-    asked = list(mix.submissions(all_at_once(jobs), rng, batch="batch"))
-    rng.shuffle(asked)
-    return Workload("offline batch", mix.components, tuple(asked))
+    requests = list(mix.submissions(all_at_once(jobs), rng, batch="batch"))
+    rng.shuffle(requests)
+    return Workload("offline batch", mix.components, tuple(requests))
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """What one user asks for, from `begin_seconds` on."""
+class UserDemand:
+    """The jobs of one user, from `begin_seconds` on."""
 
     user: str
     jobs: int
@@ -86,23 +86,23 @@ class Demand:
     begin_seconds: float = 0.0
 
 
-def many_users(mix: Mix, demands: Iterable[Demand], rng: Random) -> Workload:
-    """Users of different appetite over the same models: some send a batch, others an image now and then. Each likes
-    the models in an order of its own."""
-    asked: list[tuple[float, Mix]] = []
+def many_users(mix: Mix, demands: Iterable[UserDemand], rng: Random) -> Workload:
+    """Users with different demands on the same models: some submit a batch, others an image now and then. Each has a
+    separate order of model popularity."""
+    requests: list[tuple[float, Mix]] = []
     for demand in demands:
-        own = replace(mix, users=(demand.user,), models=_shuffled(mix.models, rng))
-        asked += [(demand.begin_seconds + at, own) for at in _times(demand.jobs, demand.per_second, rng)]
-    asked.sort(key=lambda one: one[0])
-    return Workload("many users", mix.components, tuple(_submissions(asked, rng)))
+        user_mix = replace(mix, users=(demand.user,), models=_shuffled(mix.models, rng))
+        requests += [(demand.begin_seconds + at, user_mix) for at in _times(demand.jobs, demand.per_second, rng)]
+    requests.sort(key=lambda one: one[0])
+    return Workload("many users", mix.components, tuple(_submissions(requests, rng)))
 
 
 def _times(jobs: int, per_second: float | None, rng: Random) -> Iterator[float]:
     return all_at_once(jobs) if per_second is None else poisson(jobs, per_second, rng)
 
 
-def _submissions(asked: Iterable[tuple[float, Mix]], rng: Random) -> Iterator[Submitted]:
-    return chain.from_iterable(mix.submissions(iter([at]), rng, number) for number, (at, mix) in enumerate(asked))
+def _submissions(requests: Iterable[tuple[float, Mix]], rng: Random) -> Iterator[Submitted]:
+    return chain.from_iterable(mix.submissions(iter([at]), rng, number) for number, (at, mix) in enumerate(requests))
 
 
 def _shuffled(things: Sequence[T], rng: Random) -> list[T]:

@@ -1,4 +1,4 @@
-"""What jobs ask for: models, LoRAs, ControlNets and users by popularity. Chance is handed in."""
+"""Draws jobs by popularity of models, LoRAs, ControlNets and users. The Random is passed in."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ T = TypeVar("T")
 
 
 def zipf_weights(count: int, exponent: float = 1.0) -> list[float]:
-    """Popularity of `count` things, the first the most popular: 1 / rank ** exponent."""
+    """Popularity of `count` items, the first the most popular: 1 / rank ** exponent."""
     return [1.0 / float(rank**exponent) for rank in range(1, count + 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What jobs ask for. Everything named first is the most popular."""
+    """The distribution of jobs. In every list, the first item is the most popular."""
 
     models: Sequence[InventedModel]
     #: LoRAs of every model; "" is the bare model, "x+y" both of them
     loras: Sequence[str] = ("",)
     model_exponent: float = 1.0
     lora_exponent: float = 1.0
-    #: jobs that ask for one prompt in a row, with different seeds
+    #: consecutive jobs with one prompt and different seeds
     seeds_per_prompt: int = 1
     steps: Sequence[int] = (20,)
-    #: who asks; prompts in a row are of one user
+    #: users; consecutive jobs of one prompt have one user
     users: Sequence[str] = ("",)
     user_exponent: float = 1.0
     #: ControlNets of every model; "" is none
@@ -50,7 +50,7 @@ class Mix:
     def submissions(
         self, arrivals: Iterator[float], rng: Random, first: int = 0, batch: str = ""
     ) -> Iterator[Submitted]:
-        """One job for each arrival, numbered from `first` on; a prompt bears the number of its first job."""
+        """Return one job for each arrival, numbered from `first` on; a prompt has the number of its first job."""
         model, loras, controlnet, steps, user = self.models[0], "", self.controlnets[0], self.steps[0], self.users[0]
         prompt = ""
         for count, at in enumerate(arrivals):

@@ -1,7 +1,7 @@
-"""Invented models: the components of a text-to-image model as numbers, and the jobs that ask for it.
+"""Invented models: the components of a text-to-image model as numbers, and the jobs that use it.
 
-Shapes are of the usual sort: encode, sample, decode; LoRAs that patch the diffusion model and, where they reach it, the
-text encoder; ControlNets that run beside the diffusion model at every step. Knows nothing of the scheduler.
+Jobs have the usual structure: encode, sample, decode; LoRAs that patch the diffusion model and optionally the text
+encoder; ControlNets that run with the diffusion model at every step. Knows nothing of the scheduler.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from modelpool.pool.specs.spec import (
 
 @dataclass(frozen=True, slots=True)
 class InventedModel:
-    """A text-to-image model as numbers: bytes of its components, and what its runs take.
+    """A text-to-image model as numbers: bytes of its components, and times of its runs.
 
-    patched_share           of the bytes of a component, in modules that LoRAs touch
-    loras_reach_text        whether LoRAs patch the text encoder too; where not, jobs of all LoRAs share an encode
-    controlnet_step_share   of a step's seconds that each ControlNet adds
+    patched_share          fraction of the bytes of a component in modules that LoRAs patch
+    loras_reach_text       whether LoRAs patch the text encoder too; if not, jobs with any LoRAs share an encode
+    controlnet_step_share  fraction of a step's seconds that each ControlNet adds
     """
 
     name: str
@@ -58,7 +58,7 @@ class InventedModel:
         )
 
     def adapters(self, loras: Iterable[str] = (), controlnets: Iterable[str] = ()) -> tuple[ComponentSpec, ...]:
-        """The components of these LoRAs and ControlNets, which belong to this model; "" is none."""
+        """The components of these LoRAs and ControlNets, which belong to this model; "" means none."""
         return (
             *(self._spec(Role.LORA, self.lora_bytes, name) for name in loras if name),
             *(self._spec(Role.CONTROLNET, self.controlnet_bytes, name) for name in controlnets if name),
@@ -78,10 +78,10 @@ class InventedModel:
         deadline: float | None = None,
         batch: str = "",
     ) -> JobSpec:
-        """One image. Equal prompts share their encode, where LoRAs reach the text encoder those with equal LoRAs.
+        """One image. Jobs with equal prompts share their encode, if LoRAs reach the text encoder only with equal LoRAs.
 
-        A patch set is its LoRAs in this order. No name comes twice; names must not contain "+" or blanks, which keep
-        names of tasks and patch sets apart.
+        A patch set consists of its LoRAs in this order, each at most once; names must not contain "+" or blanks, which
+        separate names in task and patch set ids.
         """
         patch_set = "+".join(loras)
         text_patches = patch_set if self.loras_reach_text else ""
@@ -126,7 +126,7 @@ class InventedModel:
         )
 
     def key(self, role: Role, name: str = "") -> ComponentKey:
-        """The component of this model in that role; LoRAs and ControlNets have a name beside."""
+        """The component of this model in that role; LoRAs and ControlNets have a name in addition."""
         return ComponentKey(f"{self.name}/{role.value}" + (f"/{name}" if name else ""))
 
     def _spec(self, role: Role, size_bytes: int, name: str = "") -> ComponentSpec:

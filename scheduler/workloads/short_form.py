@@ -1,4 +1,4 @@
-"""The short form of a trace, for people: models by a few numbers, and jobs that name model, LoRAs and steps."""
+"""Short form of trace lines, for manual writing: models by a few numbers, and jobs with model, LoRAs and steps."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from modelpool.pool.specs.spec import ComponentSpec, JobSpec
 from modelpool.scheduler.workloads.fields import MOST_SECONDS, MOST_STEPS, Fields
 from modelpool.scheduler.workloads.models import InventedModel
 
-#: what a model is unless its line says otherwise
-USUAL = InventedModel("usual")
-#: what a ControlNet adds to a step, as a multiple of it, is never more
+#: defaults of a model
+DEFAULTS = InventedModel("usual")
+#: maximum step time that a ControlNet adds, as a multiple of the step
 MOST_SHARE = 1000.0
 
 
@@ -19,29 +19,31 @@ def model_of(fields: Fields) -> InventedModel:
     """The model of a line {"model": "sdxl", "diffusion_bytes": 5140000000, "step_seconds": 0.1, ...}."""
     return InventedModel(
         name=_plain(fields, "model", fields.text("model"), "+/"),
-        text_encoder_bytes=fields.whole("text_encoder_bytes", 1, USUAL.text_encoder_bytes),
-        diffusion_bytes=fields.whole("diffusion_bytes", 1, USUAL.diffusion_bytes),
-        vae_bytes=fields.whole("vae_bytes", 1, USUAL.vae_bytes),
-        activation_bytes=fields.whole("activation_bytes", 0, USUAL.activation_bytes),
-        scratch_bytes=fields.whole("scratch_bytes", 0, USUAL.scratch_bytes),
-        encode_seconds=fields.number("encode_seconds", 0.0, USUAL.encode_seconds, MOST_SECONDS),
-        step_seconds=fields.number("step_seconds", 0.0, USUAL.step_seconds, MOST_SECONDS),
-        decode_seconds=fields.number("decode_seconds", 0.0, USUAL.decode_seconds, MOST_SECONDS),
-        lora_bytes=fields.whole("lora_bytes", 1, USUAL.lora_bytes),
-        controlnet_bytes=fields.whole("controlnet_bytes", 1, USUAL.controlnet_bytes),
-        patched_share=fields.number("patched_share", 0.0, USUAL.patched_share, most=1.0),
-        loras_reach_text=fields.truth("loras_reach_text", USUAL.loras_reach_text),
-        controlnet_step_share=fields.number("controlnet_step_share", 0.0, USUAL.controlnet_step_share, most=MOST_SHARE),
+        text_encoder_bytes=fields.whole("text_encoder_bytes", 1, DEFAULTS.text_encoder_bytes),
+        diffusion_bytes=fields.whole("diffusion_bytes", 1, DEFAULTS.diffusion_bytes),
+        vae_bytes=fields.whole("vae_bytes", 1, DEFAULTS.vae_bytes),
+        activation_bytes=fields.whole("activation_bytes", 0, DEFAULTS.activation_bytes),
+        scratch_bytes=fields.whole("scratch_bytes", 0, DEFAULTS.scratch_bytes),
+        encode_seconds=fields.number("encode_seconds", 0.0, DEFAULTS.encode_seconds, MOST_SECONDS),
+        step_seconds=fields.number("step_seconds", 0.0, DEFAULTS.step_seconds, MOST_SECONDS),
+        decode_seconds=fields.number("decode_seconds", 0.0, DEFAULTS.decode_seconds, MOST_SECONDS),
+        lora_bytes=fields.whole("lora_bytes", 1, DEFAULTS.lora_bytes),
+        controlnet_bytes=fields.whole("controlnet_bytes", 1, DEFAULTS.controlnet_bytes),
+        patched_share=fields.number("patched_share", 0.0, DEFAULTS.patched_share, most=1.0),
+        loras_reach_text=fields.truth("loras_reach_text", DEFAULTS.loras_reach_text),
+        controlnet_step_share=fields.number(
+            "controlnet_step_share", 0.0, DEFAULTS.controlnet_step_share, most=MOST_SHARE
+        ),
     )
 
 
 def short_job(
     number: int, fields: Fields, models: Mapping[str, InventedModel], at: float
 ) -> tuple[JobSpec, tuple[ComponentSpec, ...]]:
-    """The job of line `number`, and the components of its LoRAs and ControlNets. Its deadline counts from `at`.
+    """Return the job of line `number`, and the components of its LoRAs and ControlNets. Its deadline counts from `at`.
 
-    What has no field is taken from the number of the line: the job's name, its prompt and its seed, so that no two
-    lines ask for the same image unless they say so.
+    Name, prompt and seed of the job default to values from the line number, so that no two lines request the same image
+    unless they say so.
     """
     name = fields.text("model")
     if name not in models:
@@ -74,7 +76,7 @@ def _adapters(fields: Fields, name: str) -> tuple[str, ...]:
 
 
 def _plain(fields: Fields, name: str, found: str, apart: str = "+") -> str:
-    """`found`, when it can be told apart in the names of tasks, patch sets and components."""
+    """`found`, if it is unambiguous in the names of tasks, patch sets and components."""
     if any(letter.isspace() or letter in apart for letter in found):
         raise fields.problem(name, found, f"a name without blanks and without any of {apart}")
     return found

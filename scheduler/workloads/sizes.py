@@ -1,7 +1,7 @@
-"""Models of four sizes, after public ones: bytes from their parameter counts at two bytes each, seconds by their order.
+"""Invented models of four sizes, after public ones: bytes from parameter counts at two bytes each, estimated seconds.
 
-Seconds are those of one data-centre GPU of 2023 (H100); GPUs of other speeds scale them. Where a figure was published
-its source stands beside it, the others are of its order of magnitude and no more.
+Seconds are those of one data-centre GPU of 2023 (H100); GPUs of other speeds scale them. Published figures name their
+source; the others are of the right order of magnitude only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SD15 = InventedModel(
     patched_share=0.6,
 )
 
-#: like SDXL at 1024 x 1024: text encoders 818, U-Net 2,570, VAE 84, ControlNet 1,250 million parameters.
-#: LoRAs of the usual sort touch its transformer blocks, about 2.1 of the 2.57 thousand million
+#: like SDXL at 1024 x 1024: text encoders 818, U-Net 2,570, VAE 84, ControlNet 1,250 million parameters. Usual LoRAs
+#: patch its transformer blocks, about 2.1 of the 2.57 thousand million
 SDXL = InventedModel(
     "sdxl",
     text_encoder_bytes=1636 * MB,

@@ -1,15 +1,15 @@
-"""A workload as lines of text and back: one JSON object a line.
+"""Writes a workload as lines of text and reads it back: one JSON object per line.
 
     {"modelpool_trace": 1, "name": "nightly"}                                       the first line
     {"component": "sdxl/vae", "role": "vae", "weight_bytes": 1, "upload_bytes": 1}  a component
-    {"kind": 0, "stage": "decode", "uses": [...], ...}                              what tasks of one kind take
+    {"kind": 0, "stage": "decode", "uses": [...], ...}                              the costs of tasks of one kind
     {"at": 1.5, "job": "a", "tasks": [["id", 0, "id of a task it needs"]], ...}     a job, its tasks by kind
     {"model": "sdxl", "step_seconds": 0.1, ...}                                     a model, for the short form
     {"at": 1.5, "model": "sdxl", "loras": ["x"], "steps": 20, "user": "ann"}        a job in the short form
 
-What a line names stands on a line before it; jobs are in order of time. Tasks of one name in several jobs are one task:
-they need the same and use the same. A deadline counts from `at` in the short form; in the long one it is a time as
-`at` is one, and not before it. Times go up to 1e12, what lasts lasts up to 1e9 seconds. Reads and writes no files.
+Lines refer only to earlier lines; jobs are in order of time. Tasks with one name in several jobs are one task: they
+have equal needs and uses. A deadline counts from `at` in the short form; in the long form it is a time like `at`, and
+not before it. Times go up to 1e12, durations up to 1e9 seconds. Reads and writes no files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
-    Division,
+    ExecutionMode,
     JobId,
     JobSpec,
     Role,
@@ -41,12 +41,13 @@ from modelpool.scheduler.workloads.short_form import model_of, short_job
 from modelpool.scheduler.workloads.workload import Workload
 
 VERSION = 1
-#: a divided run takes at least as long as the whole, and never so many times as long
+#: the slowdown of a divided run is at least 1 and less than this
 MOST_SLOWDOWN = 1000.0
 
 
 def to_lines(workload: Workload) -> Iterator[str]:
-    """The lines of a trace, without line ends. A kind of task has its line before the first job with such a task."""
+    """Return the lines of a trace, without line ends. The line of a task kind comes before the first job that uses
+    it."""
     yield _text({"modelpool_trace": VERSION, "name": workload.name})
     for spec in workload.components:
         sizes = {"weight_bytes": spec.weight_bytes, "upload_bytes": spec.upload_bytes}
@@ -61,10 +62,10 @@ def to_lines(workload: Workload) -> Iterator[str]:
 
 
 def from_lines(lines: Iterable[str]) -> Workload:
-    """The workload that these lines tell of. Empty lines are skipped.
+    """Parse these lines. Empty lines are skipped.
 
-    Raises UserError, naming line and field, for anything that is not as above: unknown fields and versions, numbers
-    out of range, names that stand nowhere or twice, jobs that are not well formed.
+    Raises UserError, naming line and field, for unknown fields and versions, numbers out of range, unknown or repeated
+    names, and jobs that are not well formed.
     """
     reader = _Reader()
     for number, line in enumerate(lines, start=1):
@@ -74,13 +75,13 @@ def from_lines(lines: Iterable[str]) -> Workload:
 
 
 def _kind_of(task: TaskSpec) -> TaskSpec:
-    """What tasks of one kind have in common: all but their names."""
+    """What tasks of one kind have in common: everything except their names."""
     return replace(task, task_id=TaskId(""), needs=())
 
 
 @dataclass(slots=True)
 class _Reader:
-    """What the lines so far told."""
+    """The content of the lines read so far."""
 
     name: str | None = None
     components: dict[ComponentKey, ComponentSpec] = field(default_factory=dict)
@@ -92,12 +93,12 @@ class _Reader:
     last_at: float = 0.0
 
     def read(self, number: int, line: str) -> None:
-        """Take one more line."""
+        """Read one more line."""
         fields = Fields.of_line(number, line)
         if self.name is None:
             version = fields.whole("modelpool_trace", 0)
             if version != VERSION:
-                raise fields.problem("modelpool_trace", version, f"{VERSION}, the version that is known here")
+                raise fields.problem("modelpool_trace", version, f"{VERSION}, the only supported version")
             self.name = fields.text("name", "")
         elif "at" in fields:
             self._read_job(number, fields)
@@ -112,7 +113,7 @@ class _Reader:
         fields.end()
 
     def workload(self) -> Workload:
-        """All of it."""
+        """The complete workload."""
         if self.name is None:
             raise unusable_field("line 1", "nothing", '{"modelpool_trace": 1, "name": ...}')
         return Workload(self.name, tuple(self.components.values()), tuple(self.jobs.values()))
@@ -148,7 +149,7 @@ class _Reader:
         )
         for name, key in [("component", use.component), *(("adapters", key) for key in use.adapters)]:
             if key not in self.components:
-                raise fields.problem(name, key, "a component that stands on a line before")
+                raise fields.problem(name, key, "a component of an earlier line")
         fields.end()
         return use
 
@@ -199,13 +200,13 @@ class _Reader:
             raise fields.problem(place, row, "[id, number of its kind, ids of the tasks that it needs ...]")
         task_id, kind, *needs = row
         if isinstance(kind, bool) or not isinstance(kind, int) or kind not in self.kinds:
-            raise fields.problem(f"{place}[1]", kind, "the number of a kind that stands on a line before")
+            raise fields.problem(f"{place}[1]", kind, "the number of a kind of an earlier line")
         names = [TaskId(fields.as_text(f"{place}[{i}]", name)) for i, name in enumerate(needs, start=2)]
         return replace(self.kinds[kind], task_id=TaskId(fields.as_text(f"{place}[0]", task_id)), needs=tuple(names))
 
 
 def _does(task: TaskSpec) -> tuple[object, ...]:
-    """What a task does. What it takes may be known better in a later job."""
+    """The identity of a task. Its costs may be known better in a later job."""
     uses = [(use.component, use.patch_digest, use.adapters) for use in task.uses]
     return task.stage, task.needs, uses
 
@@ -219,8 +220,8 @@ def _component(fields: Fields) -> ComponentSpec:
     )
 
 
-def _division(fields: Fields) -> Division:
-    division = Division(
+def _division(fields: Fields) -> ExecutionMode:
+    division = ExecutionMode(
         activation_bytes=fields.whole("activation_bytes", 0),
         batch=fields.whole("batch", 0, 0),
         tile=fields.whole("tile", 0, 0),
@@ -232,8 +233,8 @@ def _division(fields: Fields) -> Division:
 
 
 def _kind_values(kind: TaskSpec) -> dict[str, object]:
-    """Its fields on a line; what is as it mostly is has none."""
-    told: dict[str, object] = {
+    """Its fields on a line, without defaults."""
+    values: dict[str, object] = {
         "stage": kind.stage.value,
         "uses": [_use_values(use) for use in kind.uses],
         "activation_bytes": kind.activation_bytes,
@@ -241,36 +242,36 @@ def _kind_values(kind: TaskSpec) -> dict[str, object]:
     }
     divisions = [_division_values(division) for division in kind.divisions]
     rest = {"divisions": divisions, "counted_bytes": kind.counted_bytes, "together": kind.together}
-    return told | {name: value for name, value in rest.items() if value}
+    return values | {name: value for name, value in rest.items() if value}
 
 
-def _division_values(division: Division) -> dict[str, object]:
-    told: dict[str, object] = {"activation_bytes": division.activation_bytes, "slowdown": division.slowdown}
+def _division_values(division: ExecutionMode) -> dict[str, object]:
+    values: dict[str, object] = {"activation_bytes": division.activation_bytes, "slowdown": division.slowdown}
     rest = {"batch": division.batch, "tile": division.tile, "counted_bytes": division.counted_bytes}
-    return told | {name: value for name, value in rest.items() if value}
+    return values | {name: value for name, value in rest.items() if value}
 
 
 def _use_values(use: ComponentUse) -> dict[str, object]:
-    told: dict[str, object] = {"component": use.component, "scratch_bytes": use.scratch_bytes}
+    values: dict[str, object] = {"component": use.component, "scratch_bytes": use.scratch_bytes}
     if use.passes != 1:
-        told["passes"] = use.passes
+        values["passes"] = use.passes
     rest = {"patch_digest": use.patch_digest, "patched_bytes": use.patched_bytes, "adapters": use.adapters}
-    return told | {name: value for name, value in rest.items() if value}
+    return values | {name: value for name, value in rest.items() if value}
 
 
 def _job_values(submitted: Submitted, kinds: dict[TaskSpec, int]) -> dict[str, object]:
     job = submitted.job
-    told: dict[str, object] = {"at": submitted.at, "job": job.job_id}
+    values: dict[str, object] = {"at": submitted.at, "job": job.job_id}
     rest = {"user": job.user, "priority": job.priority, "batch": job.batch, "given": job.given}
-    told |= {name: value for name, value in rest.items() if value}
+    values |= {name: value for name, value in rest.items() if value}
     if job.deadline is not None:
-        told["deadline"] = job.deadline
+        values["deadline"] = job.deadline
     tasks = [[task.task_id, kinds[_kind_of(task)], *task.needs] for task in job.tasks]
-    return told | {"tasks": tasks, "wanted": job.wanted}
+    return values | {"tasks": tasks, "wanted": job.wanted}
 
 
 def _text(values: dict[str, object]) -> str:
     try:
         return json.dumps(values, allow_nan=False)
     except ValueError as error:
-        raise UserError(f"{values}: {error}; expected finite numbers, which a trace can keep") from None
+        raise UserError(f"{values}: {error}; expected finite numbers, which a trace can hold") from None

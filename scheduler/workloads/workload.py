@@ -1,4 +1,4 @@
-"""Components and the jobs that ask for them, in time: what a simulation runs and a trace keeps."""
+"""A workload: components and the jobs that use them, in time; the input of a simulation and the content of a trace."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from modelpool.scheduler.tables.messages import Submitted
 class Workload:
     """Raises UnusableField unless the jobs are in order of time, from 0 on, and no job or component has two entries.
 
-    That jobs are well formed and name components that are here is checked by whoever takes them
-    (`scheduler.tables.jobs.problem_with`), as for jobs of people.
+    Whether jobs are well formed and name existing components is checked where they are submitted
+    (`scheduler.tables.jobs.problem_with`), as for jobs of users.
     """
 
     name: str
@@ -42,5 +42,5 @@ class Workload:
 
     @property
     def seconds(self) -> float:
-        """When the last job comes; 0 without jobs."""
+        """Time of the last job; 0 without jobs."""
         return self.jobs[-1].at if self.jobs else 0.0

@@ -10,14 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
-from modelpool.actors.control.catalog_service import CatalogDesk
+from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.control.fleet import Asked, InputsLost, JointRun, Run, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
-from modelpool.pool.core.stage_params import Coming, Result, RunHooks
+from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.plan.residency import Residency
 from modelpool.pool.specs.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
@@ -128,7 +128,7 @@ class FakeFleet:
         #: what workers were to read ahead, in order
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
-        self.upload_ahead_asked: list[tuple[WorkerId, int, Coming]] = []
+        self.upload_ahead_asked: list[tuple[WorkerId, int, PreloadRequest]] = []
 
     @property
     def running(self) -> list[Sent]:
@@ -155,7 +155,7 @@ class FakeFleet:
         self.ended.append((worker_id, incarnation))
         self.workers.pop((worker_id, incarnation), None)
 
-    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> Run:
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
         worker = self.workers[worker_id, incarnation]
         assert not worker.running, f"{worker_id} is sent a second run"
         sent = Sent(
@@ -163,9 +163,9 @@ class FakeFleet:
         )
         worker.running.append(sent)
         self.sent.append(sent)
-        return Run(sent.report, sent.ref)
+        return SentRun(sent.report, sent.ref)
 
-    def run_together(self, worker_id: WorkerId, incarnation: int, asked: Sequence[Asked]) -> JointRun:
+    def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
         worker = self.workers[worker_id, incarnation]
         assert not worker.running, f"{worker_id} is sent a second run"
         loop = asyncio.get_running_loop()
@@ -175,20 +175,20 @@ class FakeFleet:
         ]
         worker.running += sent
         self.sent += sent
-        return JointRun(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+        return SentBatch(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
         for sent in self.running:
             if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
                 sent.stop_asked = True
 
-    def read_ahead(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
+    def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.read_ahead_asked.append((worker_id, tuple(parts)))
 
-    def upload_ahead(self, worker_id: WorkerId, incarnation: int, run: int, coming: Coming) -> None:
+    def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
-        self.upload_ahead_asked.append((worker_id, run, coming))
+        self.upload_ahead_asked.append((worker_id, run, preload_request))
 
     async def memory_reports(self) -> dict:
         return {}
@@ -282,7 +282,7 @@ class Desk:
             state=self.state,
             fleet=self.fleet,
             clock=self.clock,
-            desk=CatalogDesk(FakeCatalog, InlineExecutor()),
+            catalog=CatalogService(FakeCatalog, InlineExecutor()),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=CAPACITY_BYTES,
             recorder=recorder,
@@ -317,7 +317,7 @@ class Desk:
     async def hear(self) -> list[JobEnded]:
         """Ask for news once; all ends so far."""
         while True:
-            news = await self.controller.news(ME, self.cursor, 0.0)
+            news = await self.controller.events(ME, self.cursor, 0.0)
             self.ended += news.ended
             self.cursor = news.cursor
             if not news.ended:

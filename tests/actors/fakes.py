@@ -24,46 +24,46 @@ from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
 from modelpool.pool.core.sampling_facts import (
     PLAIN_SAMPLING,
     AudioFacts,
-    Beginning,
-    MadeFor,
+    FirstFrameMode,
+    ImageConcat,
+    ModelDefaults,
     SamplingFacts,
-    Shown,
     VideoFacts,
 )
 from modelpool.pool.core.stage_params import (
     AudioSamples,
+    BatchMember,
+    ControlMaskMode,
     ControlRef,
-    DecodeWork,
+    DecodeParams,
     EmbeddingRef,
     Encoded,
-    EncodeImageWork,
-    EncodeWork,
-    Halfway,
-    HoleTold,
+    EncodeImageParams,
+    EncodeParams,
     ImagePixels,
     Latent,
     LoraRef,
     Mask,
-    Member,
     ModelRef,
     Outcome,
     Result,
     RunHooks,
-    SampleWork,
+    SampleParams,
+    SamplerState,
+    StageParams,
     Stopped,
     VideoFrames,
-    Work,
     control_key,
 )
 from modelpool.pool.families.cascade_families import CASCADES
-from modelpool.pool.families.expert_pairs import PAIRS
+from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.plan.residency import Residency, plan
-from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
-    Division,
+    ExecutionMode,
     Role,
     RunCost,
     TaskSpec,
@@ -88,7 +88,7 @@ CONTROLS = ("canny", "depth", "union", "inpaint", "repaint", "beside")
 #: those that read latents; the first has modes
 READS_LATENT = ("union", "beside")
 #: those that are told a hole, and how
-HOLES = {"inpaint": HoleTold.ALWAYS, "repaint": HoleTold.MASKED, "beside": HoleTold.BESIDE}
+HOLES = {"inpaint": ControlMaskMode.ALWAYS, "repaint": ControlMaskMode.MASKED, "beside": ControlMaskMode.BESIDE}
 #: models of videos, one that may begin with an image and one that must, and one of audio
 VIDEOS, BEGINS, AUDIOS = "films", "moves", "sounds"
 #: a model that makes no image's latent, and the one that makes one of it
@@ -97,13 +97,13 @@ HANDS_ON, DECODES = "small", "large"
 PAIR = "pair"
 MODELS = ("shapes", "forms", FILLS_HOLES, VIDEOS, BEGINS, AUDIOS, HANDS_ON, DECODES, PAIR)
 SAMPLING = {
-    FILLS_HOLES: SamplingFacts(shown=Shown.HOLE),
-    VIDEOS: SamplingFacts(side_multiple=16, video=VideoFacts(17, 4, 8.0, Beginning.KEPT)),
-    BEGINS: SamplingFacts(side_multiple=16, video=VideoFacts(9, 4, 16.0, Beginning.JOINED)),
+    FILLS_HOLES: SamplingFacts(image_concat=ImageConcat.INPAINT),
+    VIDEOS: SamplingFacts(side_multiple=16, video=VideoFacts(17, 4, 8.0, FirstFrameMode.KEPT)),
+    BEGINS: SamplingFacts(side_multiple=16, video=VideoFacts(9, 4, 16.0, FirstFrameMode.CONCATENATED)),
     AUDIOS: SamplingFacts(audio=AudioFacts(2.0, 8000, 64)),
     HANDS_ON: CASCADES["cascade_c"].sampling,
     DECODES: CASCADES["cascade_b"].sampling,
-    PAIR: PAIRS["wan_t2v"].sampling,
+    PAIR: TWO_EXPERTS["wan_t2v"].sampling,
 }
 #: a LoRA of which one key belongs to no model
 PARTIAL_LORA = "odd"
@@ -137,7 +137,7 @@ class FakeControls:
         own = strength, start, end, number, name in READS_LATENT
         return ControlRef(name, place, sha(name), *own, hole=HOLES.get(name))
 
-    def beside(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
+    def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         key = control_key(control)
         return ComponentSpec(key, Role.CONTROLNET, 2 * MIB, 2 * MIB), ComponentUse(key, MIB, passes=passes)
 
@@ -183,8 +183,8 @@ class FakeCatalog:
         second = {Role.DIFFUSION_MODEL_2: SIZES[Role.DIFFUSION_MODEL]} if model.name == PAIR else {}
         return {role: ComponentSpec(component_key(model, role), role, n, n) for role, n in (SIZES | second).items()}
 
-    def made_for(self, model: ModelRef) -> MadeFor:
-        return MadeFor(*NATIVE_SIZE, SAMPLING.get(model.name, PLAIN_SAMPLING))
+    def model_defaults(self, model: ModelRef) -> ModelDefaults:
+        return ModelDefaults(*NATIVE_SIZE, SAMPLING.get(model.name, PLAIN_SAMPLING))
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
         digest = sha(repr(loras))[:10] if loras else ""
@@ -204,22 +204,26 @@ class FakeCatalog:
     ) -> int:
         return 77 * (1 + len(text) // 300)
 
-    def activation_bytes(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> int:
+    def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
         return getattr(work, "width", 64) * getattr(work, "height", 64) // 4 + sum(context_tokens)
 
-    def divisions(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        if isinstance(work, EncodeWork):
+    def divisions(
+        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+    ) -> tuple[ExecutionMode, ...]:
+        if isinstance(work, EncodeParams):
             return ()
-        return (Division(self.activation_bytes(model, work, context_tokens) * 999 // 1000, batch=1, slowdown=1.5),)
+        return (ExecutionMode(self.activation_bytes(model, work, context_tokens) * 999 // 1000, batch=1, slowdown=1.5),)
 
-    def ways(self, model: ModelRef, work: Work, context_tokens: Sequence[int] = ()) -> tuple[Division, ...]:
-        whole = Division(self.activation_bytes(model, work, context_tokens))
+    def execution_modes(
+        self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
+    ) -> tuple[ExecutionMode, ...]:
+        whole = ExecutionMode(self.activation_bytes(model, work, context_tokens))
         return (whole, *self.divisions(model, work, context_tokens))
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         pass
 
-    def run_seconds(self, model: ModelRef, work: Work) -> float:
+    def run_seconds(self, model: ModelRef, work: StageParams) -> float:
         return 0.001
 
 
@@ -256,7 +260,7 @@ class FakeEngine:
     def run(
         self,
         task: TaskSpec,
-        work: Work,
+        work: StageParams,
         inputs: tuple[Result, ...],
         hooks: RunHooks,
         fresh: bool = False,
@@ -265,11 +269,11 @@ class FakeEngine:
         if fresh:
             self._residency = Residency(CAPACITY_BYTES)
         specs = {use.component: spec_of(work.model, use.component) for use in task.uses}
-        outlook = Outlook(needed_next)
-        planned = plan(self._residency, task.uses, specs, task.activation_bytes, outlook=outlook)
+        hints = EvictionHints(needed_next)
+        planned = plan(self._residency, task.uses, specs, task.activation_bytes, hints=hints)
         self._residency = planned.after
         started = time.perf_counter()
-        if isinstance(work, SampleWork):
+        if isinstance(work, SampleParams):
             self._sample(inputs, work, hooks)
         result = result_of(work, inputs, self._image_side)
         cost = RunCost(
@@ -281,8 +285,8 @@ class FakeEngine:
         )
         return result, cost
 
-    def run_together(
-        self, members: Sequence[Member], needed_next: tuple[ComponentKey, ...] = ()
+    def run_batch(
+        self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()
     ) -> tuple[Outcome, ...]:
         """One after the other, by the same arithmetic; each has what it has alone."""
         outcomes: list[Outcome] = []
@@ -294,7 +298,7 @@ class FakeEngine:
                 outcomes.append(raised)
         return tuple(outcomes)
 
-    def _sample(self, inputs: tuple[Result, ...], work: SampleWork, hooks: RunHooks) -> None:
+    def _sample(self, inputs: tuple[Result, ...], work: SampleParams, hooks: RunHooks) -> None:
         text = text_of(inputs[0])
         if FAIL in text:
             raise RuntimeError("the engine was asked to fail")
@@ -334,7 +338,7 @@ class FakeEngine:
 def spec_of(model: ModelRef, key: ComponentKey) -> ComponentSpec:
     """The sizes that `FakeCatalog` tells."""
     catalog = FakeCatalog()
-    controls = [catalog.controls.beside(model, catalog.controls.find(name, 1.0, 0.0, 1.0))[0] for name in CONTROLS]
+    controls = [catalog.controls.use_with(model, catalog.controls.find(name, 1.0, 0.0, 1.0))[0] for name in CONTROLS]
     return next(spec for spec in (*catalog.components(model).values(), *controls) if spec.key == key)
 
 
@@ -344,23 +348,23 @@ def text_of(encoded: Result) -> str:
     return bytes(encoded.context_LD[0].astype(np.uint8)).decode()
 
 
-def result_of(work: Work, inputs: tuple[Result, ...], image_side: int = 0) -> Result:
+def result_of(work: StageParams, inputs: tuple[Result, ...], image_side: int = 0) -> Result:
     """What a fake engine makes. Images have `image_side` where one is given, else the size asked for."""
     match work:
-        case EncodeWork():
+        case EncodeParams():
             return Encoded(np.frombuffer(work.text.encode(), np.uint8).astype(np.float32)[None])
-        case SampleWork():
+        case SampleParams():
             seen = b"".join(bytes_of(one) for one in inputs)
             seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
             samples = np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32)
-            assert isinstance(inputs[-1], Halfway) == work.resumes, f"{work} goes on from {inputs[-1]}"
-            halfway = Halfway(samples, (1.0, 0.9), np.stack([samples + 1, samples + 2]), samples + 3)
+            assert isinstance(inputs[-1], SamplerState) == work.resumes, f"{work} goes on from {inputs[-1]}"
+            halfway = SamplerState(samples, (1.0, 0.9), np.stack([samples + 1, samples + 2]), samples + 3)
             return halfway if work.switch and not work.low_noise else Latent(samples)
-        case EncodeImageWork():
+        case EncodeImageParams():
             seen = b"".join(bytes_of(one) for one in inputs)
             seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
             return Latent(np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32))
-        case DecodeWork():
+        case DecodeParams():
             height, width = (image_side or work.height), (image_side or work.width)
             seed = int.from_bytes(hashlib.sha256(b"".join(map(bytes_of, inputs))).digest()[:8], "big")
             random = np.random.default_rng(seed)
@@ -379,7 +383,7 @@ def bytes_of(result: Result) -> bytes:
             return result.context_LD.tobytes()
         case Latent():
             return result.samples_CHW.tobytes()
-        case Halfway():
+        case SamplerState():
             return b"".join(array.tobytes() for array in result.arrays)
         case ImagePixels():
             return result.pixels_HWC.tobytes()
@@ -469,7 +473,7 @@ class TellingEngine(FakeEngine):
     """Says in its device's name where its packages come from."""
 
     def introduce(self) -> Facts:
-        names = ("pool", "scheduler", "actors", "modelpool")
+        names = ("modelpool.pool", "modelpool.scheduler", "modelpool.actors", "modelpool")
         places = [str(importlib.import_module(name).__file__) for name in names]
         return Facts(CAPACITY_BYTES, 1e9, os.pathsep.join(places))
 

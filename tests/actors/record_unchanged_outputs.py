@@ -25,7 +25,7 @@ def main() -> int:
         outputs.write_models(folder / "models")
         outputs.write_inputs(folder / "inputs")
         files = outputs.digests(folder / "models")
-        made = dict(outputs.make_all(folder, record["outputs"]))
+        made = dict(outputs.run_requests(folder, record["outputs"]))
     failed = {output_id: found for output_id, found in made.items() if isinstance(found, str)}
     for output_id, message in failed.items():
         print(f"{output_id}: {message}", file=sys.stderr)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import SubmissionId
 from modelpool.pool.specs.spec import JobId, RunErrorKind
@@ -145,7 +145,7 @@ class ControllerMachine(RuleBasedStateMachine):
         for job in ended:
             wanted = self.wanted[job.job_id]
             if job.outcome is Outcome.SUCCEEDED:
-                _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+                _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
                 expected = image_of(cut.works, cut.job.tasks)
                 assert (job.result.value.pixels_HWC == expected.pixels_HWC).all()
                 assert wanted.prompt != FAIL
@@ -155,7 +155,7 @@ class ControllerMachine(RuleBasedStateMachine):
                 assert job.error is not None
                 assert job.error.message
         held = desk.state.snapshot().results_held
-        assert len(desk.controller._book) == held
+        assert len(desk.controller._tasks) == held
         assert desk.controller._jobs == {}
         assert desk.controller._clients[ME].submissions == {}
 

@@ -14,17 +14,17 @@ from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog
 
-Told = list[tuple[TaskSpec, RunCost]]
+ModelKwargs = list[tuple[TaskSpec, RunCost]]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    found: Told = []
+def told(monkeypatch: pytest.MonkeyPatch) -> ModelKwargs:
+    found: ModelKwargs = []
     monkeypatch.setattr(FakeCatalog, "learn", lambda catalog, task, cost: found.append((task, cost)))
     return found
 
 
-def test_each_run_that_ended_well_is_told_once(told: Told) -> None:
+def test_each_run_that_ended_well_is_told_once(told: ModelKwargs) -> None:
     @dialogue
     async def talk() -> None:
         desk = await Desk().open()
@@ -37,7 +37,7 @@ def test_each_run_that_ended_well_is_told_once(told: Told) -> None:
 
 
 @pytest.mark.parametrize("kind", [RunErrorKind.OUT_OF_VRAM, RunErrorKind.BAD_INPUT], ids=str)
-def test_failures_are_not_told(told: Told, kind: RunErrorKind) -> None:
+def test_failures_are_not_told(told: ModelKwargs, kind: RunErrorKind) -> None:
     """Found in a review: a report of running out of memory has no division, and taught figures of other runs."""
 
     @dialogue
@@ -52,8 +52,8 @@ def test_failures_are_not_told(told: Told, kind: RunErrorKind) -> None:
     assert told == []
 
 
-def test_what_was_learnt_does_not_pile_up_while_nobody_asks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog_desk, "UNTOLD", 3)
+def test_what_was_learnt_does_not_pile_up_while_nobody_asks(told: ModelKwargs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog_desk, "LEARN_BATCH", 3)
 
     @dialogue
     async def talk() -> None:

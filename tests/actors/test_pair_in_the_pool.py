@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import Halfway, SampleWork, VideoFrames
+from modelpool.pool.core.stage_params import SampleParams, SamplerState, VideoFrames
 from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fake_fleet import Desk, Sent, settle
 from tests.actors.fakes import PAIR, FakeCatalog, image_of
-from tests.actors.loop_line import open_pool
+from tests.actors.loop_connection import open_pool
 
 
 def request(**fields: Any) -> GenerateRequest:
@@ -26,26 +26,26 @@ def request(**fields: Any) -> GenerateRequest:
 
 
 def expected_frames(wanted: GenerateRequest) -> Any:
-    _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+    _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
     video: Any = image_of(dict(cut.works), cut.job.tasks)
     assert isinstance(video, VideoFrames)
     return video.frames_THWC
 
 
 def resumes(sent: Sent) -> bool:
-    return isinstance(sent.request.work, SampleWork) and sent.request.work.resumes
+    return isinstance(sent.request.work, SampleParams) and sent.request.work.resumes
 
 
 def runs_of_the_first(desk: Desk) -> int:
     works = [sent.request.work for sent in desk.fleet.sent]
-    return sum(isinstance(work, SampleWork) and not work.resumes for work in works)
+    return sum(isinstance(work, SampleParams) and not work.resumes for work in works)
 
 
 async def between_the_two(desk: Desk) -> Sent:
     """The run of the second model, which has begun."""
     while not resumes(desk.fleet.running[0]):
         await desk.finish(*desk.fleet.running)
-    assert isinstance(desk.fleet.running[0].inputs[-1].value, Halfway)
+    assert isinstance(desk.fleet.running[0].inputs[-1].value, SamplerState)
     return desk.fleet.running[0]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from modelpool.actors.request.requests import LoraChoice
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, Role, TaskId, WorkerId
-from modelpool.scheduler.tables.messages import Prefetch, UploadAhead
+from modelpool.scheduler.tables.messages import Prefetch, Preload
 from tests.actors.control.test_controller import request
 from tests.actors.fake_fleet import Desk, dialogue
 from tests.actors.fakes import FakeCatalog, component_key
@@ -24,7 +24,7 @@ async def test_components_are_told_as_files_and_loras_as_whole_ones() -> None:
     await desk.submit(request(loras=[LoraChoice(name="light")]))
     lora = FakeCatalog().lora_spec(FakeCatalog().find_lora("light", 1.0)).key
     wanted = (key(Role.DIFFUSION_MODEL), lora, ComponentKey("nobody/knows@this"))
-    desk.controller._dispatcher._carry_out(Prefetch(GPU, 1, wanted))
+    desk.controller._dispatcher._execute(Prefetch(GPU, 1, wanted))
     model = FilePart("/models/shapes.safetensors", Role.DIFFUSION_MODEL)
     assert desk.fleet.read_ahead_asked[-1] == (GPU, (model, FilePart("/loras/light.safetensors")))
 
@@ -39,7 +39,7 @@ async def test_workers_that_are_gone_and_components_without_files_are_no_reason_
         Prefetch(WorkerId("gpu-9"), 1, (key(Role.VAE),)),
         Prefetch(GPU, 1, (ComponentKey("nobody/knows@this"),)),
     ):
-        desk.controller._dispatcher._carry_out(command)
+        desk.controller._dispatcher._execute(command)
     assert len(desk.fleet.read_ahead_asked) == asked
 
 
@@ -49,8 +49,8 @@ async def test_tasks_to_come_are_told_with_their_work_and_the_run_they_come_besi
     await desk.submit(request())
     running = desk.controller._dispatcher.running()[0]
     kept = (key(Role.VAE),)
-    command = UploadAhead(GPU, 1, (running.task_id, TaskId("forgotten")), (), kept)
-    desk.controller._dispatcher._carry_out(command)
+    command = Preload(GPU, 1, (running.task_id, TaskId("forgotten")), (), kept)
+    desk.controller._dispatcher._execute(command)
     worker_id, run, coming = desk.fleet.upload_ahead_asked[-1]
     assert (worker_id, run, coming.kept) == (GPU, running.run, kept)
     ((spec, work),) = coming.tasks
@@ -62,6 +62,6 @@ async def test_tasks_to_come_are_told_with_their_work_and_the_run_they_come_besi
 async def test_a_worker_that_is_gone_or_runs_nothing_is_told_of_no_tasks() -> None:
     desk = await Desk().open()
     asked = len(desk.fleet.upload_ahead_asked)
-    for command in (UploadAhead(GPU, 2, ()), UploadAhead(WorkerId("gpu-9"), 1, ()), UploadAhead(GPU, 1, ())):
-        desk.controller._dispatcher._carry_out(command)
+    for command in (Preload(GPU, 2, ()), Preload(WorkerId("gpu-9"), 1, ()), Preload(GPU, 1, ())):
+        desk.controller._dispatcher._execute(command)
     assert len(desk.fleet.upload_ahead_asked) == asked

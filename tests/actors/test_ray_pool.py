@@ -16,8 +16,8 @@ import pytest
 import ray
 
 from modelpool import ModelPool
-from modelpool.actors.graph.build_graph import cut_request
-from modelpool.actors.graph.orders import DecodeOrder, GivenLatent
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.orders import DecodeOrder, InputLatent
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailed, JobFailure
 from modelpool.pool.core.errors import UserError
@@ -59,7 +59,7 @@ def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
 
 
 def expected(wanted: GenerateRequest, side: int = 0) -> np.ndarray:
-    _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+    _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
     return image_of(cut.works, cut.job.tasks, side).pixels_HWC
 
 
@@ -139,7 +139,7 @@ import sys
 if sys.argv[2] == "ray first":
     import ray
 from modelpool import GenerateRequest, ModelPool
-from actors.api.opening import OpenedPool, _join
+from modelpool.actors.api.opening import OpenedPool, _join
 opened = _join(sys.argv[1], "modelpool", "shared")
 with ModelPool(opened.line, opened.close, None) as pool:
     (image,) = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=1, steps=2)).images()
@@ -218,7 +218,7 @@ def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
     (ref,) = ray.get(owner.put.remote())
     ray.kill(owner)
     given = TaskId(f"given-{side}")
-    order = DecodeOrder(GivenLatent(given, (side, side)), "shapes")
+    order = DecodeOrder(InputLatent(given, (side, side)), "shapes")
 
     failures: list[JobFailure] = []
     while not failures:  # until the news of the owner's death is everywhere, the bytes may still be found
@@ -232,7 +232,7 @@ def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
 
 JOIN = """
 import os, sys
-from actors import ray_session
+from modelpool.actors.ray import ray_session
 ray_session.is_loopback = lambda address: False  # as if it were another machine
 ray_session._prepare_environment()
 session = ray_session.open_session(sys.argv[1], "joined", bring_code=True)
@@ -240,7 +240,8 @@ import ray
 
 class Where:
     def say(self):
-        import actors, modelpool, pool, scheduler
+        import modelpool
+        from modelpool import actors, pool, scheduler
         return [module.__file__ for module in (pool, scheduler, actors, modelpool)]
 
 print(ray.get(ray.remote(num_cpus=0)(Where).remote().say.remote()))
@@ -256,7 +257,7 @@ def test_a_cluster_that_is_joined_gets_our_code(ray_session) -> None:
     )  # fmt: skip
     assert done.stderr == ""
     places = [Path(place) for place in eval(done.stdout)]
-    assert [place.name for place in places] == ["__init__.py"] * 3 + ["modelpool.py"]
+    assert [place.parent.name for place in places] == ["pool", "scheduler", "actors", "modelpool"]
     assert all("py_modules_files" in place.parts for place in places)
 
 
@@ -264,4 +265,8 @@ def test_our_packages_are_ours_inside_an_actor() -> None:
     with start_fake_pool("telling", workers=1, engine=TellingEngine) as telling:
         telling.wait_ready(120)
         places = [Path(place) for place in telling.status().workers[0].device.split(os.pathsep)]
-    assert places == [ROOT / name / "__init__.py" for name in ("pool", "scheduler", "actors")] + [ROOT / "modelpool.py"]
+    package = ROOT / "modelpool"
+    assert places == [
+        *(package / name / "__init__.py" for name in ("pool", "scheduler", "actors")),
+        package / "__init__.py",
+    ]

@@ -9,12 +9,12 @@ import warnings
 import pytest
 
 from modelpool.actors.api.client import PartialLora
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.png import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import PARTIAL_LORA, FakeCatalog
-from tests.actors.loop_line import open_pool
+from tests.actors.loop_connection import open_pool
 
 
 def request(*loras: str, seed: int = 1) -> GenerateRequest:
@@ -22,14 +22,14 @@ def request(*loras: str, seed: int = 1) -> GenerateRequest:
 
 
 def test_a_recipe_tells_what_is_not_used_and_keeps_its_digest() -> None:
-    recipe, _ = cut_request(request("light", PARTIAL_LORA), JobId("a"), FakeCatalog())
+    recipe, _ = build_graph(request("light", PARTIAL_LORA), JobId("a"), FakeCatalog())
     assert recipe.warnings == (f"LoRA {PARTIAL_LORA!r} on model 'shapes': 3 of 4 keys matched, not used: odd",)
     assert dataclasses.replace(recipe, warnings=()).digest == recipe.digest
     assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
 
 
 def test_a_recipe_from_before_there_were_warnings_is_read() -> None:
-    recipe, _ = cut_request(request("light"), JobId("a"), FakeCatalog())
+    recipe, _ = build_graph(request("light"), JobId("a"), FakeCatalog())
     assert recipe.warnings == ()
     fields = {name: value for name, value in recipe.as_json().items() if name != "warnings"}
     assert recipe_from_json(fields) == recipe

@@ -120,7 +120,7 @@ def test_equal_texts_are_encoded_once(pool: ModelPool) -> None:
 
 def test_a_worker_killed_in_the_middle_changes_nothing(pool: ModelPool, expected: list[bytes]) -> None:
     restarts = pool.status().restarts
-    victim = next(iter(pool._line.ask(Controller.memory_reports).values()))
+    victim = next(iter(pool._connection.call(Controller.memory_reports).values()))
     jobs = pool.submit(requests(6, steps=6), output=False)
     images: dict[int, ImageResult] = {}
     for image in jobs.images():
@@ -180,7 +180,7 @@ def test_workers_of_a_node_share_one_host_copy() -> None:
         four.submit(requests(16, steps=2), output=False).wait(180)
         for worker in four.status().workers:
             assert any("diffusion_model" in name for name in worker.resident)
-        reports = four._line.ask(Controller.memory_reports).values()
+        reports = four._connection.call(Controller.memory_reports).values()
     file_bytes = WEIGHTS.stat().st_size
     diffusion_share = 0.45  # of the file; not every worker needs to have encoded or decoded
     assert sum(r.weights_rss_bytes for r in reports) > 4 * diffusion_share * file_bytes

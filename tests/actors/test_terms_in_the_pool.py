@@ -14,7 +14,7 @@ from modelpool.actors.wire.messages import Submission, SubmissionId
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.specs.spec import JobSpec
 from tests.actors.fake_fleet import ME, Desk, dialogue
-from tests.actors.loop_line import open_pool
+from tests.actors.loop_connection import open_pool
 
 
 def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
@@ -59,14 +59,14 @@ async def test_a_deadline_that_cannot_be_met_is_told_once_and_not_written_into_r
     recipes = await desk.controller.submit(Submission(ME, SubmissionId("s"), 0, requests))
     told = [text for recipe in recipes for text in recipe.warnings]
     assert len(told) == 1
-    assert "3 images cannot be done in time" in told[0]
+    assert "3 images cannot be finished in time" in told[0]
     ended = await desk.run_dry()
     assert all(not job.recipe.warnings for job in ended)
 
 
 def seconds_by_user(pool: ModelPool) -> dict[str, float]:
     """Whose accounts the core has."""
-    return pool._line.controller._state.snapshot().seconds_by_user
+    return pool._connection.controller._state.snapshot().seconds_by_user
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_terms_that_cannot_be_are_refused_before_anything_is_queued(pool: ModelP
 
 
 def test_a_deadline_that_cannot_be_met_is_a_warning_of_its_own(pool: ModelPool) -> None:
-    with pytest.warns(DeadlineTooSoon, match="an image cannot be done in time"):
+    with pytest.warns(DeadlineTooSoon, match="an image cannot be finished in time"):
         pool.submit(request(), deadline=1e-6).wait()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -19,7 +19,7 @@ from tests.actors.unchanged_outputs import (
     digests,
     fingerprint,
     load_record,
-    make_all,
+    run_requests,
     write_inputs,
     write_models,
 )
@@ -32,7 +32,7 @@ def test_outputs_are_those_recorded(tmp_path: Path) -> None:
     write_models(tmp_path / "models")
     write_inputs(tmp_path / "inputs")
     files = digests(tmp_path / "models")
-    made = dict(make_all(tmp_path, record["outputs"]))
+    made = dict(run_requests(tmp_path, record["outputs"]))
     found = differences(record, files, made, exact=os.environ.get("MODELPOOL_EXACT") == "1")
     assert not found, "\n".join([f"{len(found)} differences:", *found])
 

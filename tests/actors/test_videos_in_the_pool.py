@@ -15,7 +15,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import Latent, VideoFrames
 from tests.actors.fakes import AUDIOS, PAIR, VIDEOS
-from tests.actors.loop_line import open_pool
+from tests.actors.loop_connection import open_pool
 
 
 def video(**fields) -> GenerateRequest:
@@ -105,5 +105,5 @@ def test_a_video_is_made_stage_by_stage_too() -> None:
         own = pool.decode(Latent(np.zeros((4, 3, 8, 16), np.float32)), model=VIDEOS).result(10)
         assert isinstance(own, VideoFrames)
         assert own.frames_THWC.shape == (9, 64, 128, 3)
-        with pytest.raises(UserError, match=r"^latent: found .*expected those of a video"):
+        with pytest.raises(UserError, match=r"^latent: found .*expected a latent of a video"):
             pool.decode(Latent(np.zeros((4, 8, 16), np.float32)), model=VIDEOS)

@@ -21,13 +21,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from modelpool import GenerateRequest, PoolConfig, UserError
-from tests.actors.loop_line import open_real_pool
+from tests.actors.loop_connection import open_real_pool
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_cascade import write_files as write_cascade
-from tests.pool.families.tiny_pairs import TINY as PAIRS
+from tests.pool.families.tiny_pairs import TINY as TWO_EXPERTS
 from tests.pool.families.tiny_pairs import write_pair
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily
@@ -54,7 +54,9 @@ UNETS = {
     "sd1_ip2p": SHOWN_LAYOUTS["sd1_ip2p"],
 }
 #: the usual random weights of this VAE make one colour only
-_LOUDER = {name: replace(FAMILIES[name], vae_file=PAIRS["wan22_i2v"].vae_file) for name in ("wan_t2v", "qwen_image")}
+_LOUDER = {
+    name: replace(FAMILIES[name], vae_file=TWO_EXPERTS["wan22_i2v"].vae_file) for name in ("wan_t2v", "qwen_image")
+}
 TRANSFORMERS: tuple[TinyFamily, ...] = (
     *(FAMILIES[name] for name in ("sd3", "flux_dev", "flux2_klein", "chroma", "z_image", "lumina2", "auraflow")),
     *(FAMILIES[name] for name in ("pixart_sigma", "hunyuan_dit", "hunyuan_video", "ltxv", "mochi")),
@@ -142,7 +144,7 @@ def save_record(record: Mapping[str, Any]) -> None:
     RECORD.write_text(f'{{"files": {{\n{files}\n}},\n"outputs": [\n{parts}\n]}}\n')
 
 
-def make_all(folder: Path, outputs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, np.ndarray | str]]:
+def run_requests(folder: Path, outputs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, np.ndarray | str]]:
     """The id of each output and what its request makes now, or a message where it makes nothing. Requests with equal
     pool settings share one pool and one submission. `folder` has the models and the inputs."""
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""docs/configuration.md tells of every key, with its true default, and of no other; the presets can be read."""
+"""Every configuration key is in docs/reference/configuration.md with its default, and no other; the presets load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from modelpool.actors.settings.config import PoolConfig
 from tests.architecture.source_tree import ROOT
 
-PAGE = (ROOT / "docs" / "configuration.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text()
 PRESETS = sorted((ROOT / "configs").glob("*.toml"))
 
 

@@ -51,7 +51,7 @@ def test_text_is_ascii_and_names_no_machine() -> None:
 
 def test_a_bad_text_file_is_found(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
-    bad.write_bytes(b"a\tb\r\nhttps://" + "example.com/x")
+    bad.write_bytes(("a\tb\r\nhttps://" + "example.com/x").encode())
     assert problems_of(bad) == ["has a carriage return", "has a tab", "names hosts ['example.com']"]
     bad.write_bytes("\u00e9".encode())
     assert problems_of(bad) == ["byte 0 is not ASCII"]
@@ -73,7 +73,7 @@ def test_the_lists_of_families_are_those_of_recognition_and_of_the_tests() -> No
     """Out of date? Run scripts/write_families.py."""
     script = ROOT / "scripts" / "write_families.py"
     assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
-    listed = (ROOT / "docs" / "families.md").read_text()
+    listed = (ROOT / "docs" / "reference" / "families.md").read_text()
     assert ", FluxPipeline |" in listed
     assert "WanImageToVideoPipeline" in listed
     assert "not compared" in listed

@@ -12,7 +12,7 @@ from benchmarks import ray_systems, ray_trace
 from benchmarks.against_ray import RACED, systems
 from benchmarks.ray_systems import CAPACITY_BYTES, MIB, System, TraceCatalog, TraceEngine, answers_of, passes
 from benchmarks.ray_trace import LOAD_SECONDS, MODELS, ROOM_MODELS, Answer, LeastRecentlyUsed, Request, loads_of, trace
-from modelpool.pool.core.stage_params import EncodeWork, Member, RunHooks
+from modelpool.pool.core.stage_params import BatchMember, EncodeParams, RunHooks
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Role, Stage, TaskId, TaskSpec
 
 HOOKS = RunHooks(lambda step, steps: None, lambda: False)
@@ -72,7 +72,7 @@ class Pool:
 
     def ask(self, request: Request) -> tuple[str, float]:
         model = self._catalog.find_model(request.model)
-        work = EncodeWork(model, (), f"{next(self._numbers)} {request.run_seconds}")
+        work = EncodeParams(model, (), f"{next(self._numbers)} {request.run_seconds}")
         (role,) = self._catalog.components(model)
         use: ComponentUse = self._catalog.use(model, role, ())
         task = TaskSpec(TaskId("t"), Stage.ENCODE, (use,), self._catalog.activation_bytes(model, work), 1.0)
@@ -102,10 +102,10 @@ def test_what_our_engine_runs_together_takes_as_long_as_one_after_the_other(wait
     model = catalog.find_model("model-00")
     use = catalog.use(model, Role.TEXT_ENCODER, ())
     members = [
-        Member(TaskSpec(TaskId(text), Stage.ENCODE, (use,), MIB, 1.0), EncodeWork(model, (), text), (), HOOKS)
+        BatchMember(TaskSpec(TaskId(text), Stage.ENCODE, (use,), MIB, 1.0), EncodeParams(model, (), text), (), HOOKS)
         for text in ("0 0.02", "1 0.08")
     ]
-    (_, first), (_, second) = engine.run_together(members)
+    (_, first), (_, second) = engine.run_batch(members)
     assert [first.batched, second.batched] == [2, 2]
     assert sum(waited) == pytest.approx(LOAD_SECONDS + 0.02 + 0.08)
 

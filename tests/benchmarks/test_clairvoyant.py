@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.clairvoyant import SCALE, Interval, Request, best_packing, least_bus_bytes
 from benchmarks.vram import POLICIES, SPECS, sequence
 from modelpool.pool.plan.residency import Residency, plan
-from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 INTERVALS = st.lists(
@@ -83,7 +83,7 @@ def test_no_plan_is_below_the_bound(sizes, drawn, room_bytes, look_ahead) -> Non
     now, moved_bytes = Residency(room_bytes), 0
     for number, (key, passes) in enumerate(drawn):
         coming = tuple(dict.fromkeys(other for other, _ in drawn[number + 1 : number + 1 + look_ahead]))
-        moves = plan(now, (ComponentUse(key, 0, passes=passes),), specs, 0, outlook=Outlook(coming))
+        moves = plan(now, (ComponentUse(key, 0, passes=passes),), specs, 0, hints=EvictionHints(coming))
         moved_bytes += moves.upload_bytes + moves.streamed_bytes
         now = moves.after
     least = least_bus_bytes([Request(key, passes, room_bytes) for key, passes in drawn], specs)

@@ -11,7 +11,7 @@ from modelpool.pool.devices.capabilities import default_device_kind
 from modelpool.pool.devices.detection import capabilities_here, detect
 from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.devices.nvml import find_nvml, read_nvml
-from modelpool.pool.engine.diagnosis import Wanted, diagnose
+from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
 
 pytestmark = pytest.mark.gpu
 
@@ -54,4 +54,4 @@ def test_the_card_is_found_and_usable() -> None:
     else:
         assert 0 < first.free_bytes <= 1.1 * first.capabilities.total_bytes, "NVML counts what the driver keeps"
     assert capabilities_here("cuda").float16 == first.capabilities.float16 or len(found.devices) > 1
-    assert diagnose(found, Wanted(reserve_bytes=0)).is_usable
+    assert diagnose(found, DiagnosisSettings(reserve_bytes=0)).is_usable

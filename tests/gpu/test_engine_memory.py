@@ -48,7 +48,7 @@ def test_images_do_not_depend_on_what_is_resident(catalog: Catalog) -> None:
         images.append(pipeline.image().astype(int))
         for cost in pipeline.costs:
             assert cost.peak_bytes <= cost.planned_bytes, "the plan's figure does not hold"
-            assert cost.rungs == ()
+            assert cost.oom_steps == ()
         assert (share == 1.0) == (pipeline.costs[2].streamed_bytes == 0)
         pipeline.engine.close()
     assert all(np.abs(other - images[0]).max() <= 1 for other in images[1:])

@@ -10,9 +10,9 @@ from torch import nn
 
 from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.kinds import DeviceKind
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import StreamingUploader
-from modelpool.pool.ops.attention import attending_with, attention_priority
+from modelpool.pool.ops.attention import attention_priority, use_attention_kernels
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build, store_in
@@ -33,10 +33,10 @@ def test_copies_are_exact_however_they_go(tmp_path: Path) -> None:
     for pin in (False, True):
         file = mapped(tmp_path / "weights", 200 * MIB, shared=pin)
         hosts = [file[begin : begin + 40 * MIB] for begin in range(0, 200 * MIB, 40 * MIB)]
-        with UploadRoad.open(device, ahead_bytes=100 * MIB) as road:
+        with TransferPipeline.open(device, ahead_bytes=100 * MIB) as pipeline:
             if pin:
-                road.pin(file)  # may be refused; then it goes through the ring
-            uploader = road.uploader()
+                pipeline.pin(file)  # may be refused; then it goes through the ring
+            uploader = pipeline.uploader()
             for host in hosts * 4:
                 assert torch.equal(uploader.upload(host).cpu(), host)
             assert isinstance(uploader, StreamingUploader)
@@ -51,8 +51,8 @@ def test_memory_is_not_reused_while_it_is_read() -> None:
     hosts = [torch.full((4 * MIB,), float(value)) for value in range(8)]
     busy = torch.randn(4096, 4096, device=device)
     sums = []
-    with UploadRoad.open(device, ahead_bytes=64 * MIB) as road:
-        uploader = road.uploader()
+    with TransferPipeline.open(device, ahead_bytes=64 * MIB) as pipeline:
+        uploader = pipeline.uploader()
         for host in hosts * 6:
             weight = uploader.upload(host)
             busy @ busy  # to be late
@@ -72,8 +72,8 @@ def test_a_streamed_model_equals_the_resident_one(family: str) -> None:
     expected = resident.run(device)
     store_in(case.module, torch.float16)
     swap_to_casting(case.module)
-    with UploadRoad.open(device, ahead_bytes=MIB) as road:
-        uploader = road.uploader()
+    with TransferPipeline.open(device, ahead_bytes=MIB) as pipeline:
+        uploader = pipeline.uploader()
         for _ in range(3):
             with compute(device, torch.float32, uploader=uploader):
                 found = case.run(device)
@@ -89,6 +89,6 @@ def test_attention_kernels_in_the_wanted_order() -> None:
     expected = nn.functional.scaled_dot_product_attention(q.float(), q.float(), q.float())
     priority = attention_priority(capabilities)
     for first in range(len(priority)):
-        with attending_with(priority[first:]):
+        with use_attention_kernels(priority[first:]):
             found = nn.functional.scaled_dot_product_attention(q, q, q)
         torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)

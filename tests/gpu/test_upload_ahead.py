@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
-from modelpool.pool.patcher.compute_context import ComputeTools
-from modelpool.pool.patcher.model_patcher import ModelPatcher, realizing
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
+from modelpool.pool.patcher.compute_context import RunTools
+from modelpool.pool.patcher.model_patcher import ModelPatcher, realize_in_steps
 from modelpool.pool.patcher.shared_weights import WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
@@ -28,22 +28,22 @@ def layers() -> nn.Sequential:
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH).half() for _ in range(LAYERS))).requires_grad_(False)
 
 
-def patcher_on(road: UploadRoad, module: nn.Module) -> ModelPatcher:
+def patcher_on(pipeline: TransferPipeline, module: nn.Module) -> ModelPatcher:
     device = torch.device("cuda", 0)
     form = WeightForm(torch.float16)
-    return ModelPatcher.of(ComponentKey("toy"), Role.DIFFUSION_MODEL, module, device, form, ComputeTools(road=road))
+    return ModelPatcher.of(ComponentKey("toy"), Role.DIFFUSION_MODEL, module, device, form, RunTools(pipeline=pipeline))
 
 
-def bring(road: UploadRoad, patcher: ModelPatcher, patches: PatchSet) -> int:
+def bring(pipeline: TransferPipeline, patcher: ModelPatcher, patches: PatchSet) -> int:
     """All of it, as slices do; how often there was to wait for copies that are under way."""
     modules = frozenset(m.name for m in patcher.modules())
-    steps, waits = realizing(patcher, WeightsTarget(modules, patches)), 0
+    steps, waits = realize_in_steps(patcher, WeightsTarget(modules, patches)), 0
     while True:
-        if road.is_full:
+        if pipeline.is_full:
             waits += 1
             time.sleep(0.0005)
             continue
-        with road.beside():
+        with pipeline.overlapping():
             if next(steps, None) is None:
                 return waits
 
@@ -58,17 +58,17 @@ def test_copies_go_on_while_the_device_computes() -> None:
         for _ in range(products):
             x = (busy @ x).clamp(-1, 1)
 
-    with UploadRoad.open(device) as road:
+    with TransferPipeline.open(device) as pipeline:
         module = layers()
         expected = {name: parameter.clone() for name, parameter in module.named_parameters()}
-        patcher = patcher_on(road, module)
-        bring(road, patcher, PatchSet())  # wakes everything
-        road.catch_up()
+        patcher = patcher_on(pipeline, module)
+        bring(pipeline, patcher, PatchSet())  # wakes everything
+        pipeline.catch_up()
         patcher.unload()
         torch.cuda.synchronize()
         began = time.perf_counter()
-        bring(road, patcher, PatchSet())
-        road.catch_up()
+        bring(pipeline, patcher, PatchSet())
+        pipeline.catch_up()
         torch.cuda.synchronize()
         alone_seconds = time.perf_counter() - began
         patcher.unload()
@@ -84,8 +84,8 @@ def test_copies_go_on_while_the_device_computes() -> None:
         compute_seconds = time.perf_counter() - began
         began = time.perf_counter()
         compute(products)
-        bring(road, patcher, PatchSet())
-        road.catch_up()
+        bring(pipeline, patcher, PatchSet())
+        pipeline.catch_up()
         torch.cuda.synchronize()
         together_seconds = time.perf_counter() - began
         assert together_seconds < compute_seconds + 0.5 * alone_seconds
@@ -98,16 +98,16 @@ def test_copies_go_on_while_the_device_computes() -> None:
 def test_patches_and_memory_that_is_freed_are_exact() -> None:
     """Weights are brought beside, read by the stream that computes, freed and brought again, over and over."""
     device = torch.device("cuda", 0)
-    with UploadRoad.open(device) as road:
-        patcher = patcher_on(road, layers())
+    with TransferPipeline.open(device) as pipeline:
+        patcher = patcher_on(pipeline, layers())
         patches = PatchSet((make_patch("0.weight", (WIDTH, WIDTH), "p", 0.5),))
         x_BD = torch.randn(64, WIDTH, device=device, dtype=torch.float16)
         sums = {}
         for turn in range(6):
             wanted = patches if turn % 2 else PatchSet()
             patcher.patches = wanted
-            bring(road, patcher, wanted)
-            road.catch_up()
+            bring(pipeline, patcher, wanted)
+            pipeline.catch_up()
             with patcher.running() as module:
                 total = module(x_BD).float().sum()
             patcher.unload()  # while that may still be under way

@@ -6,13 +6,13 @@ import numpy as np
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
-    EncodeWork,
+    DecodeParams,
+    EncodeParams,
     ImagePixels,
     Result,
     RunHooks,
-    SampleWork,
-    Work,
+    SampleParams,
+    StageParams,
     stage_of,
     task_id,
 )
@@ -36,28 +36,28 @@ class Pipeline:
         self.loras = tuple(catalog.find_lora(name, strength) for name, strength in loras.items())
         self.costs: list[RunCost] = []
 
-    def task(self, work: Work) -> TaskSpec:
+    def task(self, work: StageParams) -> TaskSpec:
         role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
-        loras = () if isinstance(work, DecodeWork) else work.loras
-        use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
+        loras = () if isinstance(work, DecodeParams) else work.loras
+        use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleParams) else 1)
         activation_bytes = self.catalog.figures.activation_bytes(self.model, work)
         divisions = self.catalog.figures.divisions(self.model, work) if self.is_divisible else ()
         return TaskSpec(task_id(work, ()), stage_of(work), (use,), activation_bytes, 0.1, divisions=divisions)
 
     def run(
-        self, work: Work, *inputs: Result, hooks: RunHooks = QUIET, needed_next: tuple[ComponentKey, ...] = ()
+        self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET, needed_next: tuple[ComponentKey, ...] = ()
     ) -> Result:
         result, cost = self.engine.run(self.task(work), work, inputs, hooks, needed_next=needed_next)
         self.costs.append(cost)
         return result
 
-    def works(self) -> tuple[EncodeWork, EncodeWork, SampleWork, DecodeWork]:
-        sample = SampleWork(self.model, self.loras, 64, 64, STEPS, 4.0, "euler_ancestral", "normal", 7)
+    def works(self) -> tuple[EncodeParams, EncodeParams, SampleParams, DecodeParams]:
+        sample = SampleParams(self.model, self.loras, 64, 64, STEPS, 4.0, "euler_ancestral", "normal", 7)
         return (
-            EncodeWork(self.model, self.loras, "a (red:1.3) circle"),
-            EncodeWork(self.model, self.loras, ""),
+            EncodeParams(self.model, self.loras, "a (red:1.3) circle"),
+            EncodeParams(self.model, self.loras, ""),
             sample,
-            DecodeWork(self.model, 64, 64),
+            DecodeParams(self.model, 64, 64),
         )
 
     def image(self) -> np.ndarray:

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
-    EncodeWork,
+    DecodeParams,
+    EncodeParams,
     ImagePixels,
     LoraRef,
     ModelRef,
     Result,
-    SampleWork,
-    Work,
+    SampleParams,
+    StageParams,
     roles_of,
     stage_of,
     task_id,
@@ -46,7 +46,7 @@ def prefixes_of(layout: str) -> dict[str, str]:
     return {"unet": UNET, "vae": VAE, **ENCODERS[layout]}
 
 
-def write_whole(path: Path, layout: str, seed: int = 0, dtype: torch.dtype = torch.float16) -> Path:
+def write_atomically(path: Path, layout: str, seed: int = 0, dtype: torch.dtype = torch.float16) -> Path:
     """A whole checkpoint of `layout`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made: Callable[[], Layout] = getattr(layouts, layout)
@@ -76,10 +76,10 @@ class Painter:
         """The pixels of one small image."""
         model = self.catalog.find_model(name)
         chosen = tuple(self.catalog.find_lora(lora, strength) for lora, strength in (loras or {}).items())
-        prompt = self._run(EncodeWork(model, chosen, "a (red:1.3) circle"))
-        negative = self._run(EncodeWork(model, chosen, "blurry"))
+        prompt = self._run(EncodeParams(model, chosen, "a (red:1.3) circle"))
+        negative = self._run(EncodeParams(model, chosen, "blurry"))
         latent = self._run(self._sample(model, chosen, seed), prompt, negative)
-        found = self._run(DecodeWork(model, 64, 64), latent)
+        found = self._run(DecodeParams(model, 64, 64), latent)
         assert isinstance(found, ImagePixels)
         return found.pixels_HWC
 
@@ -88,14 +88,14 @@ class Painter:
         """Of all runs so far."""
         return sum(cost.uploaded_bytes for cost in self.costs)
 
-    def _sample(self, model: ModelRef, loras: tuple[LoraRef, ...], seed: int) -> SampleWork:
-        return SampleWork(model, loras, 64, 64, 2, 4.0, "euler", "normal", seed)
+    def _sample(self, model: ModelRef, loras: tuple[LoraRef, ...], seed: int) -> SampleParams:
+        return SampleParams(model, loras, 64, 64, 2, 4.0, "euler", "normal", seed)
 
-    def _run(self, work: Work, *inputs: Result) -> Result:
+    def _run(self, work: StageParams, *inputs: Result) -> Result:
         count = len(self.engine._opened(work.model).checkpoint.family.text_encoders)
-        roles = roles_of(work, count if isinstance(work, EncodeWork) else 1)
-        loras = work.loras if isinstance(work, (EncodeWork, SampleWork)) else ()
-        passes = work.steps if isinstance(work, SampleWork) else 1
+        roles = roles_of(work, count if isinstance(work, EncodeParams) else 1)
+        loras = work.loras if isinstance(work, (EncodeParams, SampleParams)) else ()
+        passes = work.steps if isinstance(work, SampleParams) else 1
         uses = tuple(self.catalog.use(work.model, role, loras, passes) for role in roles)
         activation_bytes = self.catalog.figures.activation_bytes(work.model, work)
         task = TaskSpec(task_id(work, ()), stage_of(work), uses, activation_bytes, 0.1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.event_log import Entry, Header, entry_line, header_line, read_entries
+from modelpool.scheduler.record.event_log import LogEntry, LogHeader, entry_line, header_line, read_entries
 from modelpool.scheduler.tables.messages import Command, ComponentsKnown, Event
 from tests.scheduler.world import COMPONENTS, Shell, image
 
@@ -16,7 +16,7 @@ class Recorded(SchedulerState):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.lines = [header_line(Header(self.config, "test"))]
+        self.lines = [header_line(LogHeader(self.config, "test"))]
 
     def handle(self, event: Event) -> list[Command]:
         commands = super().handle(event)
@@ -40,7 +40,7 @@ class RecordedShell(Shell):
         return self.state.lines
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LogEntry]:
         """The log, read."""
         return list(read_entries(self.lines[1:]))
 

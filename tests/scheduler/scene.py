@@ -6,12 +6,12 @@ from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.registry import PLACEMENTS
-from modelpool.scheduler.placement.rules import Choice, Question
+from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery
 from modelpool.scheduler.queue.backlog import Backlog
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Task
-from modelpool.scheduler.tables.worker_index import Whereabouts
-from modelpool.scheduler.tables.workers import Worker, WorkerStatus
+from modelpool.scheduler.tables.worker_index import WorkerIndex
+from modelpool.scheduler.tables.workers import Worker, WorkerState
 from tests.scheduler.world import COMPONENTS
 
 AT = 100.0
@@ -26,11 +26,11 @@ class Scene:
         self.costs.know(COMPONENTS)
         self.backlog = Backlog()
         self.backlog.at = AT
-        self.where = Whereabouts()
+        self.where = WorkerIndex()
         self.workers: list[Worker] = []
         self.tasks = 0
         self.switch_seconds = 100.0
-        self.patience = 20.0
+        self.wait_factor = 20.0
 
     def worker(
         self,
@@ -45,12 +45,12 @@ class Scene:
     ) -> Worker:
         """One that is idle, or that should be free in so many seconds; on a machine with such a disk, if it has a
         name."""
-        worker = Worker(WorkerId(name), 1, WorkerStatus.BUSY if free_in else WorkerStatus.IDLE)
+        worker = Worker(WorkerId(name), 1, WorkerState.BUSY if free_in else WorkerState.IDLE)
         worker.spec = WorkerSpec(
             WorkerId(name), 1, capacity, link, device, node=NodeId(node), storage_bytes_per_second=disk
         )
         worker.link_bytes_per_second = link
-        worker.believe(Residency(capacity, entries))
+        worker.update_residency(Residency(capacity, entries))
         worker.expected_end = AT + free_in if free_in else None
         self.workers.append(worker)
         self.backlog.set_capacities(tuple(sorted({w.capacity_bytes or 0 for w in self.workers})))
@@ -68,26 +68,26 @@ class Scene:
         task.ready_at = AT - waited
         return task
 
-    def question(self) -> Question:
+    def query(self) -> PlacementQuery:
         """What a placement is shown now."""
         for worker in self.workers:
             self.where.note(worker, True)
-        return Question(
+        return PlacementQuery(
             AT,
             self.backlog,
             self.where,
             self.costs,
             self.config,
             self.switch_seconds,
-            self.patience,
+            self.wait_factor,
             self.switch_seconds,
         )
 
-    def ask(self) -> Choice | None:
+    def ask(self) -> PlacementDecision | None:
         """What the placement of the configuration starts."""
-        return PLACEMENTS[self.config.placement](self.question())
+        return PLACEMENTS[self.config.placement](self.query())
 
-    def choice(self) -> tuple[Task, str]:
+    def decision(self) -> tuple[Task, str]:
         """The task that it starts, and where."""
         choice = self.ask()
         assert choice is not None

@@ -24,8 +24,8 @@ import pytest
 from benchmarks.compiled_core import ROOT, build, why_not
 from modelpool.pool.core.errors import GIB
 from modelpool.pool.plan.residency import Residency
-from modelpool.pool.specs.sent import Sent
 from modelpool.pool.specs.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
+from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.core.history import JobHistory
 from modelpool.scheduler.core.snapshot import Snapshot
 from modelpool.scheduler.core.state import SchedulerState
@@ -35,7 +35,7 @@ from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import CancelAsked, Command, Event
+from modelpool.scheduler.tables.messages import CancelRequested, Command, Event, PruneComponents
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 from modelpool.scheduler.workloads.arrivals import poisson
@@ -64,7 +64,7 @@ CONFIGURATIONS = {
 }
 
 
-class Told:
+class ModelKwargs:
     """A core that keeps what it is told."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -79,7 +79,7 @@ class Told:
 
 def varied(job: JobSpec, at: float, rng: Random) -> JobSpec:
     """The job as somebody's, in some haste, by itself or with others."""
-    tasks = tuple(replace(task, together=rng.choice(("", "pictures"))) for task in job.tasks)
+    tasks = tuple(replace(task, together=rng.choice(("", "images"))) for task in job.tasks)
     return replace(
         job,
         tasks=tasks,
@@ -104,7 +104,7 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
         run_error=lambda command: rng.choice(kinds) if rng.random() < 0.03 else None,
         run_hangs=lambda command: config.run_timeout_seconds is not None and rng.random() < 0.01,
     )
-    core = Told(config)
+    core = ModelKwargs(config)
     cluster = VirtualCluster(core, gpus, [SimulatedNode(node, 20 * GIB, 2.0 * GIB)], disturbances=disturbances)
     what, last = mix(), 0.0
     cluster.start(what.components)
@@ -112,7 +112,8 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
         last = submission.at
         cluster.post(replace(submission, job=varied(submission.job, last, rng)))
         if rng.random() < 0.05:
-            cluster.post(CancelAsked(last + rng.uniform(0.0, 20.0), submission.job.job_id))
+            cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))
+    cluster.post(PruneComponents(last))
     for gpu in gpus:
         cluster.lose(gpu.worker_id, rng.uniform(0.0, last))
     cluster.run()
@@ -155,12 +156,12 @@ def require_files(compiled: Path) -> None:
         assert library.parent != compiled
         source = library.with_name(library.name.partition(".")[0] + ".py")
         assert source.is_file() or "__mypyc" in library.name
-    assert not [place for package in setup_file().COMPILED for place in (ROOT / package).rglob("*.so")]
+    assert not [place for folder in setup_file().COMPILED_FOLDERS for place in (ROOT / folder).rglob("*.so")]
 
 
 def require_told(compiled: Path) -> None:
     """`modelpool --version` says which core an installation has."""
-    code = "import sys\nfrom actors.cli.main import run\nsys.exit(run(['--version']))"
+    code = "import sys\nfrom modelpool.actors.cli.main import run\nsys.exit(run(['--version']))"
     for place, is_compiled in ((compiled, True), (ROOT, False)):
         environment = {**os.environ, "PYTHONPATH": str(place)}
         command = [sys.executable, "-P", "-c", code]
@@ -192,8 +193,8 @@ def test_the_streams_have_everything_in_them(streams: dict[str, Stream]) -> None
     said = {command for stream in streams.values() for given in answer(stream)["commands"] for command in given}
     assert {kind.__name__ for kind in typing.get_args(Event)} - {kind.__name__ for kind in told} <= {"ResultLost"}
     assert {kind.__name__ for kind in typing.get_args(Command)} == {type(command).__name__ for command in said}
-    assert any(command.mates for command in said if hasattr(command, "mates"))
-    assert any(command.rungs for command in said if hasattr(command, "rungs"))
+    assert any(command.batch_mates for command in said if hasattr(command, "batch_mates"))
+    assert any(command.oom_steps for command in said if hasattr(command, "oom_steps"))
 
 
 # ---- without a compiler --------------------------------------------------------------------------------------------
@@ -211,12 +212,18 @@ def setup_file() -> ModuleType:
 
 def modules() -> set[str]:
     """The modules that are compiled."""
-    return {f"{package}.{name}" for package, names in setup_file().COMPILED.items() for name in names.split()}
+    setup = setup_file()
+    paths = [path for folder in setup.COMPILED_FOLDERS for path in (ROOT / folder).glob("*.py")]
+    names = [path.relative_to(ROOT).as_posix() for path in paths if path.name != "__init__.py"]
+    return {"modelpool." + name[:-3].replace("/", ".") for name in names if name not in setup.NOT_COMPILED}
 
 
 def test_the_table_names_modules_that_there_are() -> None:
-    for name in modules():
-        assert (ROOT / (name.replace(".", "/") + ".py")).is_file(), name
+    setup = setup_file()
+    for folder in setup.COMPILED_FOLDERS:
+        assert any((ROOT / folder).glob("*.py")), folder
+    for name in setup.NOT_COMPILED:
+        assert (ROOT / name).is_file(), name
 
 
 @pytest.mark.parametrize(("command", "is_compiled"), [("bdist_wheel", True), ("editable_wheel", False)])
@@ -240,7 +247,7 @@ def values_in(kind: Any, seen: set[type]) -> Iterator[type]:
 
 @pytest.mark.parametrize("kind", [Event, Command, Snapshot, StoryLine, JobHistory, SchedulerConfig, Replayed])
 def test_what_is_sent_between_processes_can_be_read_there(kind: Any) -> None:
-    """An instance of a compiled frozen dataclass pickles, and cannot be unpickled but by what `Sent` says."""
+    """An instance of a compiled frozen dataclass pickles, and cannot be unpickled but by what `WireValue` says."""
     found = list(values_in(kind, set()))
     assert found
-    assert {value for value in found if value.__module__ in modules() and not issubclass(value, Sent)} == set()
+    assert {value for value in found if value.__module__ in modules() and not issubclass(value, WireValue)} == set()

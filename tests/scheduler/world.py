@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.plan.preload_plan import Held, plan_ahead
+from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.plan.residency import Residency, needed_bytes, plan
-from modelpool.pool.specs.division import choose_division
-from modelpool.pool.specs.outlook import Outlook
+from modelpool.pool.specs.eviction_hints import EvictionHints
+from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
-    Division,
+    ExecutionMode,
     JobId,
     JobSpec,
+    OomStep,
     Role,
     RunCost,
     RunError,
     RunErrorKind,
-    Rung,
     Stage,
     TaskId,
     TaskReport,
@@ -36,25 +36,25 @@ from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import (
-    CancelAsked,
+    BatchMate,
+    CancelRequested,
     Command,
     ComponentsKnown,
     EndWorker,
     Event,
-    LookAgain,
-    Mate,
     Outcome,
+    Preload,
     ReleaseResult,
     ResolveJob,
     ResultLost,
     RunEnded,
     RunTask,
+    ScheduleTick,
     StartFailed,
     StartWorker,
     StopTask,
     Submitted,
     Tick,
-    UploadAhead,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -80,7 +80,7 @@ def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds:
 
 def sample(
     *needs: TaskId, model: ComponentKey = PAINT, seed: int = 0, activation_bytes: int = 4, patch: str = "",
-    run_seconds: float = 10.0, divisions: tuple[Division, ...] = (),
+    run_seconds: float = 10.0, divisions: tuple[ExecutionMode, ...] = (),
 ) -> TaskSpec:  # fmt: skip
     use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=4)
     parts = "/" if divisions else ""
@@ -116,7 +116,7 @@ class Running:
     #: as if the task ran alone
     command: RunTask
     residency: Residency
-    stop_asked: bool = False
+    stop_requested: bool = False
     #: how many tasks its run began with
     together: int = 1
     #: the others of them that have not ended
@@ -174,10 +174,10 @@ class Shell:
         """Hand an event to the core, check and carry out what it says, check the core."""
         commands = self.state.handle(event)
         for command in commands:
-            self._carry_out(command)
+            self._execute(command)
         for command in commands:
             if isinstance(command, RunTask):
-                believed = self.state.fleet.workers[command.worker_id].residency
+                believed = self.state.worker_table.workers[command.worker_id].residency
                 assert believed == self.running[command.worker_id].residency, f"{command}: other weights"
         validate(self.state)
         assert set(self.state.demand.results.held) == self.held, "the core believes in other results than the shell"
@@ -205,8 +205,8 @@ class Shell:
         """Let a WorkerUp arrive, asked for or not."""
         worker_id = WorkerId(name)
         self.starting.pop((worker_id, incarnation), None)
-        latest = self.state.fleet.incarnations.get(worker_id, 0)
-        if worker_id in self.state.fleet.workers and incarnation >= latest:
+        latest = self.state.worker_table.incarnations.get(worker_id, 0)
+        if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes))
         return self.feed(WorkerUp(self.tick(), WorkerSpec(worker_id, incarnation, capacity_bytes, link)))
@@ -229,11 +229,11 @@ class Shell:
 
     def cancel(self, job_id: str) -> list[Command]:
         self.cancelled.add(JobId(job_id))
-        return self.feed(CancelAsked(self.tick(), JobId(job_id)))
+        return self.feed(CancelRequested(self.tick(), JobId(job_id)))
 
     def finish(
         self, name: str, kind: RunErrorKind | None = None, residency: Residency | None = None,
-        cost: RunCost | None = None, result_bytes: int = 1, rungs: tuple[Rung, ...] = (), place: int = 0,
+        cost: RunCost | None = None, result_bytes: int = 1, oom_steps: tuple[OomStep, ...] = (), place: int = 0,
     ) -> list[Command]:  # fmt: skip
         """Let the run on this worker end; of a run of several tasks only the one in this place, unless the worker is
         lost with it."""
@@ -250,7 +250,7 @@ class Shell:
             self.running[worker_id] = members[0]
         else:
             self.up[worker_id] = (command.incarnation, after)
-        error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", rungs)
+        error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps)
         told = cost or RunCost()
         told = replace(told, batched=run.together) if told.batched == 1 else told
         report = _report(command, after, told, error, result_bytes)
@@ -285,7 +285,7 @@ class Shell:
 
     # ---- carrying out ---------------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case StartWorker():
                 key = (command.worker_id, command.incarnation)
@@ -298,23 +298,23 @@ class Shell:
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
                     run = self.running.get(command.worker_id)
                     members = [] if run is None else run.members
-                    assert all(one.stop_asked for one in members), f"{command}: nobody asked them to stop"
+                    assert all(one.stop_requested for one in members), f"{command}: nobody asked them to stop"
                     self._gone(command.worker_id)
             case RunTask():
                 self._run(command)
             case StopTask():
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
-                expected = replace(run.command, why=None, needed_next=(), fresh=False, rungs=())
+                expected = replace(run.command, why=None, needed_next=(), fresh=False, oom_steps=())
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
-                assert not run.stop_asked, f"{command}: for the second time"
-                run.stop_asked = True
-            case UploadAhead():
+                assert not run.stop_requested, f"{command}: for the second time"
+                run.stop_requested = True
+            case Preload():
                 self._bring(command)
             case ReleaseResult():
                 assert command.task_id in self.held, f"{command}: nobody holds it"
                 self.held.discard(command.task_id)
-            case LookAgain():
+            case ScheduleTick():
                 assert command.after_seconds > 0, command
                 due = self.at + command.after_seconds
                 assert all(due < other for other in self.ticks), f"{command}: one comes by then already"
@@ -327,22 +327,22 @@ class Shell:
         assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
         assert command.worker_id not in self.running, f"{command}: it is busy"
         assert command.why is not None, f"{command}: no reason"
-        members = [Mate(command.task_id, command.attempt), *command.mates]
-        assert len({mate.task_id for mate in members}) == len(members) <= self.config.batch_limit, command
-        for mate in members:
-            self._check_start(mate, command)
+        members = [BatchMate(command.task_id, command.attempt), *command.batch_mates]
+        assert len({batch_mate.task_id for batch_mate in members}) == len(members) <= self.config.batch_limit, command
+        for batch_mate in members:
+            self._check_start(batch_mate, command)
         spec = self.tasks[command.task_id]
         before = Residency(residency.capacity_bytes) if command.fresh else residency
-        way = choose_division(spec, residency.capacity_bytes - needed_bytes(spec.uses, 0))
+        mode = choose_mode(spec, residency.capacity_bytes - needed_bytes(spec.uses, 0))
         assert len(set(command.needed_next)) == len(command.needed_next), f"{command}: told twice"
-        outlook = Outlook(command.needed_next)
-        moves = plan(before, spec.uses, SPECS, way.activation_bytes, outlook=outlook)
-        if command.mates:
-            assert not way.tile, f"{command}: in parts"
-            assert not way.batch, f"{command}: in parts"
-            shared = plan(before, spec.uses, SPECS, len(members) * way.activation_bytes, outlook=outlook)
+        hints = EvictionHints(command.needed_next)
+        moves = plan(before, spec.uses, SPECS, mode.activation_bytes, hints=hints)
+        if command.batch_mates:
+            assert not mode.tile, f"{command}: in parts"
+            assert not mode.batch, f"{command}: in parts"
+            shared = plan(before, spec.uses, SPECS, len(members) * mode.activation_bytes, hints=hints)
             assert shared == moves, f"{command}: mates cost {shared} instead of {moves}"
-        alone = replace(command, mates=())
+        alone = replace(command, batch_mates=())
         runs = [
             Running(replace(alone, task_id=m.task_id, attempt=m.attempt), moves.after, together=len(members))
             for m in members
@@ -350,9 +350,9 @@ class Shell:
         runs[0].others = runs[1:]
         self.running[command.worker_id] = runs[0]
 
-    def _bring(self, command: UploadAhead) -> None:
+    def _bring(self, command: Preload) -> None:
         """Weights come beside a run, as far as its time goes. Tasks that are told of wait; what the run holds stays."""
-        run, worker = self.running[command.worker_id], self.state.fleet.workers[command.worker_id]
+        run, worker = self.running[command.worker_id], self.state.worker_table.workers[command.worker_id]
         assert run.command.incarnation == command.incarnation, f"{command}: that incarnation is gone"
         assert command.task_ids, f"{command}: for nothing"
         assert len(set(command.task_ids)) == len(command.task_ids), f"{command}: told twice"
@@ -360,13 +360,13 @@ class Shell:
         working_bytes = _way(spec, capacity_bytes).activation_bytes * run.together + needed_bytes(spec.uses, 0)
         assert worker.loaded_at is not None, f"{command}: beside a run that streams"
         assert worker.expected_end is not None, f"{command}: beside a run of unknown length"
-        at, outlook, there = max(self.at, worker.loaded_at), Outlook(command.needed_next), run.residency
+        at, hints, there = max(self.at, worker.loaded_at), EvictionHints(command.needed_next), run.residency
         kept = {use.component for use in spec.uses}.union(command.kept)
         for task_id in command.task_ids:
             task = self.tasks[task_id]
             assert not self.state.demand.tasks[task_id].on_worker, f"{command}: {task_id} runs"
-            held = Held(frozenset(kept), working_bytes)
-            ahead = plan_ahead(there, held, task.uses, SPECS, _way(task, capacity_bytes).activation_bytes, outlook)
+            held = RunningLease(frozenset(kept), working_bytes)
+            ahead = plan_preload(there, held, task.uses, SPECS, _way(task, capacity_bytes).activation_bytes, hints)
             at += ahead.switches * self.config.patch_switch_seconds
             there = ahead.after(there, int((worker.expected_end - at) * worker.link_bytes_per_second))
             at += ahead.upload_bytes / worker.link_bytes_per_second
@@ -377,15 +377,17 @@ class Shell:
         for member in run.members:
             member.residency = there
 
-    def _check_start(self, mate: Mate, command: RunTask) -> None:
+    def _check_start(self, batch_mate: BatchMate, command: RunTask) -> None:
         """A task may start, by itself or in the run of `command`."""
-        spec, first = self.tasks[mate.task_id], self.tasks[command.task_id]
-        assert not any(one.command.task_id == mate.task_id for r in self.running.values() for one in r.members), command
-        assert self.held.issuperset(spec.needs), f"{command}: inputs of {mate} are not held"
-        assert mate.task_id not in self.held, f"{command}: the result of {mate} is there"
+        spec, first = self.tasks[batch_mate.task_id], self.tasks[command.task_id]
+        assert not any(one.command.task_id == batch_mate.task_id for r in self.running.values() for one in r.members), (
+            command
+        )
+        assert self.held.issuperset(spec.needs), f"{command}: inputs of {batch_mate} are not held"
+        assert batch_mate.task_id not in self.held, f"{command}: the result of {batch_mate} is there"
         assert (spec.uses, spec.activation_bytes, spec.together, spec.run_seconds) == (
             first.uses, first.activation_bytes, first.together, first.run_seconds,
-        ), f"{command}: {mate} does not go with it"  # fmt: skip
+        ), f"{command}: {batch_mate} does not go with it"  # fmt: skip
 
     def _resolve(self, command: ResolveJob) -> None:
         job = self.jobs[command.job_id]
@@ -407,8 +409,8 @@ class Shell:
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
 
 
-def _way(task: TaskSpec, capacity_bytes: int) -> Division:
-    return choose_division(task, capacity_bytes - needed_bytes(task.uses, 0))
+def _way(task: TaskSpec, capacity_bytes: int) -> ExecutionMode:
+    return choose_mode(task, capacity_bytes - needed_bytes(task.uses, 0))
 
 
 def _report(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import (
+    BatchMate,
     Command,
     Event,
-    Mate,
     Prefetch,
     RunEnded,
     RunTask,
@@ -24,7 +24,7 @@ class Step:
     """One run: its task, its mates, what is fetched ahead while it runs, and what the command says is needed next."""
 
     task: str
-    mates: tuple[str, ...] = ()
+    batch_mates: tuple[str, ...] = ()
     prefetch: tuple[str, ...] = ()
     needed_next: tuple[str, ...] = ()
 
@@ -58,14 +58,14 @@ class Scripted:
             return []
         self.done[worker_id] = number + 1
         step = steps[number]
-        self.left[worker_id] = 1 + len(step.mates)
+        self.left[worker_id] = 1 + len(step.batch_mates)
         run = RunTask(
             worker_id,
             1,
             TaskId(step.task),
             0,
             needed_next=tuple(map(ComponentKey, step.needed_next)),
-            mates=tuple(Mate(TaskId(name), 0) for name in step.mates),
+            batch_mates=tuple(BatchMate(TaskId(name), 0) for name in step.batch_mates),
         )
         ahead = Prefetch(worker_id, 1, tuple(map(ComponentKey, step.prefetch)))
         return [run, ahead] if step.prefetch else [run]

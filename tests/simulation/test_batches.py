@@ -41,7 +41,7 @@ def batch(
 
 def test_a_batch_takes_its_seconds_once_and_shares_them_out() -> None:
     """3.1 s of load, 10 x (1 + 2 x 0.5) s of computation, for three."""
-    core = Scripted({"g0": [Step("t0", mates=("t1", "t2"))]})
+    core = Scripted({"g0": [Step("t0", batch_mates=("t1", "t2"))]})
     cluster = batch(core, [task(f"t{n}", "a/d") for n in range(3)])
     cluster.run()
     assert [event.report.task_id for event in core.ended] == ["t0", "t1", "t2"]
@@ -57,7 +57,7 @@ def test_a_batch_takes_its_seconds_once_and_shares_them_out() -> None:
 
 def test_a_batch_needs_room_for_all_of_its_members() -> None:
     """Three times 30 bytes of activations leave 10 of 100 for weights: the rest streams, once for all three."""
-    core = Scripted({"g0": [Step("t0", mates=("t1", "t2"))]})
+    core = Scripted({"g0": [Step("t0", batch_mates=("t1", "t2"))]})
     cluster = batch(core, [task(f"t{n}", "a/d", activation_bytes=30, passes=2) for n in range(3)])
     cluster.run()
     assert (cluster.totals.uploaded_bytes, cluster.totals.streamed_bytes) == (10, 2 * 21)
@@ -70,7 +70,7 @@ def test_a_stopped_member_leaves_the_others_running() -> None:
                 return [StopTask(WorkerId("g0"), 1, task("t1", "a/d").task_id, 0)]
             return super().handle(event)
 
-    core = Stopping({"g0": [Step("t0", mates=("t1",)), Step("t2")]})
+    core = Stopping({"g0": [Step("t0", batch_mates=("t1",)), Step("t2")]})
     cluster = batch(core, [task(f"t{n}", "a/d") for n in range(3)])
     cluster.post(Tick(5.0))
     cluster.run()
@@ -102,7 +102,7 @@ def test_the_core_batches_what_it_may(limit: int) -> None:
     cluster.start(one.components)
     for number in range(40):
         job = one.job(f"job-{number}", f"prompt {number}", number)
-        tasks = tuple(replace(task, together="pictures") for task in job.tasks)
+        tasks = tuple(replace(task, together="images") for task in job.tasks)
         cluster.post(Submitted(0.0, replace(job, tasks=tasks)))
     cluster.run(after_each=validate)
     assert set(cluster.outcomes.values()) == {Outcome.SUCCEEDED}

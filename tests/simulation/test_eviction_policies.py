@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.plan.residency import Residency
-from modelpool.pool.specs.outlook import NO_OUTLOOK
+from modelpool.pool.specs.eviction_hints import NO_HINTS
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, WorkerId
 from modelpool.scheduler.simulator.eviction_policies import (
+    EvictionQuery,
     KnownFuture,
-    MemoryQuestion,
     NothingLoads,
     PlannedMemory,
     WholeComponents,
@@ -42,7 +42,7 @@ def play(
     """Runs of one component each: bytes uploaded, and what is there afterwards, the longest unused first."""
     now, seen = Residency(capacity_bytes), []
     for key in runs:
-        moves = memory.moves(MemoryQuestion(WORKER, now, (use(key),), activation_bytes, NO_OUTLOOK), specs)
+        moves = memory.moves(EvictionQuery(WORKER, now, (use(key),), activation_bytes, NO_HINTS), specs)
         now = moves.after
         seen.append((moves.upload_bytes, " ".join(e.component for e in now.entries)))
     return seen
@@ -63,9 +63,9 @@ def test_whole_components_leave_the_longest_unused_first() -> None:
 def test_whole_components_stream_only_what_can_never_fit() -> None:
     """12 bytes on 10: all else leaves, 10 are loaded and 2 stream in each of 4 passes."""
     specs = sizes(a_d=4, b_d=12)
-    question = MemoryQuestion(WORKER, Residency(10), (use("a/d"),), 0, NO_OUTLOOK)
-    now = WholeComponents().moves(question, specs).after
-    moves = WholeComponents().moves(MemoryQuestion(WORKER, now, (use("b/d"),), 0, NO_OUTLOOK), specs)
+    query = EvictionQuery(WORKER, Residency(10), (use("a/d"),), 0, NO_HINTS)
+    now = WholeComponents().moves(query, specs).after
+    moves = WholeComponents().moves(EvictionQuery(WORKER, now, (use("b/d"),), 0, NO_HINTS), specs)
     assert (moves.upload_bytes, moves.streamed_bytes, moves.evicted_bytes) == (10, 8, 4)
 
 
@@ -138,7 +138,7 @@ def test_every_memory_keeps_the_budget(name: str, weights: list[int], capacity: 
     now, activation_bytes = Residency(capacity), 5
     for run in runs:
         uses = tuple(use(key) for key in run)
-        moves = memory.moves(MemoryQuestion(WORKER, now, uses, activation_bytes, NO_OUTLOOK), specs)
+        moves = memory.moves(EvictionQuery(WORKER, now, uses, activation_bytes, NO_HINTS), specs)
         after = moves.after
         assert after.used_bytes <= capacity - activation_bytes
         wanted_bytes = min(capacity - activation_bytes, sum(specs[u.component].weight_bytes for u in uses))

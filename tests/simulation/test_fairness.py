@@ -83,8 +83,8 @@ def test_loads_stay_few_for_it() -> None:
 @pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("arrives", [3.0, 30.0, 77.0])
 def test_a_single_job_is_not_held_up_by_a_stream_of_another_user(gpus: int, arrives: float) -> None:
-    """The number of docs/fairness.md: while one other user waits, a job begins when that one has had its window on each
-    worker, at the latest; with what runs at that time and the load that the job needs itself."""
+    """The number of docs/explanation/fairness.md: while one other user waits, a job begins when that one has had its
+    window on each worker, at the latest; with what runs at that time and the load that the job needs itself."""
     simulated = cluster({"ann": 1.0, "bob": 1.0}, gpus)
     both = models({"ann": 1.0, "bob": 1.0})
     submit(simulated, both["ann"], 400)
@@ -92,8 +92,8 @@ def test_a_single_job_is_not_held_up_by_a_stream_of_another_user(gpus: int, arri
     simulated.run()
     assert simulated.outcomes[JobId("bob-0")] is Outcome.SUCCEEDED
     config, stages = SchedulerConfig(), 3
-    longest_run_seconds, load_seconds, own_seconds = 1.0, 6.5 / 2.0, 2.5
-    most = config.share_window_seconds + stages * longest_run_seconds + 2 * load_seconds + own_seconds
+    longest_run_seconds, load_seconds, unshared_seconds = 1.0, 6.5 / 2.0, 2.5
+    most = config.share_window_seconds + stages * longest_run_seconds + 2 * load_seconds + unshared_seconds
     assert simulated.latency_seconds[JobId("bob-0")] <= most
 
 
@@ -122,5 +122,5 @@ def test_deadlines_that_can_be_met_are_met_beside_a_stream_of_others(count: int)
         job = both["bob"].job(f"due-{number}", f"due {number}", number)
         simulated.post(Submitted(5.0, replace(job, user=UserId("bob"), deadline=200.0)))
     simulated.run()
-    deadlines = simulated.core.demand.turns.deadlines
+    deadlines = simulated.core.demand.fair_queue.deadlines
     assert (deadlines.met, deadlines.missed) == (count, 0)

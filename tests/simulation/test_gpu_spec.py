@@ -54,7 +54,7 @@ def test_every_kind_can_be_asked_for(kind: GpuKind, count: int) -> None:
         ("0xH100", UnusableField, "found '0xH100', expected 1 to 100000 GPUs"),
         ("999999xH100", UnusableField, "expected 1 to 100000 GPUs"),
         ("2xH100,3xh100", UnusableField, "expected each kind once"),
-        ("4xL4:48GiB", UnusableField, r"found 'L4:48GiB', expected at most what it has, 24\.0 GiB"),
+        ("4xL4:48GiB", UnusableField, r"found 'L4:48GiB', expected at most its memory, 24\.0 GiB"),
         ("9" * 5000 + "xH100", UnusableField, r"found '9{80}[.]{3}', expected 1 to 100000 GPUs"),
         ("1e3xH100", UnusableField, "found '1e3xH100', expected a whole number of GPUs before the x"),
         ("4xH100:1", UnusableField, r"found 'H100:1', expected at least 256.0 MiB of memory; a unit may be missing"),
@@ -86,7 +86,7 @@ def test_machines_hold_gpus_of_one_kind(first: int, second: int, per_node: int) 
 
 def test_a_job_that_no_gpu_can_run_is_named() -> None:
     model = InventedModel("m", activation_bytes=8 * GIB)
-    jobs = [Submitted(0.0, model.job("picture-7", "p", 1))]
+    jobs = [Submitted(0.0, model.job("image-7", "p", 1))]
     large, _ = simulated_gpus(parse_gpus("6GiB,24GiB"), NodeShape())
     require_fit(jobs, large)
     with pytest.raises(DoesNotFit, match=r"image-7 \(sample\) needs at least 8\.2 GiB .* the budget is 6\.0 GiB"):

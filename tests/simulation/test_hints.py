@@ -21,9 +21,9 @@ def test_what_the_core_assumes_with_a_hint_is_what_the_workers_do() -> None:
 
     def agree(state: SchedulerState) -> None:
         for worker_id, residency in cluster.residencies.items():
-            believed = state.fleet.workers[worker_id].residency
+            believed = state.worker_table.workers[worker_id].residency
             assert believed is not None
-            if not any(state.fleet.workers[worker_id].ahead):
+            if not any(state.worker_table.workers[worker_id].preloaded):
                 assert believed == residency, worker_id
                 continue
             # what comes beside a run is a matter of seconds, which are estimated

@@ -166,15 +166,15 @@ class Stopping(Scripted):
     def handle(self, event: Event) -> list[Command]:
         if isinstance(event, Tick):
             step = self.steps["g0"][self.done[WorkerId("g0")] - 1]
-            return [StopTask(WorkerId("g0"), 1, TaskId(name), 0) for name in (step.task, *step.mates)]
+            return [StopTask(WorkerId("g0"), 1, TaskId(name), 0) for name in (step.task, *step.batch_mates)]
         return super().handle(event)
 
 
-@pytest.mark.parametrize("mates", [(), ("t2",)])
-def test_a_run_that_is_stopped_has_moved_what_its_seconds_bought(mates: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("batch_mates", [(), ("t2",)])
+def test_a_run_that_is_stopped_has_moved_what_its_seconds_bought(batch_mates: tuple[str, ...]) -> None:
     """Found in a review: everything counted as moved from the beginning, for no seconds. Stopped at 4 of 10 s of
     loading, alone or with its mate at once; the next run uploads the other 6 bytes."""
-    steps = {"g0": [Step("t0", mates), Step("t1")]}
+    steps = {"g0": [Step("t0", batch_mates), Step("t1")]}
     tasks = [task(name, "a/d") for name in ("t0", "t1", "t2")]
     gpus = [SimulatedGpu(WorkerId("g0"), 100, 10.0, start_seconds=0.0, node=NODE)]
     cluster = VirtualCluster(Stopping(steps), gpus, [SimulatedNode(NODE, 100, 1.0)])

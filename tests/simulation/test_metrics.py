@@ -24,7 +24,7 @@ from modelpool.pool.specs.spec import (
     UserId,
     WorkerId,
 )
-from modelpool.scheduler.simulator.fairness import Span, fair_shares, jain, service_ratios
+from modelpool.scheduler.simulator.fairness import ServiceSpan, fair_shares, jain, service_ratios
 from modelpool.scheduler.simulator.hosts import StorageReads
 from modelpool.scheduler.simulator.metrics import figures, latency, percentile
 from modelpool.scheduler.simulator.records import SimulationTotals
@@ -206,8 +206,8 @@ def test_jain(values: list[float], expected: float) -> None:
     assert jain(values) == expected
 
 
-def spans(*told: tuple[UserId, float, float]) -> list[Span]:
-    return [Span(*one) for one in told]
+def spans(*told: tuple[UserId, float, float]) -> list[ServiceSpan]:
+    return [ServiceSpan(*one) for one in told]
 
 
 def test_one_who_takes_all_is_seen() -> None:
@@ -216,8 +216,8 @@ def test_one_who_takes_all_is_seen() -> None:
     unfinished = spans((ANNA, 0.0, 10.0), (BEN, 0.0, 20.0))
     ratios = service_ratios(unfinished, spans((ANNA, 0.0, 10.0), (BEN, 10.0, 20.0)), {})
     assert ratios == pytest.approx({ANNA: 2.0, BEN: 0.0})
-    turns = spans((ANNA, 0.0, 5.0), (BEN, 5.0, 10.0))
-    assert service_ratios(unfinished, turns, {}) == pytest.approx({ANNA: 1.0, BEN: 1.0})
+    fair_queue = spans((ANNA, 0.0, 5.0), (BEN, 5.0, 10.0))
+    assert service_ratios(unfinished, fair_queue, {}) == pytest.approx({ANNA: 1.0, BEN: 1.0})
 
 
 def test_who_was_alone_is_compared_with_nobody() -> None:
@@ -240,7 +240,7 @@ def test_one_who_wants_little_and_gets_it_is_well_served() -> None:
 
 def test_a_batch_is_shared_by_those_in_it() -> None:
     unfinished = spans((ANNA, 0.0, 6.0), (ANNA, 0.0, 6.0), (BEN, 0.0, 6.0), (BEN, 0.0, 6.0))
-    together = [Span(ANNA, 0.0, 6.0, 1 / 3), Span(BEN, 0.0, 6.0, 2 / 3)]
+    together = [ServiceSpan(ANNA, 0.0, 6.0, 1 / 3), ServiceSpan(BEN, 0.0, 6.0, 2 / 3)]
     assert service_ratios(unfinished, together, {}) == pytest.approx({ANNA: 2 / 3, BEN: 4 / 3})
 
 
@@ -267,8 +267,8 @@ def test_ratios_are_sums_over_every_second(
     work: list[tuple[UserId, int, int, int]], weights: dict[UserId, int]
 ) -> None:
     """Each job waits and is then served until it ends, in whole seconds; slices are seconds."""
-    unfinished = [Span(user, float(at), float(at + wait + run)) for user, at, wait, run in work]
-    served = [Span(user, float(at + wait), float(at + wait + run)) for user, at, wait, run in work]
+    unfinished = [ServiceSpan(user, float(at), float(at + wait + run)) for user, at, wait, run in work]
+    served = [ServiceSpan(user, float(at + wait), float(at + wait + run)) for user, at, wait, run in work]
     begin, end = min(at for _, at, _, _ in work), max(at + wait + run for _, at, wait, run in work)
     received: Counter[UserId] = Counter()
     due: Counter[UserId] = Counter()

@@ -37,5 +37,5 @@ def test_ours_loads_less_and_is_done_sooner(baseline: str, rate: float | None) -
 def test_all_workers_work_when_the_queue_is_long() -> None:
     """No pile-up: each of four workers does between a sixth and a third of the runs."""
     cluster = simulate("soonest", 5, None)
-    shares = [worker.totals.runs / cluster.totals.runs for worker in cluster.core.fleet.workers.values()]
+    shares = [worker.totals.runs / cluster.totals.runs for worker in cluster.core.worker_table.workers.values()]
     assert all(1 / 6 < share < 1 / 3 for share in shares), shares

@@ -13,7 +13,7 @@ from modelpool.pool.core.errors import GIB
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.placement.prefetch import ReadingAhead
+from modelpool.scheduler.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
 from modelpool.scheduler.simulator.metrics import Figures, figures
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -56,7 +56,7 @@ def finished(cluster: VirtualCluster[SchedulerState]) -> Figures:
 
 def test_a_batch_waits_a_tenth_less_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = [finished(cluster_of(100, seed)) for seed in (1, 2)]
-    monkeypatch.setattr(ReadingAhead, "_tell", lambda *nothing: None)
+    monkeypatch.setattr(PrefetchPlanner, "_notify", lambda *nothing: None)
     behind = [finished(cluster_of(100, seed)) for seed in (1, 2)]
     waited = sum(one.loading_seconds for one in ahead) / sum(one.loading_seconds for one in behind)
     assert waited < 0.9

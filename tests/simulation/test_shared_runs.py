@@ -37,7 +37,7 @@ def served(limit: int, marginal: float, seed: int, failing: float = 0.0, jobs: i
     what = Mix([InventedModel(f"m{n}", diffusion_bytes=(2 + n) * GIB) for n in range(3)], steps=(10, 20))
     gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), 40 * GIB, 10.0 * GIB, marginal=marginal) for n in range(2)]
     disturbances = Disturbances(
-        run_error=lambda command: RunErrorKind.INTERNAL if command.mates and rng.random() < failing else None
+        run_error=lambda command: RunErrorKind.INTERNAL if command.batch_mates and rng.random() < failing else None
     )
     state = SchedulerState(SchedulerConfig(story_length=None, batch_limit=limit))
     cluster = VirtualCluster(state, gpus, disturbances=disturbances)

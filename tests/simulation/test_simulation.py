@@ -13,7 +13,7 @@ from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import CancelAsked, EndWorker, Outcome, StopTask, Submitted, WorkersWanted
+from modelpool.scheduler.tables.messages import CancelRequested, EndWorker, Outcome, StopTask, Submitted, WorkersWanted
 from modelpool.scheduler.workloads.models import InventedModel
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +21,11 @@ MODEL = InventedModel("one", text_encoder_bytes=1 * GIB, diffusion_bytes=5 * GIB
 
 PROGRAM = """
 import sys
-from scheduler.simulator.cluster import VirtualCluster
-from scheduler.simulator.machines import SimulatedGpu
-from scheduler.core.state import SchedulerState
-from scheduler.tables.messages import Submitted
-from scheduler.workloads.models import InventedModel
+from modelpool.scheduler.simulator.cluster import VirtualCluster
+from modelpool.scheduler.simulator.machines import SimulatedGpu
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.messages import Submitted
+from modelpool.scheduler.workloads.models import InventedModel
 
 model = InventedModel("one")
 cluster = VirtualCluster(SchedulerState(), [SimulatedGpu("gpu-0", 24 << 30, 1e10)])
@@ -65,7 +65,7 @@ def test_streamed_weights_take_their_time_in_every_step() -> None:
 def test_a_stopped_run_ends_early_and_an_unwanted_worker_ends() -> None:
     cluster = one_gpu()
     cluster.post(Submitted(0.0, MODEL.job("job", "a cat", 1)))
-    cluster.post(CancelAsked(5.0, MODEL.job("job", "a cat", 1).job_id))
+    cluster.post(CancelRequested(5.0, MODEL.job("job", "a cat", 1).job_id))
     cluster.post(WorkersWanted(6.0, ()))
     cluster.run()
     assert list(cluster.outcomes.values()) == [Outcome.CANCELLED]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.simulator.metrics import Figures, GpuTime, latency
-from modelpool.scheduler.simulator.sizing import Goal, bottleneck, first_guess, least_count
+from modelpool.scheduler.simulator.sizing import Goal, bottleneck, first_estimate, least_count
 
 
 def figures_of(running: float, loading: float, idle: float, last_arrival: float = 0.0) -> Figures:
@@ -91,7 +91,7 @@ def test_goals() -> None:
     ("found", "said"),
     [
         (figures_of(40.0, 0.0, 60.0, last_arrival=95.0), "arrivals: "),
-        (figures_of(50.0, 40.0, 10.0), "loading: GPUs move weights for 44%"),
+        (figures_of(50.0, 40.0, 10.0), "loading: GPUs load weights for 44%"),
         (figures_of(85.0, 5.0, 10.0), "computing: GPUs are busy for 90%"),
         (figures_of(30.0, 5.0, 65.0), "the longest chain: "),
     ],
@@ -100,7 +100,7 @@ def test_the_bottleneck_is_named(found: Figures, said: str) -> None:
     assert bottleneck(found).startswith(said)
 
 
-def test_a_first_guess_is_never_none() -> None:
-    assert first_guess(100.0, Goal(deadline_seconds=10.0), 0.0) == 10
-    assert first_guess(100.0, Goal(latency_seconds=1.0), 50.0) == 2
-    assert first_guess(1.0, Goal(latency_seconds=1.0), 0.0) == 1
+def test_a_first_estimate_is_never_none() -> None:
+    assert first_estimate(100.0, Goal(deadline_seconds=10.0), 0.0) == 10
+    assert first_estimate(100.0, Goal(latency_seconds=1.0), 50.0) == 2
+    assert first_estimate(1.0, Goal(latency_seconds=1.0), 0.0) == 1

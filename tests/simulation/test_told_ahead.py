@@ -9,7 +9,7 @@ import pytest
 from modelpool.pool.core.errors import GIB
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.placement.prefetch import ReadingAhead
+from modelpool.scheduler.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
 from modelpool.scheduler.tables.messages import Prefetch, RunTask
 from modelpool.scheduler.workloads.arrivals import poisson
@@ -47,7 +47,7 @@ def test_a_worker_that_was_told_is_told_again_when_a_job_comes_during_a_later_ru
 
 
 def test_a_worker_that_runs_is_told_when_a_job_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReadingAhead, "run_started", lambda *nothing: None)
+    monkeypatch.setattr(PrefetchPlanner, "run_started", lambda *nothing: None)
     cluster = cluster_of(20)
     cluster.run()
     assert told(cluster)

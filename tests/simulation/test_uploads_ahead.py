@@ -16,10 +16,10 @@ from modelpool.pool.plan.residency import Residency
 from modelpool.pool.specs.spec import NodeId, TaskId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.placement.preload import UploadingAhead
+from modelpool.scheduler.placement.preload import PreloadPlanner
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode, VirtualCluster
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Event, Outcome, Prefetch, RunEnded, RunTask, UploadAhead
+from modelpool.scheduler.tables.messages import Event, Outcome, Prefetch, Preload, RunEnded, RunTask
 from modelpool.scheduler.workloads.arrivals import all_at_once, poisson
 from modelpool.scheduler.workloads.mix import Mix
 from modelpool.scheduler.workloads.models import InventedModel
@@ -50,8 +50,8 @@ def finished(cluster: VirtualCluster[SchedulerState]) -> VirtualCluster[Schedule
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told of anything, and nothing is put off for it."""
-    monkeypatch.setattr(UploadingAhead, "look", lambda self, job_came: self._started.clear())
-    monkeypatch.setattr("modelpool.scheduler.placement.expected_completion.comes_beside", lambda *nothing: False)
+    monkeypatch.setattr(PreloadPlanner, "plan_all", lambda self, job_came: self._started.clear())
+    monkeypatch.setattr("modelpool.scheduler.placement.expected_completion.can_preload_all", lambda *nothing: False)
 
 
 @pytest.mark.parametrize("per_second", [None, 0.6])
@@ -86,8 +86,8 @@ class Watched(SchedulerState):
     def handle(self, event: Event):  # type: ignore[no-untyped-def]
         self.events.append(event)
         if isinstance(event, RunEnded):
-            worker = self.fleet.workers[event.report.worker_id]
-            self.ends.append((event, worker.residency, bool(worker.ahead)))
+            worker = self.worker_table.workers[event.report.worker_id]
+            self.ends.append((event, worker.residency, bool(worker.preloaded)))
         return super().handle(event)
 
 
@@ -148,7 +148,7 @@ def test_nothing_comes_that_the_machine_has_to_read_first() -> None:
     cluster = watched(storage=0.5 * GIB)
     read: set[str] = set()
     for _, command in cluster.commands:
-        if isinstance(command, UploadAhead):
+        if isinstance(command, Preload):
             for task_id in command.task_ids:
                 assert {use.component for use in cluster._tasks[task_id][0].uses} <= read
         elif isinstance(command, Prefetch):
@@ -162,4 +162,4 @@ def test_the_same_events_are_decided_alike() -> None:
     again = SchedulerState(SchedulerConfig(story_length=None))
     commands = [command for event in cluster.core.events for command in again.handle(event)]
     assert commands == [command for _, command in cluster.commands]
-    assert any(isinstance(command, UploadAhead) for command in commands)
+    assert any(isinstance(command, Preload) for command in commands)

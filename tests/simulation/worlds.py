@@ -11,7 +11,7 @@ from modelpool.scheduler.simulator.cluster import VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import CancelAsked
+from modelpool.scheduler.tables.messages import CancelRequested
 from modelpool.scheduler.workloads.arrivals import all_at_once, bursts, poisson
 from modelpool.scheduler.workloads.mix import Mix
 from modelpool.scheduler.workloads.models import InventedModel
@@ -55,7 +55,7 @@ def troubled(
         cluster.post(submission)
         last = submission.at
         if rng.random() < 0.05:
-            cluster.post(CancelAsked(submission.at + rng.uniform(0.0, 30.0), submission.job.job_id))
+            cluster.post(CancelRequested(submission.at + rng.uniform(0.0, 30.0), submission.job.job_id))
     for worker in workers:
         cluster.lose(worker.worker_id, rng.uniform(0.0, last + 60.0))
     return cluster

@@ -1,4 +1,4 @@
-"""The rows of the table of known models that came of Flux and its code. Torch-free; see `signatures`."""
+"""Detection rows of the models derived from Flux and its code. Torch-free; see `signatures`."""
 
 from __future__ import annotations
 

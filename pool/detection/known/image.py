@@ -1,4 +1,4 @@
-"""The rows of the table of known models that make images with transformers. Torch-free; see `signatures`."""
+"""Detection rows of the image transformers. Torch-free; see `signatures`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMAGES: tuple[Signature, ...] = (
         "sd1",
         "PixArtTransformer2DModel",
         Row("pixart_alpha", "PixArt alpha", "PixArtAlpha", having(micro_condition=True)),
-        # the alpha of 512 pixels reads no sizes; its prompts are shorter than those of sigma
+        # # the 512-pixel alpha reads no sizes; its prompts are shorter than sigma's
         Row("pixart_alpha_512", "PixArt alpha of 512 pixels", "PixArtSigma", having(model_max_length=120)),
     ),
     *rows(image.PIXART, "sdxl", "PixArtTransformer2DModel", Row("pixart_sigma", "PixArt sigma", "PixArtSigma")),

@@ -1,7 +1,7 @@
-"""Which of the UNet families a configuration is of, by what sets them apart whatever their size. Torch-free.
+"""Conditions that distinguish UNet families at any size. Torch-free.
 
-Knows the fields that `layouts.unet` measures. Exact sizes tell the published relatives of a family apart; they are in
-the table of `signatures`.
+Knows the fields that `layouts.unet` measures. Exact sizes, which distinguish the published relatives of a family, are
+in the rows of `unets`.
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from modelpool.pool.detection.layouts.signature import Condition, having
 
 
 def sd1(**fields: Value) -> Condition:
-    """A UNet of Stable Diffusion 1: its projections are convolutions, and only texts steer it."""
+    """Return the condition for UNets of Stable Diffusion 1: convolutional projections, and only text conditioning."""
     return _still(linear=False, labelled=False, **fields)
 
 
 def sd2(**fields: Value) -> Condition:
-    """A UNet of Stable Diffusion 2: as the first, with linear projections."""
+    """Return the condition for UNets of Stable Diffusion 2: as the first, with linear projections."""
     return _still(linear=True, labelled=False, **fields)
 
 
 def unclip(**fields: Value) -> Condition:
-    """A UNet of Stable Diffusion 2 that reads a vector beside texts."""
+    """Return the condition for UNets of Stable Diffusion 2 with vector conditioning."""
     return _still(linear=True, labelled=True, **fields)
 
 
 def sdxl(**fields: Value) -> Condition:
-    """A UNet of SDXL's kind: it reads a vector beside texts, and its first level attends to nothing."""
+    """Return the condition for UNets like SDXL's: vector conditioning, and no attention at the first level."""
     own = unclip(**fields)
     return lambda config: own(config) and depths(config)[:1] == (0,)
 
 
 def refiner(config: Config) -> bool:
-    """SDXL's refiner: its last level attends to nothing either."""
+    """Match SDXL's refiner: no attention at the last level either."""
     return sdxl()(config) and depths(config)[-1:] == (0,)
 
 
 def video(**fields: Value) -> Condition:
-    """A UNet that attends over time, as Stable Video Diffusion's."""
+    """Return the condition for UNets with temporal attention, as Stable Video Diffusion's."""
     return having(use_temporal_attention=True, **fields)
 
 
 def depths(config: Config) -> tuple[Value, ...]:
-    """Transformer blocks behind each residual block on the way down."""
+    """Return the transformer blocks after each residual block of the down path."""
     found = config["transformer_depth"]
     assert isinstance(found, tuple), config
     return found
@@ -52,7 +52,7 @@ def _still(linear: bool, labelled: bool, **fields: Value) -> Condition:
     own = having(use_temporal_attention=False, use_linear_in_transformer=linear, **fields)
     return lambda config: (
         own(config)
-        # one that reads no texts is none of these
+        # # not a model without text input
         and config["context_dim"] is not None
         and (config["adm_in_channels"] is not None) is labelled
     )

@@ -1,4 +1,4 @@
-"""The rows of the table of known models that are UNets. Torch-free; see `signatures`."""
+"""Detection rows of the UNets. Torch-free; see `signatures`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of the table of known models that make video, audio and solid shapes. Torch-free; see `signatures`."""
+"""Detection rows of the models for video, audio and 3D shapes. Torch-free; see `signatures`."""
 
 from __future__ import annotations
 

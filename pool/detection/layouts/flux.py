@@ -1,6 +1,6 @@
-"""The layouts of Flux and of what was made from its code, and how their sizes are read off the shapes. Torch-free.
+"""Layouts of Flux and of models derived from its code, and how to measure their sizes. Torch-free.
 
-They share their blocks' names and differ in what stands before the blocks. Sources as in `layouts.image`.
+They share block names and differ in the layers before the blocks. Sources as in `layouts.image`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from modelpool.pool.detection.layouts.signature import Layout, diffusers, publis
 _PATCH = 4
 
 _HEAD = "double_blocks.0.img_attn.norm.query_norm.scale"
-#: the same norm in files that some programs wrote
+#: the same norm as renamed by some programs
 _HEAD_RENAMED = "double_blocks.0.img_attn.norm.query_norm.weight"
 _DIFFUSERS_HEAD = "transformer_blocks.0.attn.norm_q.weight"
 _MLP = "double_blocks.0.img_mlp.0.weight"
@@ -37,17 +37,17 @@ _CHROMA = "distilled_guidance_layer.in_proj.weight"
 
 
 def _heads(width: tuple[str, int]) -> Measure:
-    """Heads of the model whose width is the tensor and axis `width`."""
+    """Number of heads of a model whose width is the tensor and axis `width`."""
     return either((_HEAD, heads(width, _HEAD)), (_HEAD_RENAMED, heads(width, _HEAD_RENAMED)))
 
 
 def _mlp_ratio(parts: int = 1) -> Measure:
-    """How many times as wide as the model the hidden layer is; `parts` of its rows are gates or values of one unit."""
+    """Ratio of the hidden layer's width to the model's; `parts` of its rows form one gated unit."""
     return either((_MLP, lambda reader: reader.size(_MLP, 0) / (parts * max(1, reader.size(_MLP, 1)))))
 
 
 def _heads_of_patches() -> Measure:
-    """Heads of a model that reads patches of pixels."""
+    """Number of heads of a model that reads patches of pixels."""
     pairs = [(norm, heads(("img_in_patch.weight", 0, 4), norm)) for norm in (_HEAD, _HEAD_RENAMED)]
     return either(*pairs)
 
@@ -57,19 +57,19 @@ def _nerf_head(reader: ShapeReader) -> str:
 
 
 def _hunyuan_out(reader: ShapeReader, patches: str, last: str) -> int:
-    """Channels of what comes out: the last layer gives a whole patch."""
+    """Return the output channels: the last layer returns complete patches."""
     return exactly(reader.size(last, 0), math.prod(_patched(reader, patches)[2:]), last)
 
 
 def _patched(reader: ShapeReader, key: str) -> tuple[int, ...]:
-    """The shape of the convolution that cuts into patches: of images, or of video."""
+    """Return the shape of the patch embedding convolution, for images or video."""
     shape = reader.shape(key)
     if len(shape) not in (4, 5):
         raise UnknownArchitecture(f"tensor {key!r}: found shape {shape}, expected 4 or 5 dimensions")
     return shape
 
 
-#: what Flux's own code and its descendants have in common, in both namings
+#: common fields of Flux's own code and its descendants, in both namings
 _WIDTHS = {"hidden_size": dim("img_in.weight", 0), "context_in_dim": dim("txt_in.weight", 1)}
 _BLOCKS = {
     "depth": count("double_blocks."),
@@ -205,7 +205,7 @@ CHROMA = Layout(
     ),
 )
 
-#: works on pixels: a small network beside the transformer draws each patch
+#: works on pixels: a small network renders each patch after the transformer
 CHROMA_RADIANCE = Layout(
     "Chroma Radiance",
     (
@@ -255,7 +255,7 @@ FLUX_3 = Layout(
     ),
 )
 
-#: the code that Hunyuan's video and image models share: a text refiner before Flux's blocks
+#: code shared by Hunyuan's video and image models: a text refiner before Flux's blocks
 HUNYUAN_VIDEO = Layout(
     "Hunyuan Video or Hunyuan Image",
     (

@@ -1,8 +1,8 @@
-"""The layouts of transformers that make images, and how their sizes are read off the shapes. Torch-free.
+"""Layouts of image transformers, and how to measure their sizes. Torch-free.
 
-Fields have the names that the models' own configurations use. Sources: the published models' code, diffusers 0.42.1
-for its naming, and golden outputs of another implementation (tests/golden/detection.json), which the tests compare
-with. Images are cut into patches of 2x2 latent cells everywhere but where a layout says otherwise.
+Fields have the names of the models' own configurations. Sources: the published models' code, diffusers 0.42.1 for its
+naming, and golden outputs of another implementation (tests/golden/detection.json), which the tests compare with.
+Patches are 2x2 latent cells unless a layout states otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATCH = 4
 
 
 def _side(key: str, axis: int, rank: int, times: int = 1) -> Measure:
-    """The side of the square grid that `key` has a row for each cell of, `times` as long."""
+    """Side of the square grid with one row of `key` per cell, multiplied by `times`."""
     return lambda reader: math.isqrt(reader.size(key, axis, rank)) * times
 
 
@@ -111,7 +111,7 @@ AURA_FLOW = Layout(
 
 
 def _pixart_interpolation(reader: ShapeReader) -> Value:
-    """How often the grid of positions holds the 32 patches of images of 512 pixels along a side."""
+    """Return the side of the position grid relative to the 32 patches of 512-pixel images."""
     return max(1, math.isqrt(reader.size("pos_embed", 1, 3)) // 32) if reader.has("pos_embed") else None
 
 
@@ -169,7 +169,7 @@ PIXART = Layout(
                 hidden_size=dim("pos_embed.proj.weight", 0, 4),
                 depth=count("transformer_blocks."),
                 context_dim=maybe("caption_projection.linear_1.weight", 1),
-                # no tensor of this naming tells how many words a prompt may have
+                # # no tensor in this naming tells the maximum prompt length
                 model_max_length=always(None),
                 micro_condition=has("adaln_single.emb.aspect_ratio_embedder.linear_1.weight"),
             ),
@@ -220,7 +220,7 @@ _LUMINA_2 = sizes(
 
 
 def _key_heads(reader: ShapeReader) -> int:
-    """Heads of keys: queries, keys and values are rows of one weight."""
+    """Return the heads of keys: queries, keys and values are rows of one weight."""
     head = reader.size("layers.0.attention.q_norm.weight", 0, 1)
     rows = reader.size("layers.0.attention.qkv.weight", 0)
     rest = rows - reader.size("layers.0.attention.qkv.weight", 1)
@@ -269,7 +269,7 @@ LUMINA_2 = Layout(
     ),
 )
 
-#: both namings are the same
+#: both namings are equal
 HIDREAM = Layout(
     "HiDream",
     (
@@ -291,7 +291,7 @@ HIDREAM = Layout(
     ),
 )
 
-#: both namings are the same
+#: both namings are equal
 OMNIGEN_2 = Layout(
     "OmniGen 2",
     (
@@ -313,7 +313,7 @@ OMNIGEN_2 = Layout(
     ),
 )
 
-#: both namings are the same
+#: both namings are equal
 QWEN_IMAGE = Layout(
     "Qwen-Image",
     (
@@ -329,7 +329,7 @@ QWEN_IMAGE = Layout(
                 num_layers=count("transformer_blocks."),
                 num_attention_heads=heads(("img_in.weight", 0), "transformer_blocks.0.attn.norm_q.weight"),
                 layered=has("time_text_embed.addition_t_embedding.weight"),
-                # a marker that some programs put into files of the edit model of November 2025
+                # # a marker that some programs put into files of the edit model of November 2025
                 clean_reference=has("__index_timestep_zero__"),
             ),
         ),

@@ -1,7 +1,7 @@
-"""The layouts of models that are recognised by name, with few sizes: newer ones, and rarer ones. Torch-free.
+"""Layouts of newer or rarer models that are recognised with few sizes. Torch-free.
 
-Sources: diffusers 0.42.1 for its naming and for the keys of its single-file converters; the keys that other programs
-tell the published files by.
+Sources: diffusers 0.42.1 for its naming and for the keys of its single-file converters; the keys by which other
+programs recognise the published files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ _PATCHES = "patch_embed.proj.weight"
 
 
 def _patch_channels(reader: ShapeReader) -> int | None:
-    """Channels of what is cut into patches; None where a linear layer reads whole patches, as in version 1.5."""
+    """Return the input channels of the patch convolution; None if a linear layer reads complete patches, as in version
+    1.5."""
     return reader.size(_PATCHES, 1, 4) if reader.rank(_PATCHES) == 4 else None
 
 
@@ -42,7 +43,7 @@ COG_VIDEO_X = Layout(
     ),
 )
 
-#: nothing more than text, as CogVideoX begins
+#: reads only text; otherwise like CogVideoX
 COG_VIEW_4 = Layout(
     "CogView 3+ or 4",
     (
@@ -253,7 +254,7 @@ WAN_ANIMATE_2 = Layout(
         ),
     ),
 )
-#: the first OmniGen: a language model that draws
+#: the first OmniGen: a language model that generates images
 OMNIGEN = Layout(
     "OmniGen",
     (

@@ -1,4 +1,4 @@
-"""The layouts of transformers that make audio and solid shapes, and how their sizes are found. Torch-free.
+"""Layouts of transformers for audio and 3D shapes, and how to measure their sizes. Torch-free.
 
 Sources as in `layouts.image`.
 """
@@ -55,7 +55,7 @@ _ACE_FIRST = "proj_in.early_conv_layers.0.weight"
 
 
 def _ace_out(reader: ShapeReader) -> int:
-    """Channels of what comes out: the last layer gives a whole patch."""
+    """Return the output channels: the last layer returns complete patches."""
     return exactly(
         reader.size("final_layer.linear.weight", 0),
         math.prod((reader.size(_ACE_FIRST, 2, 4), reader.size(_ACE_FIRST, 3, 4))),

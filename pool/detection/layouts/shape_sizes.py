@@ -1,7 +1,7 @@
-"""Sizes of a model, read off the shapes of its tensors: one small function for each, put together to configurations.
+"""Building blocks that measure model sizes from tensor shapes, and combine them to configurations.
 
-Knows how to find a number in a shape and how to count blocks. Does not know any architecture. A size that a file must
-have and has not, or has in another number of dimensions, is an UnknownArchitecture that names the tensor.
+Finds numbers in shapes and counts blocks; knows no architecture. A missing required tensor, or one with another number
+of dimensions, raises UnknownArchitecture naming the tensor.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypeAlias
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.formats.safetensors_file import Shape
 
-#: what a configuration's fields hold: numbers, yes or no, words, None for what a model does not have
+#: values of configuration fields: numbers, booleans, strings, None for absent features
 Value: TypeAlias = "int | float | bool | str | tuple[Value, ...] | None"
 Config: TypeAlias = Mapping[str, Value]
 
-#: more digits than any model has blocks; longer ones are names, not numbers
+#: more digits than any block number; longer ones are names, not numbers
 _NUMBER = re.compile(r"\d{1,6}(?=\.)")
 
 
@@ -29,33 +29,33 @@ class ShapeReader:
         self._numbers: dict[str, set[int]] | None = None
 
     def has(self, *keys: str) -> bool:
-        """Whether all of `keys` are there."""
+        """Return whether all of `keys` exist."""
         return all(key in self._shapes for key in keys)
 
     def size(self, key: str, axis: int, rank: int = 2) -> int:
-        """The size of `key` along `axis`, a tensor of `rank` dimensions.
+        """Return the size of `key` along `axis`, a tensor of `rank` dimensions.
 
-        Raises UnknownArchitecture when it is missing or of another number of dimensions.
+        Raises UnknownArchitecture if it is missing or has another number of dimensions.
         """
         if key not in self._shapes:
-            raise UnknownArchitecture(f"found no tensor {key!r}, expected one")
+            raise UnknownArchitecture(f"missing tensor {key!r}")
         shape = self._shapes[key]
         if len(shape) != rank:
             raise UnknownArchitecture(f"tensor {key!r}: found shape {shape}, expected {rank} dimensions")
         return shape[axis]
 
     def rank(self, key: str) -> int:
-        """How many dimensions `key` has; 0 when it is missing."""
+        """Return the number of dimensions of `key`; 0 if it is missing."""
         return len(self._shapes.get(key, ()))
 
     def shape(self, key: str) -> Shape:
-        """The shape of `key`. Raises UnknownArchitecture when it is missing."""
+        """Return the shape of `key`. Raises UnknownArchitecture if it is missing."""
         if key not in self._shapes:
-            raise UnknownArchitecture(f"found no tensor {key!r}, expected one")
+            raise UnknownArchitecture(f"missing tensor {key!r}")
         return self._shapes[key]
 
     def numbers(self, beginning: str) -> tuple[int, ...]:
-        """The numbers that follow `beginning` in keys, with a dot after them, in order: ("blocks.") -> (0, 1, 2)."""
+        """Return the sorted numbers that follow `beginning` in keys, followed by a dot: ("blocks.") -> (0, 1, 2)."""
         if self._numbers is None:
             self._numbers = {}
             for key in self._shapes:
@@ -69,7 +69,7 @@ Measure: TypeAlias = Callable[[ShapeReader], Value]
 
 
 def sizes(**measures: Measure) -> Callable[[ShapeReader], Config]:
-    """A configuration of which each field is measured by itself."""
+    """Combine measures, one per field, to a configuration."""
 
     def measure(reader: ShapeReader) -> Config:
         return {name: take(reader) for name, take in measures.items()}
@@ -78,17 +78,17 @@ def sizes(**measures: Measure) -> Callable[[ShapeReader], Config]:
 
 
 def dim(key: str, axis: int, rank: int = 2, divide: int = 1) -> Measure:
-    """The size of `key` along `axis`, divided by `divide`."""
+    """Measure the size of `key` along `axis`, divided by `divide`."""
     return lambda reader: exactly(reader.size(key, axis, rank), divide, key)
 
 
 def maybe(key: str, axis: int, rank: int = 2, divide: int = 1) -> Measure:
-    """As `dim`, None where there is no such tensor."""
+    """Measure as `dim`; None if the tensor is missing."""
     return lambda reader: exactly(reader.size(key, axis, rank), divide, key) if reader.has(key) else None
 
 
 def either(*measures: tuple[str, Measure]) -> Measure:
-    """The measure beside the first key that is there; None where none is."""
+    """Use the measure of the first existing key; None if no key exists."""
 
     def take(reader: ShapeReader) -> Value:
         return next((measure(reader) for key, measure in measures if reader.has(key)), None)
@@ -97,32 +97,32 @@ def either(*measures: tuple[str, Measure]) -> Measure:
 
 
 def count(*beginnings: str) -> Measure:
-    """How many blocks there are whose keys begin with any of `beginnings` and a number."""
+    """Count the blocks whose keys begin with any of `beginnings` and a number."""
     return lambda reader: sum(len(reader.numbers(beginning)) for beginning in beginnings)
 
 
 def has(*keys: str) -> Measure:
-    """Whether all of `keys` are there."""
+    """Measure whether all of `keys` exist."""
     return lambda reader: reader.has(*keys)
 
 
 def always(value: Value) -> Measure:
-    """A field that is the same for all models of an architecture."""
+    """A constant field, for all models of an architecture."""
     return lambda reader: value
 
 
 def heads(width: tuple[str, int] | tuple[str, int, int], head: str) -> Measure:
-    """How many heads fit into the width of the tensor and axis `width`, each as wide as the norm `head`."""
+    """Measure how many heads, each as wide as the norm `head`, fit into the tensor and axis `width`."""
     return lambda reader: exactly(reader.size(*width), reader.size(head, 0, 1), width[0])
 
 
 def numbered(beginning: str, end: str) -> Measure:
-    """The numbers of the blocks whose keys begin with `beginning` and that have a tensor `end`."""
+    """Measure the numbers of the blocks under `beginning` that have a tensor `end`."""
     return lambda reader: tuple(i for i in reader.numbers(beginning) if reader.has(f"{beginning}{i}.{end}"))
 
 
 def exactly(size: int, divide: int, key: str) -> int:
-    """`size` divided by `divide`. Raises UnknownArchitecture naming `key` when that leaves a rest."""
+    """Return `size / divide`. Raises UnknownArchitecture naming `key` if there is a remainder."""
     if not divide or size % divide:
         raise UnknownArchitecture(f"tensor {key!r}: found size {size}, expected a multiple of {divide}")
     return size // divide

@@ -1,7 +1,7 @@
-"""What the tables of known models are made of: layouts of keys, and families that share one. Torch-free.
+"""Types of the detection tables: key layouts, and families that share one. Torch-free.
 
-A layout is an architecture: the keys that give it away, in each naming that files use, and how its sizes are read off
-the shapes. A family is a row: a layout, and what its sizes are. Nothing here knows any model.
+A layout is an architecture: its identifying keys in each naming, and how to measure its sizes. A family is a row: a
+layout, and a condition on its sizes. Nothing here knows any model.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Condition: TypeAlias = Callable[[Config], bool]
 
 
 class Naming(Enum):
-    """Whose names a model's tensors have.
+    """Naming of a model's tensors.
 
-    PUBLISHED  those of the code that it was published with; single files have them
-    DIFFUSERS  those of diffusers; model folders have them
+    PUBLISHED  names of the code that it was published with, in single files DIFFUSERS  names of diffusers, in model
+    folders
     """
 
     PUBLISHED = "published"
@@ -28,13 +28,13 @@ class Naming(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class LayoutNaming:
     """A layout in one naming.
 
-    keys     all of these are there, without prefix
-    without  none of these is there
-    measure  the configuration, from the shapes; raises UnknownArchitecture where a tensor that it needs is missing
-             or of another number of dimensions
+    keys     required keys, without prefix
+    without  excluded keys measure  the configuration, from the shapes; raises UnknownArchitecture if a required tensor
+    is missing or has
+             another number of dimensions
     """
 
     naming: Naming
@@ -43,35 +43,35 @@ class Spelling:
     without: tuple[str, ...] = ()
 
     def fits(self, keys: Collection[str], prefix: str = "") -> bool:
-        """Whether a file with `keys` has a model in this spelling under `prefix`."""
+        """Return whether a file with `keys` has a model in this naming under `prefix`."""
         return all(prefix + key in keys for key in self.keys) and not any(prefix + key in keys for key in self.without)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An architecture: its title where no family fits its sizes, and how it is spelled."""
+    """An architecture: its title for unknown sizes, and its namings."""
 
     title: str
-    spellings: tuple[Spelling, ...]
+    namings: tuple[LayoutNaming, ...]
 
 
-def published(*keys: str, measure: Callable[[ShapeReader], Config], without: tuple[str, ...] = ()) -> Spelling:
-    """A spelling with the names of the original code."""
-    return Spelling(Naming.PUBLISHED, keys, measure, without)
+def published(*keys: str, measure: Callable[[ShapeReader], Config], without: tuple[str, ...] = ()) -> LayoutNaming:
+    """Return a layout in the names of the original code."""
+    return LayoutNaming(Naming.PUBLISHED, keys, measure, without)
 
 
-def diffusers(*keys: str, measure: Callable[[ShapeReader], Config], without: tuple[str, ...] = ()) -> Spelling:
-    """A spelling with the names of diffusers."""
-    return Spelling(Naming.DIFFUSERS, keys, measure, without)
+def diffusers(*keys: str, measure: Callable[[ShapeReader], Config], without: tuple[str, ...] = ()) -> LayoutNaming:
+    """Return a layout in the names of diffusers."""
+    return LayoutNaming(Naming.DIFFUSERS, keys, measure, without)
 
 
 def anything(config: Config) -> bool:
-    """Fits every configuration: the last family of a layout."""
+    """Match every configuration: the last family of a layout."""
     return True
 
 
 def having(**fields: Value) -> Condition:
-    """Fits a configuration whose fields are these; one that it has not got is not None, and fits nothing."""
+    """Return a condition that matches configurations with these field values; a missing field does not equal None."""
     return lambda config: all(name in config and config[name] == value for name, value in fields.items())
 
 
@@ -82,18 +82,18 @@ class Signature:
     name     short and stable, "flux_schnell"
     title    for human readers
     layout   its architecture
-    when     what its sizes are, among the families of one layout
-    beside   keys of the file, with their prefixes, that it has beside the model; all are there
-    latent   name of its latents (`pool.detection.latent_formats`); empty where it is not known
-    comfyui  the class that ComfyUI knows it as; empty where it has none
-    runs     the class of diffusers that has its architecture; empty where our dependencies have none
+    when     condition on its sizes, among the families of one layout
+    extra_keys  required keys of the file outside of the model, with their prefixes
+    latent   name of its latents (`pool.detection.latent_formats`); empty if unknown
+    comfyui  its class in ComfyUI; empty if none
+    runs     diffusers class with its architecture; empty if our dependencies have none
     """
 
     name: str
     title: str
     layout: Layout
     when: Condition = anything
-    beside: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = ()
     latent: str = ""
     comfyui: str = ""
     runs: str = ""
@@ -101,17 +101,17 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What sets one family of a layout apart: the fields of `Signature` with the same names."""
+    """The fields of `Signature` that differ between the families of a layout."""
 
     name: str
     title: str
     comfyui: str = ""
     when: Condition = anything
-    beside: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = ()
 
 
 def rows(layout: Layout, latent: str, runs: str, *families: Row) -> tuple[Signature, ...]:
-    """Families that share their layout, the name of their latents and the class that runs them."""
+    """Return signatures of families that share layout, latent name and diffusers class."""
     return tuple(
-        Signature(row.name, row.title, layout, row.when, row.beside, latent, row.comfyui, runs) for row in families
+        Signature(row.name, row.title, layout, row.when, row.extra_keys, latent, row.comfyui, runs) for row in families
     )

@@ -1,6 +1,6 @@
-"""The layouts of UNets: latent diffusion's, in its own naming and in diffusers', and Stable Cascade's. Torch-free.
+"""Layouts of UNets: latent diffusion, in its own naming and in diffusers', and Stable Cascade. Torch-free.
 
-The sizes of both namings have the same fields, so one row of the table of families knows both.
+Both namings yield the same fields, so one row of the table of families covers both.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader, Value
 from modelpool.pool.detection.layouts.signature import Layout, diffusers, published
 
-#: width of an attention head in Stable Cascade, at every width that was published
+#: width of an attention head in Stable Cascade, at every published width
 _CASCADE_HEAD = 64
 
 
 def _ldm(reader: ShapeReader) -> Config:
-    """The sizes of a UNet in latent diffusion's own naming."""
+    """Return the sizes of a UNet in latent diffusion's own naming."""
     width = reader.size("input_blocks.0.0.weight", 0, 4)
     levels: list[list[tuple[int, int]]] = [[]]
     for i in reader.numbers("input_blocks.")[1:]:
@@ -45,7 +45,7 @@ def _ldm(reader: ShapeReader) -> Config:
 
 
 def _diffusers(reader: ShapeReader) -> Config:
-    """The sizes of a UNet in diffusers' naming."""
+    """Return the sizes of a UNet in diffusers' naming."""
     width = reader.size("conv_in.weight", 0, 4)
     downs = reader.numbers("down_blocks.")
     levels = [
@@ -94,7 +94,7 @@ def _resnet_channels(reader: ShapeReader, stem: str) -> int:
 
 
 def _ladder(levels: list[list[tuple[int, int]]], width: int) -> dict[str, Value]:
-    """Fields that follow from the (channels, transformer blocks) of each residual block on the way down."""
+    """Return the fields that follow from the (channels, transformer blocks) of each residual block of the down path."""
     own = [level for level in levels if level]
     return {
         "num_res_blocks": tuple(len(level) for level in own),
@@ -104,19 +104,20 @@ def _ladder(levels: list[list[tuple[int, int]]], width: int) -> dict[str, Value]
 
 
 def _times(channels: int, width: int) -> int | float:
-    """How often `width` goes into `channels`; a whole number for everything that was published."""
+    """Return `channels / width`; an integer for every published model."""
     return channels // width if width and channels % width == 0 else channels / max(1, width)
 
 
 def _middle(depth: int, there: bool) -> int:
-    """Transformer blocks in the middle; -1 for a middle without any, -2 where there is no middle."""
+    """Return the transformer blocks in the middle block; -1 for a middle block without any, -2 without a middle
+    block."""
     if depth:
         return depth
     return -1 if there else -2
 
 
 def _attention(reader: ShapeReader, places: list[tuple[str, str]]) -> dict[str, Value]:
-    """Fields that follow from the first transformer that is there."""
+    """Return the fields that follow from the first existing transformer."""
     for proj_in, block in places:
         if reader.has(proj_in):
             to_k = f"{block}attn2.to_k.weight"
@@ -128,26 +129,26 @@ def _attention(reader: ShapeReader, places: list[tuple[str, str]]) -> dict[str, 
 
 
 def _cascade(reader: ShapeReader) -> Config:
-    """The sizes of a stage of Stable Cascade: C reads texts, B reads what C made."""
+    """Return the sizes of a stage of Stable Cascade: C (prior) reads texts, B (decoder) the output of C."""
     is_c = reader.has("clip_txt_mapper.weight")
     if not is_c and not reader.has("clip_txt_pooled_mapper.weight"):
-        # what stage B has in its place, in the naming that is not diffusers'
+        # # name of stage B's weight in the published naming
         reader.shape("clip_mapper.weight")
     widths: list[int] = []
     head_counts: list[int] = []
     blocks: list[tuple[int, ...]] = []
-    for way in ("down_blocks.", "up_blocks."):
-        stems = [f"{way}{level}." for level in reader.numbers(way)]
+    for path in ("down_blocks.", "up_blocks."):
+        stems = [f"{path}{level}." for level in reader.numbers(path)]
         blocks.append(
             tuple(sum(reader.has(f"{stem}{i}.depthwise.weight") for i in reader.numbers(stem)) for stem in stems)
         )
-        if way == "down_blocks.":
+        if path == "down_blocks.":
             widths = [reader.size(f"{stem}0.depthwise.weight", 0, 4) for stem in stems]
             attends = [any(reader.has(f"{stem}{i}.kv_mapper.1.weight") for i in reader.numbers(stem)) for stem in stems]
             head_counts = [width // _CASCADE_HEAD if used else -1 for width, used in zip(widths, attends, strict=True)]
     repeats = {
-        way: tuple(1 + len(reader.numbers(f"{way}_repeat_mappers.{i}.")) for i in range(len(widths)))
-        for way in ("down", "up")
+        path: tuple(1 + len(reader.numbers(f"{path}_repeat_mappers.{i}.")) for i in range(len(widths)))
+        for path in ("down", "up")
     }
     text: dict[str, Value] = {"c_cond": reader.size("clip_txt_mapper.weight", 0)} if is_c else {}
     return {
@@ -170,19 +171,20 @@ LDM_UNET = Layout(
             "down_blocks.0.resnets.0.conv1.weight",
             "time_embedding.linear_1.weight",
             measure=_diffusers,
-            # a ControlNet, AnimateDiff's motion, and video UNets older than Stable Video Diffusion
+            # # a ControlNet, AnimateDiff's motion, and video UNets older than Stable Video Diffusion
             without=(
                 "controlnet_cond_embedding.conv_in.weight",
                 "down_blocks.0.motion_modules.0.norm.weight",
                 "transformer_in.norm.weight",
             ),
         ),
-        # video: each residual block is a spatial and a temporal one
+        # # video: each residual block is a spatial and a temporal one
         diffusers("conv_in.weight", "down_blocks.0.resnets.0.spatial_res_block.norm1.weight", measure=_diffusers),
     ),
 )
 
-#: both namings begin alike: diffusers calls the queries of stage C and the text of stage B by other names
+#: both namings have the same first keys: diffusers has other names for the queries of stage C and the text of stage
+#: B
 CASCADE = Layout(
     "Stable Cascade",
     (

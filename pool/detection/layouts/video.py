@@ -1,4 +1,4 @@
-"""The layouts of transformers that make video, and how their sizes are read off the shapes. Torch-free.
+"""Layouts of video transformers, and how to measure their sizes. Torch-free.
 
 Sources as in `layouts.image`.
 """
@@ -21,9 +21,9 @@ from modelpool.pool.detection.layouts.signature import Layout, diffusers, publis
 
 #: latent cells in one patch of 1x2x2
 _PATCH = 4
-#: heads of Wan are this wide in every size that was published; its norms are as wide as the model
+#: width of a head of Wan in every published size; its norms are as wide as the model
 _WAN_HEAD = 128
-#: heads of LTX-Video that its transformer has in every size that was published
+#: heads of LTX-Video's transformer in every published size
 _LTX_HEADS = 32
 
 MOCHI = Layout(
@@ -105,7 +105,7 @@ COSMOS = Layout(
             _COSMOS_BLOCK + "to_q.0.weight",
             "x_embedder.proj.1.weight",
             measure=sizes(
-                # one channel more tells where the image is only padding
+                # # one additional channel marks padding
                 in_channels=lambda reader: _without_mask(reader, "x_embedder.proj.1.weight"),
                 out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
                 model_channels=dim("x_embedder.proj.1.weight", 0),
@@ -138,7 +138,7 @@ COSMOS_PREDICT_2 = Layout(
     ),
 )
 
-#: diffusers has one class for the first Cosmos and Predict 2; which one it is, the learned positions tell
+#: diffusers has one class for the first Cosmos and Predict 2; learned positions distinguish them
 COSMOS_DIFFUSERS = Layout(
     "Cosmos",
     (
@@ -165,7 +165,7 @@ def _without_mask(reader: ShapeReader, key: str) -> int:
 
 
 def _wan_kind(reader: ShapeReader) -> str:
-    """What the model reads beside texts and noise, by the part that reads it."""
+    """Return the kind of conditioning that the model reads in addition to text, by the module that reads it."""
     if reader.has("vace_patch_embedding.weight"):
         return "vace"
     if reader.has("control_adapter.conv.weight"):
@@ -225,7 +225,7 @@ WAN = Layout(
             "patch_embedding.weight",
             "condition_embedder.time_embedder.linear_1.weight",
             "blocks.0.attn2.to_k.weight",
-            # AnyFlow and Helios are made from it
+            # # AnyFlow and Helios are derived from it
             without=("condition_embedder.delta_embedder.linear_1.weight", "patch_short.weight"),
             measure=sizes(
                 model_type=_wan_kind_in_diffusers,

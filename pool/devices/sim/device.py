@@ -4,14 +4,14 @@
     configure(0, budget_bytes=64 << 20)
     model.to("sim:0")
 
-Data sits in CPU memory, so numbers equal the CPU's bit for bit. Bytes are accounted for each storage against the
-device's budget and exceed it with `torch.OutOfMemoryError`; mixing devices raises RuntimeError as CUDA does; copies
-between host and device are counted. There are no streams: what is asynchronous on a GPU is not seen here. Random draws
-on the device come from the device's own stream, never from the CPU's; `torch.Generator` exists for the CPU only.
-It is for inference: a layer whose input or weights need a gradient raises RuntimeError unless gradients are off.
+Data is in CPU memory, so results equal the CPU's bit for bit. Each storage is charged to the budget of the device;
+exceeding it raises `torch.OutOfMemoryError`; mixing devices raises RuntimeError as CUDA does; copies between host and
+device are counted. There are no streams: asynchronous behaviour of a GPU is not simulated. Random numbers on the device
+come from its own generator, never from the CPU's; `torch.Generator` exists for the CPU only. For inference: a layer
+whose input or weights need a gradient raises RuntimeError unless gradients are off.
 
-torch has one registry of device types for the whole process, so what `install` makes is necessarily process-wide, and
-cannot be taken back; it is one object, a `SimBackend`, which torch holds as `torch.sim`.
+torch has one registry of device types per process, so `install` is process-wide and cannot be undone; its state is one
+object, a `SimBackend`, which torch holds as `torch.sim`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ BACKEND_NAME = "sim"
 
 
 class SimBackend:
-    """What torch calls the device module (`torch.sim`): all state of the simulated devices, and torch's questions.
+    """The device module of torch (`torch.sim`): the state of all simulated devices, and the hooks that torch calls.
 
-    The names of the methods are torch's.
+    The method names are torch's.
     """
 
     def __init__(self) -> None:
@@ -67,12 +67,12 @@ class SimBackend:
         return len(self.devices)
 
     def current_device(self) -> int:
-        """Always 0: torch's own code takes sim:0 where no index is given, and cannot be told another."""
+        """Always 0: torch's own code uses sim:0 without an index, and cannot be configured."""
         return 0
 
     def synchronize(self, device: torch.device | str | int | None = None) -> None:
-        """Nothing is pending: every operation has finished when it returns. Raises torch.AcceleratorError when the
-        device is lost."""
+        """Nothing is pending: every operation is complete when it returns. Raises torch.AcceleratorError if the device
+        is lost."""
         found = self.devices.find(self.current_device()) if device is None else self._find(device)
         if found is not None:
             found.require()
@@ -81,7 +81,7 @@ class SimBackend:
         return [torch.float16, torch.bfloat16]
 
     def manual_seed_all(self, seed: int) -> None:
-        """Start every device's stream of random numbers again; `torch.manual_seed` calls this."""
+        """Reseed every device's generator; called by `torch.manual_seed`."""
         for sim in self.devices:
             sim.generator.manual_seed(seed)
 
@@ -92,7 +92,7 @@ class SimBackend:
         self._find(device).generator.set_state(state)
 
     def mem_get_info(self, device: torch.device | str | int = "sim") -> tuple[int, int]:
-        """Free bytes and the budget, as torch.cuda answers."""
+        """Return free bytes and the budget, as torch.cuda does."""
         found = self._find(device)
         found.require()
         stats = found.ledger.stats()
@@ -109,9 +109,9 @@ class SimBackend:
 
 
 def install() -> None:
-    """Register the device type `sim` with torch, for the rest of the process. Does nothing the second time.
+    """Register the device type `sim` with torch for the process. Does nothing the second time.
 
-    Raises RuntimeError when another out-of-tree device type is registered already: torch has room for one.
+    Raises RuntimeError if another out-of-tree device type is registered: torch supports one.
     """
     if isinstance(getattr(torch, BACKEND_NAME, None), SimBackend):
         return
@@ -122,9 +122,9 @@ def install() -> None:
 
 
 def configure(index: int, budget_bytes: int) -> None:
-    """Make device `sim:index` exist with `budget_bytes` of memory, or change its budget. Installs `sim` when needed.
+    """Create device `sim:index` with `budget_bytes` of memory, or change its budget. Installs `sim` if needed.
 
-    Raises ValueError for a negative number, and for a budget below what is in use.
+    Raises ValueError for a negative number, and for a budget below current use.
     """
     if index < 0 or budget_bytes < 0:
         raise ValueError(f"configure: found index {index} and budget_bytes {budget_bytes}, expected no negative number")
@@ -138,34 +138,33 @@ def configure(index: int, budget_bytes: int) -> None:
 
 
 def memory_stats(index: int) -> SimMemoryStats:
-    """The books of `sim:index`, now."""
+    """Return the memory statistics of `sim:index`."""
     return _configured(index).ledger.stats()
 
 
 def reset_peak(index: int) -> None:
-    """Let `peak_bytes` of `sim:index` start again from what is in use."""
+    """Restart `peak_bytes` of `sim:index` from current use."""
     _configured(index).ledger.reset_peak()
 
 
 def reset_counters(index: int) -> None:
-    """Let the counts of allocations and transfers of `sim:index` start again from zero."""
+    """Reset the counts of allocations and transfers of `sim:index`."""
     _configured(index).ledger.reset_counters()
 
 
 def occupy(index: int, size_bytes: int) -> None:
-    """Let another process hold `size_bytes` of `sim:index` from now on; 0 when it is gone.
+    """Simulate another process that holds `size_bytes` of `sim:index`; 0 ends it.
 
-    They count against the budget and are missing from the free bytes, and are never among the used or peak bytes.
-    Raises ValueError when this process uses so much that they are not free.
+    They count against the budget and reduce the free bytes, and are never part of used or peak bytes. Raises ValueError
+    if they are not free.
     """
     _configured(index).ledger.set_foreign(size_bytes)
 
 
 def fail_transfer(index: int, after: int | None = 0) -> None:
-    """Let the next copy from the host to `sim:index` but `after` raise torch.OutOfMemoryError, once.
+    """Make one copy from the host to `sim:index` raise torch.OutOfMemoryError, after `after` successful ones.
 
-    `after` copies go well first; None takes a failure back that has not come yet. The failing copy is not counted.
-    Raises ValueError for a negative number.
+    None cancels a pending failure. The failing copy is not counted. Raises ValueError for a negative number.
     """
     if after is not None and after < 0:
         raise ValueError(f"fail_transfer: found after {after}, expected None or a number from 0")
@@ -173,16 +172,16 @@ def fail_transfer(index: int, after: int | None = 0) -> None:
 
 
 def lose(index: int) -> None:
-    """Let `sim:index` disappear: every operation, copy and allocation on it raises torch.AcceleratorError, until
+    """Simulate the loss of `sim:index`: every operation, copy and allocation on it raises torch.AcceleratorError until
     `recover`.
 
-    What CUDA answers from the host alone goes on: views, the books (`memory_stats`), and the end of a tensor's life.
+    What CUDA answers from the host alone still works: views, `memory_stats`, and freeing a tensor.
     """
     _configured(index).is_lost = True
 
 
 def recover(index: int) -> None:
-    """Undo `lose`, and what `occupy` and `fail_transfer` asked for. What was on the device is still there."""
+    """Undo `lose`, `occupy` and `fail_transfer`. Data on the device is unchanged."""
     found = _configured(index)
     found.is_lost = False
     found.ledger.set_foreign(0)
@@ -190,15 +189,15 @@ def recover(index: int) -> None:
 
 
 def require(index: int) -> None:
-    """Raise torch.AcceleratorError when `sim:index` is lost."""
+    """Raise torch.AcceleratorError if `sim:index` is lost."""
     _configured(index).require()
 
 
 def self_test() -> None:
-    """Check that torch's private parts behave as this package needs, on the device `sim` itself.
+    """Check that torch's private parts behave as required, on the device `sim` itself.
 
-    Installs `sim` and uses device index 0, which it makes when it is not there.
-    Raises RuntimeError that names the behaviour that this torch lacks.
+    Installs `sim` and uses device index 0, which it creates if missing. Raises RuntimeError naming the behaviour that
+    this torch lacks.
     """
     torch_private.self_test()
     install()
@@ -240,7 +239,7 @@ def _configured(index: int) -> SimDevice:
 
 
 def _fallback_library() -> torch.library.Library:
-    """Sends every operation that has no kernel of its own to `run`."""
+    """Dispatches every operation without its own kernel to `run`."""
 
     def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         return run(op, args, kwargs)
@@ -251,14 +250,15 @@ def _fallback_library() -> torch.library.Library:
 
 
 def _autocast_library() -> torch.library.Library:
-    """Lets operations through under torch.autocast("sim") as they are."""
+    """Passes operations through under torch.autocast("sim")."""
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     return library
 
 
 def _kernel_library(devices: SimDevices) -> torch.library.Library:
-    """Kernels for what torch would otherwise break into parts (see `sim_ops`), and for the copy inside torch.tensor."""
+    """Kernels for operations that torch would otherwise decompose (`pool.devices.sim.operations`), and for the copy
+    inside torch.tensor."""
 
     def kernel_of(op: Any) -> Any:
         return lambda *args, **kwargs: run(op, args, kwargs)

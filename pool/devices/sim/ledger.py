@@ -1,6 +1,6 @@
-"""The books of one simulated device: bytes in use against a budget, peak, and what was moved.
+"""Memory accounting of one simulated device: bytes in use against a budget, peak, and transfers.
 
-Knows numbers only; does not know what a tensor is, nor torch's dispatcher.
+Numbers only; independent of tensors and torch's dispatcher.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class SimMemoryStats:
-    """One reading of a simulated device's books."""
+    """Memory statistics of a simulated device at one moment."""
 
     budget_bytes: int
     used_bytes: int  # bytes of the storages that are alive
@@ -27,13 +27,12 @@ class SimMemoryStats:
 
 
 class SimLedger:
-    """The books of simulated device `index`.
+    """Memory accounting of simulated device `index`.
 
-    Exact at every moment: a storage is in `used_bytes` from the moment that it is charged until it is freed, and a
-    charge that would pass the budget changes nothing. Safe to use from several threads, and from a destructor that the
-    garbage collector runs in the middle of a charge: each number is written by one statement under a re-entrant lock.
-    What another process holds is part of the budget that nothing here can have. Copies from the host can be made to
-    fail, for tests of what then happens.
+    Always exact: a storage is in `used_bytes` from its charge until it is freed, and a charge that would exceed the
+    budget changes nothing. Thread-safe, also for a destructor that the garbage collector runs during a charge: each
+    number is written by one statement under a re-entrant lock. Bytes of another (simulated) process reduce the budget.
+    Copies from the host can be made to fail, for tests.
     """
 
     __slots__ = (
@@ -69,7 +68,7 @@ class SimLedger:
             raise self._out_of_memory(size_bytes)
 
     def count_h2d(self, size_bytes: int) -> None:
-        """Count one copy of `size_bytes` from the host. Raises torch.OutOfMemoryError where it was told to fail."""
+        """Count one copy of `size_bytes` from the host. Raises torch.OutOfMemoryError if it was set to fail."""
         with self._lock:
             if self._copies_until_failure is not None:
                 self._fail_or_go_on(size_bytes)
@@ -83,7 +82,7 @@ class SimLedger:
             self._d2h_count += 1
 
     def set_budget(self, budget_bytes: int) -> None:
-        """Change the budget. Raises ValueError when more than that is in use, here and by others."""
+        """Change the budget. Raises ValueError if more is in use, here and by others."""
         with self._lock:
             taken_bytes = self._used_bytes + self._foreign_bytes
             if taken_bytes > budget_bytes:
@@ -95,7 +94,7 @@ class SimLedger:
             self._room_bytes = budget_bytes - self._foreign_bytes
 
     def set_foreign(self, foreign_bytes: int) -> None:
-        """Let another process hold so many bytes of the budget. Raises ValueError where they are not free."""
+        """Simulate another process that holds `foreign_bytes` of the budget. Raises ValueError if they are not free."""
         with self._lock:
             free_bytes = self._budget_bytes - self._used_bytes
             if not 0 <= foreign_bytes <= free_bytes:
@@ -107,17 +106,17 @@ class SimLedger:
             self._room_bytes = self._budget_bytes - foreign_bytes
 
     def fail_copy(self, after: int | None) -> None:
-        """Let `after` more copies from the host go well and the next one fail, once; None takes that back."""
+        """Make one copy from the host fail after `after` successful ones; None cancels that."""
         with self._lock:
             self._copies_until_failure = after
 
     def reset_peak(self) -> None:
-        """Let the peak start again from what is in use now."""
+        """Restart the peak from current use."""
         with self._lock:
             self._peak_bytes = self._used_bytes
 
     def reset_counters(self) -> None:
-        """Let allocations and transfers start again from zero."""
+        """Reset the counts of allocations and transfers."""
         with self._lock:
             self._allocation_count = 0
             self._h2d_bytes = 0
@@ -126,7 +125,7 @@ class SimLedger:
             self._d2h_count = 0
 
     def stats(self) -> SimMemoryStats:
-        """All numbers, of one moment."""
+        """Return all numbers of one moment."""
         with self._lock:
             return SimMemoryStats(
                 budget_bytes=self._budget_bytes,
@@ -141,10 +140,10 @@ class SimLedger:
             )
 
     def _fail_or_go_on(self, size_bytes: int) -> None:
-        assert self._copies_until_failure is not None, "no failure was asked for"
+        assert self._copies_until_failure is not None, "no failure is set"
         if self._copies_until_failure == 0:
             self._copies_until_failure = None
-            raise torch.OutOfMemoryError(f"sim:{self.index}: this copy of {size_bytes} bytes was told to fail")
+            raise torch.OutOfMemoryError(f"sim:{self.index}: this copy of {size_bytes} bytes was set to fail")
         self._copies_until_failure -= 1
 
     def _out_of_memory(self, size_bytes: int) -> torch.OutOfMemoryError:
@@ -156,11 +155,11 @@ class SimLedger:
 
 
 class SimAllocation:
-    """`size_bytes` of a ledger, in use for as long as this value lives. Raises torch.OutOfMemoryError, taking nothing.
+    """`size_bytes` of a ledger, in use while this object lives. Raises torch.OutOfMemoryError, taking nothing.
 
-    The destructor is the simulated device's `free`: it stands where a C++ destructor calls CUDA's allocator. The pool's
-    own decisions about memory never rest on it. One is made for every tensor that is computed, so the bookkeeping is
-    written out here instead of in methods of the ledger.
+    Its destructor is the `free` of the simulated device, like a C++ destructor that calls the CUDA allocator. Memory
+    decisions of the pool never depend on it. One is created for every computed tensor, so the accounting is inlined
+    here.
     """
 
     __slots__ = ("_ledger", "_size_bytes")

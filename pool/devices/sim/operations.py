@@ -1,6 +1,6 @@
-"""What the simulated device does with each torch operation: decisions made from the operation's schema, once each.
+"""Classifies torch operations for the simulated device by their schema, once each.
 
-Knows schemas; does not know tensors, devices or memory. Carrying the decisions out is `sim_tensor`'s business.
+`pool.devices.sim.tensor` carries them out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class OpKind(enum.Enum):
-    """The ways of carrying out an operation."""
+    """How an operation is carried out."""
 
     PURE = enum.auto()  # results are fresh, or share storage with an argument
     WHOLE = enum.auto()  # PURE, and one of WHOLE_OPS
@@ -153,7 +153,7 @@ _INDEXING_OPS = frozenset(
 
 @functools.cache
 def plan_of(op: OpOverload) -> OpPlan:
-    """The decision for `op`, a pure function of its schema and tags."""
+    """Return the plan of `op`, a pure function of its schema and tags."""
     arguments = op._schema.arguments
     tensor_places = [i for i, argument in enumerate(arguments) if "Tensor" in str(argument.type)]
     return OpPlan(
@@ -171,7 +171,7 @@ def plan_of(op: OpOverload) -> OpPlan:
 
 @functools.cache
 def factory_ops() -> tuple[OpOverload, ...]:
-    """Every overload of FACTORY_NAMES that takes no tensor and can be asked for a device."""
+    """Return every overload of FACTORY_NAMES that takes no tensor and has a device argument."""
     found = []
     for name in FACTORY_NAMES:
         packet = getattr(aten, name)

@@ -1,7 +1,4 @@
-"""The simulated devices of one process: the ledger, the stream of random numbers and the torch device of each.
-
-Knows which indices exist; does not know tensors nor torch's dispatcher.
-"""
+"""The simulated devices of one process: ledger, random generator and torch device of each."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from modelpool.pool.devices.sim.ledger import SimLedger
 
 
 class SimDevice:
-    """One simulated device: its ledger and its own stream of random numbers.
+    """One simulated device: its ledger and its random generator.
 
-    is_lost  it answers nothing any more, as a GPU that fell off the bus
+    is_lost  it fails every operation, like a GPU that fell off the bus
     """
 
     __slots__ = ("generator", "is_lost", "ledger", "siblings", "torch_device")
@@ -29,13 +26,13 @@ class SimDevice:
         self.is_lost = False
 
     def require(self) -> None:
-        """Raise torch.AcceleratorError, as CUDA does for everything after such an error, when the device is lost."""
+        """Raise torch.AcceleratorError if the device is lost, as CUDA does for every call after such an error."""
         if self.is_lost:
             raise torch.AcceleratorError(f"device error on {self.torch_device}: the device is lost")
 
     @contextlib.contextmanager
     def random_stream(self) -> Iterator[None]:
-        """Let draws from the CPU's default generator come from this device's instead; the CPU's is left as it was."""
+        """Inside the block, draws from the CPU's default generator come from this device's; the CPU's is restored."""
         host_state = torch.get_rng_state()
         torch.set_rng_state(self.generator.get_state())
         try:
@@ -58,19 +55,19 @@ class SimDevices:
         return iter(self._devices.values())
 
     def add(self, index: int, budget_bytes: int) -> SimDevice:
-        """A new device `index` with nothing on it."""
+        """Create device `index`, empty."""
         device = SimDevice(SimLedger(index, budget_bytes), torch.device("sim", index), self)
         self._devices[index] = device
         return device
 
     def find(self, index: int) -> SimDevice | None:
-        """Device `index`, or None where there is none."""
+        """Return device `index`, or None if it does not exist."""
         return self._devices.get(index)
 
     def resolve(self, device: torch.device | str | int) -> SimDevice | None:
-        """The simulated device that `device` means, or None for another type. Without an index, that is sim:0.
+        """Return the simulated device that `device` refers to, or None for another type. Without an index, sim:0.
 
-        Raises RuntimeError for one that is not there.
+        Raises RuntimeError for a missing one.
         """
         asked = torch.device("sim", device) if isinstance(device, int) else torch.device(device)
         if asked.type != "sim":

@@ -1,9 +1,8 @@
-"""The tensor of the simulated device, and how an operation on it is carried out.
+"""The tensor of the simulated device, and how operations on it are carried out.
 
-A `SimTensor` says that it is on `sim:i` and holds a CPU tensor; an operation runs on the CPU tensors inside, so its
-numbers are the CPU's, and its results are charged to the device's ledger. The charge hangs on the CPU storage itself:
-views share it, and it is given back when the last tensor on that storage dies. Knows torch's dispatcher; does not know
-how the device is registered, nor what runs on it.
+A `SimTensor` reports device `sim:i` and holds a CPU tensor; an operation runs on the CPU tensors inside, so its results
+equal the CPU's, and they are charged to the ledger of the device. The charge is attached to the CPU storage: views
+share it, and it ends when the last tensor on that storage dies.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class SimTensor(torch.Tensor):
-    """A tensor on a simulated device. Made only by `wrap`."""
+    """A tensor on a simulated device. Created only by `wrap`."""
 
     _inner: torch.Tensor  # the CPU tensor that holds the data; same shape, strides and dtype
     _sim: SimDevice  # the device that `_inner`'s storage is charged to
@@ -60,7 +59,7 @@ class SimTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The tensor without its history, as on any device; assigning puts other data of this device in its place."""
+        """The tensor without its history; assigning replaces its data by other data of this device."""
         return self.detach()
 
     @data.setter
@@ -77,7 +76,7 @@ class SimTensor(torch.Tensor):
         requires_grad: bool = False,
         pin_memory: bool = False,
     ) -> torch.Tensor:
-        """As on any device; torch's own would take sim:0 for every index."""
+        """As on any device; torch's own would use sim:0 for every index."""
         place = self.device if device is None else device
         return torch.tensor(data, dtype=dtype or self.dtype, device=place, requires_grad=requires_grad)
 
@@ -118,13 +117,13 @@ def wrap(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
 
 
 def _become(tensor: SimTensor, other: SimTensor) -> None:
-    """Let `tensor` keep its identity and take everything else from `other`."""
+    """Replace everything of `tensor` except its identity by `other`."""
     torch.Tensor.data.__set__(tensor, other)  # type: ignore[attr-defined]
     tensor._inner, tensor._sim = other._inner, other._sim
 
 
 def make_on_device(devices: SimDevices, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation that makes a tensor of no other, for the device in `kwargs`."""
+    """Run an operation that creates a tensor without tensor arguments, for the device in `kwargs`."""
     sim = devices.resolve(kwargs["device"])
     assert sim is not None, f"{plan.op} reached the simulated device for {kwargs['device']}"
     sim.require()
@@ -189,7 +188,7 @@ def _run_in_place(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _run_out(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute into scratch that may be resized, then copy: the tensors given must have the right shape already."""
+    """Compute into scratch that may be resized, then copy: the output tensors must have the right shape already."""
     written = [kwargs[name] for name in plan.written_names]
     if not all(isinstance(tensor, SimTensor) for tensor in written):
         raise _mixed_devices(plan, args, kwargs)
@@ -273,9 +272,9 @@ _RUNNERS: Mapping[OpKind, Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], An
 def _unwrap(
     plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any], SimDevice | None]:
-    """CPU arguments for `plan.op`, and the device that its results belong to (None: the host).
+    """CPU arguments for `plan.op`, and the device of its results (None: the host).
 
-    Raises RuntimeError where CUDA would: tensors of two devices, or host tensors with a dimension beside them.
+    Raises RuntimeError where CUDA would: tensors of two devices, or host tensors with a dimension mixed in.
     """
     sim: SimDevice | None = None
     inner_args = list(args)
@@ -317,7 +316,7 @@ def _unwrap(
 def _unwrap_named(
     plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any], sim: SimDevice | None
 ) -> tuple[dict[str, Any], SimDevice | None]:
-    """`_unwrap` for the keyword arguments, given the device that the positional ones are on."""
+    """`_unwrap` for the keyword arguments, with the device of the positional ones."""
     inner_kwargs = dict(kwargs)
     for name in plan.tensor_names & kwargs.keys():
         value = kwargs[name]
@@ -336,7 +335,7 @@ def _unwrap_named(
 
 
 def _wrap_each(result: Any, sim: SimDevice | None) -> Any:
-    """The tensors in `result` on `sim`; whatever is no tensor stays as it is."""
+    """The tensors in `result` on `sim`; other values unchanged."""
     if sim is None:
         return result
     if isinstance(result, torch.Tensor):
@@ -355,7 +354,7 @@ def _size_bytes(size: Sequence[int] | int, dtype: torch.dtype | None) -> int:
 
 
 def _refuse_host_generator(kwargs: Mapping[str, Any], sim: SimDevice) -> None:
-    """As CUDA does: a generator of the host draws on the host, and what it drew is copied."""
+    """As CUDA does: a host generator draws on the host, and its values would be copied."""
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"Expected a '{sim.torch_device}' device type for generator but found 'cpu'")
 

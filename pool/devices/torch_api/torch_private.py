@@ -1,7 +1,7 @@
-"""The private and experimental torch names that the pool relies on, and a test that they still behave.
+"""The private and experimental torch names that the pool relies on, and a self-test of their behaviour.
 
-Knows torch's internals; does not know the simulated device. Every other module of the pool takes these names from here,
-so that a new torch release is checked in one place: `self_test()`.
+Every other module of the pool imports these names from here, so that a new torch release is checked in one place:
+`self_test()`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ python_backend_name = torch._C._get_privateuse1_backend_name
 
 
 def constant_when_compiled(function: _Function) -> _Function:
-    """Let torch.compile call `function` once while it traces, and take the result for a constant of the graph.
+    """Let torch.compile call `function` once while tracing and treat the result as a constant of the graph.
 
     As `torch.compiler.assume_constant_result`, which imports the compiler (over a second) only to set this mark.
     """
@@ -54,7 +54,7 @@ class _Recorder(torch.Tensor):
 
 
 class _Token:
-    """Something whose life can be watched."""
+    """An object whose lifetime can be observed."""
 
     alive = 0
 
@@ -66,7 +66,7 @@ class _Token:
 
 
 def self_test() -> None:
-    """Check the behaviours that the pool builds on. Raises RuntimeError that names the one that this torch lacks."""
+    """Check the behaviours that the pool relies on. Raises RuntimeError naming the one that this torch lacks."""
     _check("a wrapper tensor keeps its metadata and sends operations to Python", _wrapper_works())
     _check("an attribute of a storage lives exactly as long as the storage", _storage_attribute_lives())
     _check("the out-of-tree device type has a name", isinstance(python_backend_name(), str))

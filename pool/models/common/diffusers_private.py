@@ -1,8 +1,8 @@
-"""The one place that uses undocumented functions of diffusers: its converters of single files.
+"""The only module that uses undocumented functions of diffusers: its single-file converters.
 
-They rename keys; `pool.keymaps.key_map` watches them do it. Does not touch weights. diffusers is pinned to a minor
-version in pyproject.toml; `self_test` tells whether another one still converts as this project needs, for what the
-project builds. The converters that only spell the names of LoRAs are compared with their modules by the tests.
+They rename keys; `pool.keymaps.key_map` traces them. Weights are not touched. diffusers is pinned to a minor version in
+pyproject.toml; `self_test` checks whether another version still converts what the project builds. Converters that are
+only used for LoRA names are compared with their modules by the tests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 Converter: TypeAlias = Callable[[dict[str, Tensor]], Tensors]
 
 
-#: diffusers' converter for the diffusion model of each family but the UNets, and what it expects before each key
+#: diffusers' converter for the diffusion model of each family except UNets, and the key prefix that it expects
 _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Tensor | None]], str]] = {
     "auraflow": (convert_auraflow_transformer_checkpoint_to_diffusers, ""),
     "chroma": (convert_chroma_transformer_checkpoint_to_diffusers, ""),
@@ -70,15 +70,15 @@ class ConverterChangedError(RuntimeError):
 
 
 def converter(architecture: Architecture, config: Config, prefix: str) -> Converter:
-    """The function that renames a component's tensors to the parameters of the module built with `config`; their keys
-    in the checkpoint begin with `prefix`."""
+    """Return the function that renames a component's tensors to the parameters of the module built with `config`; their
+    keys in the checkpoint begin with `prefix`."""
     match architecture:
         case Architecture.LDM_UNET:
             return lambda tensors: _dropping_none(
                 convert_ldm_unet_checkpoint(_moved(tensors, prefix, _UNET_PREFIX), config)
             )
         case Architecture.CLIP_TEXT:
-            # transformers has no text_model level any more; its positions are a table that the module makes itself
+            # # transformers dropped the text_model level; the module computes its position table
             return lambda tensors: {k.removeprefix("text_model."): v for k, v in _moved(tensors, prefix, "").items()}
         case Architecture.CLIP_TEXT_PROJECTED:
             return lambda tensors: {_with_text_level(k): v for k, v in _moved(tensors, prefix, "").items()}
@@ -102,9 +102,9 @@ def converter(architecture: Architecture, config: Config, prefix: str) -> Conver
 
 
 def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Converter | None:
-    """diffusers' converter for the diffusion model of `family`, on keys without prefix; None where it has none.
+    """Return diffusers' converter for the diffusion model of `family`, for keys without prefix; None if it has none.
 
-    Some converters know the published sizes only. They raise KeyError naming a tensor that they miss.
+    Some converters only support the published sizes. They raise KeyError naming a missing tensor.
     """
     if family in _UNETS:
         config = _unet_conversion_config(bare_shapes)
@@ -116,28 +116,32 @@ def diffusion_converter(family: str, bare_shapes: Mapping[str, Shape]) -> Conver
 
 
 def controlnet_converter(bare_shapes: Mapping[str, Shape]) -> Converter:
-    """diffusers' converter for a ControlNet with tensors of `bare_shapes` (keys without prefix), in either layout. What
-    SDXL's are told of the image's size it leaves out."""
+    """Return diffusers' converter for a ControlNet with tensors of `bare_shapes` (keys without prefix), in either
+    layout, extended by SDXL's micro-conditioning weights, which diffusers drops."""
     config = _unet_conversion_config(bare_shapes)
-    told = {key: key.replace("label_emb.0.0.", "add_embedding.linear_1.") for key in bare_shapes if "label_emb." in key}
-    told = {key: name.replace("label_emb.0.2.", "add_embedding.linear_2.") for key, name in told.items()}
+    micro_conditioning = {
+        key: key.replace("label_emb.0.0.", "add_embedding.linear_1.") for key in bare_shapes if "label_emb." in key
+    }
+    micro_conditioning = {
+        key: name.replace("label_emb.0.2.", "add_embedding.linear_2.") for key, name in micro_conditioning.items()
+    }
 
     def convert(tensors: dict[str, Tensor]) -> Tensors:
         converted = _dropping_none(convert_controlnet_checkpoint(dict(tensors), config))
-        return {**converted, **{name: tensors[key] for key, name in told.items()}}
+        return {**converted, **{name: tensors[key] for key, name in micro_conditioning.items()}}
 
     return convert
 
 
 class _Kept(dict[str, Tensor]):
-    """Tensors that stay when a converter takes them: the one of Cosmos looks for a key after it has taken them all."""
+    """Tensors that survive `pop`: the converter of Cosmos looks for a key after it has taken all."""
 
     def pop(self, key: str, *default: Any) -> Any:
         return self[key] if key in self or not default else default[0]
 
 
 def _unet_conversion_config(bare_shapes: Mapping[str, Shape]) -> Config:
-    """What the converter of UNets reads of a configuration: blocks of a level, and which embedding a label has."""
+    """Return the configuration that the UNet converter reads: blocks per level, and the kind of label embedding."""
     blocks = {int(key.split(".")[1]) for key in bare_shapes if key.startswith("input_blocks.")}
     ends_of_levels = [block for block in blocks if f"input_blocks.{block}.0.op.weight" in bare_shapes]
     config: Config = {"layers_per_block": min(ends_of_levels, default=len(blocks)) - 1, "num_class_embeds": 0}
@@ -147,12 +151,12 @@ def _unet_conversion_config(bare_shapes: Mapping[str, Shape]) -> Config:
 
 
 def _moved(tensors: Mapping[str, Tensor], prefix: str, to: str) -> dict[str, Tensor]:
-    """`tensors` whose keys begin with `to` instead of `prefix`."""
+    """Return `tensors` with the key prefix `prefix` replaced by `to`."""
     return {to + key.removeprefix(prefix): value for key, value in tensors.items()}
 
 
 def _with_text_level(key: str) -> str:
-    """The name that transformers has for a tensor of a text model with a projection; some files have no level."""
+    """Return transformers' name for a tensor of a text model with a projection; some files lack the level."""
     return key if key.startswith(("text_model.", "text_projection.")) else f"text_model.{key}"
 
 
@@ -161,10 +165,10 @@ def _prefixed(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
-    """Check that the converters still give what the modules have, for a checkpoint of `family` with `shapes`; VAEs have
-    a test of their own (`pool.models.vae.classes`).
+    """Check that the converters still match the modules, for a checkpoint of `family` with `shapes`; VAEs have their
+    own test (`pool.models.vae.classes`).
 
-    Raises ConverterChangedError saying which keys or shapes differ.
+    Raises ConverterChangedError naming differing keys or shapes.
     """
     for role in family.prefixes:
         architecture = family.architectures[role]
@@ -175,11 +179,11 @@ def self_test(family: Family, shapes: Mapping[str, Shape]) -> None:
         key_map = discover(family.shapes_of(role, shapes), convert)
         difference = differing_keys(key_map, empty_module(architecture, config))
         if difference:
-            raise ConverterChangedError(f"{role.value}: diffusers converts otherwise than it builds: {difference}")
+            raise ConverterChangedError(f"{role.value}: diffusers' module and converter disagree: {difference}")
 
 
 def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
-    """What `module` and `key_map` disagree on, in words; empty when keys and shapes are equal."""
+    """Return how `module` and `key_map` differ, in words; empty if keys and shapes are equal."""
     actual = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     mapped = key_map.shapes
     if actual == mapped:
@@ -197,5 +201,5 @@ def differing_keys(key_map: KeyMap, module: torch.nn.Module) -> str:
 
 
 def _dropping_none(tensors: Mapping[str, Tensor | None]) -> Tensors:
-    """`tensors` without those that a converter looked up and did not find."""
+    """Return `tensors` without the None values of keys that a converter did not find."""
     return {key: value for key, value in tensors.items() if value is not None}

@@ -1,14 +1,15 @@
-"""Configurations of the architectures that this project builds, from the shapes of a checkpoint alone. Torch-free.
+"""Configurations of UNets and CLIP text models from the shapes of a checkpoint, and checks that components match.
+Torch-free.
 
-Knows which shape tells which size, and the few facts that no shape tells (heads, norm groups, end token). Does not
-build anything. Keys come without their component's prefix.
+Knows which shape tells which size, and the few facts that no shape tells (heads, norm groups, end token). Builds
+nothing. Keys have no component prefix.
 
 Facts that shapes do not tell
 1. SD1 attention has 8 heads at every width; that of SD2 and SDXL, whose projections are linear, has heads of 64.
-2. Group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
+2. Group norms have 32 groups, or a quarter of the narrowest width if that is fewer.
 3. CLIP attention heads are 64 wide; a model narrower than that has one.
-4. The numbers that SDXL is told of an image are embedded in 256 each.
-5. CLIP-L was trained with an approximation of GELU, open_clip's models with GELU itself.
+4. SDXL's micro-conditioning numbers are embedded in 256 each.
+5. CLIP-L was trained with an approximation of GELU, open_clip's models with exact GELU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.sampling_facts import Shown, SizeConditions
+from modelpool.pool.core.sampling_facts import ImageConcat, MicroConditioning
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.families.cascade_families import check_stage
 from modelpool.pool.families.family import Architecture, Family
@@ -33,10 +34,10 @@ Config: TypeAlias = dict[str, Any]
 
 SD1_HEADS = 8
 UNET_HEAD_WIDTH = 64
-#: of each number that a UNet is told beside the text
+#: embedding width of each micro-conditioning number
 NUMBER_WIDTH = 256
-#: how many numbers that is
-SIZE_NUMBERS: Mapping[SizeConditions, int] = {SizeConditions.SIZES: 6, SizeConditions.AESTHETICS: 5}
+#: count of micro-conditioning numbers
+SIZE_NUMBERS: Mapping[MicroConditioning, int] = {MicroConditioning.SIZES: 6, MicroConditioning.AESTHETICS: 5}
 MAX_NORM_GROUPS = 32
 CLIP_HEAD_WIDTH = 64
 CLIP_END_TOKEN = 49407
@@ -47,10 +48,10 @@ IMAGE_CHANNELS = 3
 
 
 def unet_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `diffusers.UNet2DConditionModel` for the UNet of SD1, SD2, SDXL or one that was cut out of it
-    (SSD-1B, Vega, KOALA) with tensors of `shapes`, of any size.
+    """Return the arguments of `diffusers.UNet2DConditionModel` for the UNet of SD1, SD2, SDXL or a pruned one (SSD-1B,
+    Vega, KOALA) with tensors of `shapes`, of any size.
 
-    Raises UnknownArchitecture naming what such a UNet would have and this one has not.
+    Raises UnknownArchitecture naming what it lacks.
     """
     down, up = unet_down_levels(shapes), unet_up_levels(shapes)
     channels = tuple(level[-1].channels for level in down)
@@ -58,8 +59,8 @@ def unet_config(shapes: Mapping[str, Shape]) -> Config:
     counts = [len(level) for level in down], [len(level) for level in up]
     if counts != ([blocks] * len(down), [blocks + 1] * len(down)):
         raise UnknownArchitecture(
-            f"UNet: found levels of {counts[0]} blocks on the way down and {counts[1]} on the way up, expected the "
-            "same at each level, and one more on the way up"
+            f"UNet: found levels of {counts[0]} blocks in the down path and {counts[1]} in the up path, expected the "
+            "same at each level, and one more in the up path"
         )
     depths, up_depths = [_level_depth(level) for level in down], [_level_depth(level) for level in up]
     middle = _unet_middle(shapes)
@@ -77,11 +78,13 @@ def unet_config(shapes: Mapping[str, Shape]) -> Config:
         "block_out_channels": channels,
         "layers_per_block": blocks,
         "cross_attention_dim": _shape(shapes, f"{attention}transformer_blocks.0.attn2.to_k.weight", 2)[1],
-        "attention_head_dim": _unet_heads(channels, is_linear),  # by its history the argument is the number of heads
+        "attention_head_dim": _unet_heads(
+            channels, is_linear
+        ),  # for historical reasons the argument is the number of heads
         "use_linear_projection": is_linear,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
         "up_block_types": tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in up_depths),
-        # of the last level's the middle takes the first
+        # # the middle block uses the first entry of the last level
         "transformer_layers_per_block": (*(depth or 1 for depth in depths[:-1]), depths[-1] or middle_depth or 1),
         "norm_num_groups": _norm_groups("UNet", channels),
     }
@@ -97,9 +100,10 @@ def unet_config(shapes: Mapping[str, Shape]) -> Config:
 
 
 def clip_text_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `transformers.CLIPTextConfig` for a CLIP-L text model with tensors of `shapes`, of any size.
+    """Return the arguments of `transformers.CLIPTextConfig` for a CLIP-L text model with tensors of `shapes`, of any
+    size.
 
-    Raises UnknownArchitecture naming what such a text model would have and this one has not.
+    Raises UnknownArchitecture naming what it lacks.
     """
     config = _clip_config(
         _shape(shapes, "embeddings.token_embedding.weight", 2),
@@ -114,17 +118,17 @@ def clip_text_config(shapes: Mapping[str, Shape]) -> Config:
 
 
 def open_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `transformers.CLIPTextConfig` for an open_clip text model (G or H) with tensors of `shapes`, of
-    any size.
+    """Return the arguments of `transformers.CLIPTextConfig` for an open_clip text model (G or H) with tensors of
+    `shapes`, of any size.
 
-    Raises UnknownArchitecture naming what such a text model would have and this one has not.
+    Raises UnknownArchitecture naming what it lacks.
     """
     projection = _shape(shapes, "text_projection", 2)
     return {**open_clip_text_alone_config(shapes), "projection_dim": projection[1]}
 
 
 def open_clip_text_alone_config(shapes: Mapping[str, Shape]) -> Config:
-    """As `open_clip_text_config`, without a projection, which SD2 is told nothing of."""
+    """Return `open_clip_text_config` without a projection, which SD2 does not read."""
     config = _clip_config(_shape(shapes, "token_embedding.weight", 2), _shape(shapes, "positional_embedding", 2))
     return {
         **config,
@@ -135,14 +139,15 @@ def open_clip_text_alone_config(shapes: Mapping[str, Shape]) -> Config:
 
 
 def projected_clip_text_config(shapes: Mapping[str, Shape]) -> Config:
-    """The arguments of `transformers.CLIPTextConfig` for a CLIP text model with a projection (G or H), spelled as
-    transformers does, with tensors of `shapes`, of any size. Raises UnknownArchitecture as `clip_text_config` does."""
+    """Return the arguments of `transformers.CLIPTextConfig` for a CLIP text model with a projection (G or H), in the
+    naming of transformers, with tensors of `shapes`, of any size. Raises UnknownArchitecture as `clip_text_config`
+    does."""
     projection = _shape(shapes, "text_projection.weight", 2)
     return {**clip_text_config(shapes), "hidden_act": "gelu", "projection_dim": projection[0]}
 
 
 def _clip_config(tokens: Shape, places: Shape) -> Config:
-    """What both spellings have in common, from the shapes of the two tables of embeddings."""
+    """Return the arguments common to both namings, from the shapes of the two embedding tables."""
     (vocabulary, hidden), positions = tokens, places[0]
     if vocabulary < CLIP_TOKENS or positions < CLIP_POSITIONS:
         raise UnknownArchitecture(
@@ -161,16 +166,16 @@ def _clip_config(tokens: Shape, places: Shape) -> Config:
 
 
 def check(family: Family, shapes: Mapping[str, Shape]) -> None:
-    """Check that the components of a checkpoint of `family` with tensors of `shapes` are whole and fit each other.
+    """Check that the components of a checkpoint of `family` with tensors of `shapes` are complete and match each other.
 
-    Raises UnknownArchitecture saying what is missing or does not fit.
+    Raises UnknownArchitecture stating what is missing or does not match.
     """
     texts = {role: text_config(family, role, shapes) for role in family.text_encoders}
-    said = family.configs.get(Role.DIFFUSION_MODEL)
-    unet = dict(said) if said else unet_config(family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
+    folder_config = family.configs.get(Role.DIFFUSION_MODEL)
+    unet = dict(folder_config) if folder_config else unet_config(family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
     vae = vae_facts(family, shapes)
     if not vae.has_decoder:
-        raise UnknownArchitecture(f"its VAE is one of {vae.title} without a decoder, expected one")
+        raise UnknownArchitecture(f"its VAE ({vae.title}) has no decoder, expected one")
     widths = [config["hidden_size"] for config in texts.values()]
     if sum(widths) != unet["cross_attention_dim"]:
         found = f"text encoder is {widths[0]}" if len(widths) == 1 else f"text encoders are {widths}"
@@ -181,45 +186,45 @@ def check(family: Family, shapes: Mapping[str, Shape]) -> None:
         label_width = unet.get("projection_class_embeddings_input_dim", 0)
         if label_width != pooled + numbers * NUMBER_WIDTH:
             raise UnknownArchitecture(
-                f"the UNet is told {label_width} numbers beside the text, expected {pooled} of the pooled text and "
+                f"the UNet reads {label_width} vector inputs, expected {pooled} of the pooled text and "
                 f"{numbers} times {NUMBER_WIDTH}"
             )
-    channels, shown = vae.latent_channels, family.sampling.shown
-    beside = 0 if shown is None else shown_channels(shown, channels, int(vae.decode_ratio))
-    if not channels == unet["in_channels"] - beside == unet["out_channels"]:
-        more = f", and beside them the {beside} of what it is shown of an image" if beside else ""
+    channels, image_concat = vae.latent_channels, family.sampling.image_concat
+    extra = 0 if image_concat is None else image_concat_channels(image_concat, channels, int(vae.decode_ratio))
+    if not channels == unet["in_channels"] - extra == unet["out_channels"]:
+        more = f", and {extra} for the input image" if extra else ""
         raise UnknownArchitecture(
             f"the UNet reads {unet['in_channels']} and writes {unet['out_channels']} channels, "
             f"expected the {channels} of the VAE{more}"
         )
 
 
-def shown_channels(shown: Shown, channels: int, downscale: int) -> int:
-    """Channels of what a model with latents of so many `channels`, whose cells are `downscale` pixels wide, is shown
-    of an image."""
-    match shown:
-        case Shown.HOLE:
+def image_concat_channels(image_concat: ImageConcat, channels: int, downscale: int) -> int:
+    """Return the concatenated channels of an input image, for latents of `channels` channels and cells of `downscale`
+    pixels."""
+    match image_concat:
+        case ImageConcat.INPAINT:
             return 1 + channels
-        case Shown.HOLE_BY_PIXEL:
+        case ImageConcat.INPAINT_BY_PIXEL:
             return channels + downscale**2
-        case Shown.LATENT | Shown.UNSCALED:
+        case ImageConcat.LATENT | ImageConcat.UNSCALED:
             return channels
-        case Shown.PIXELS:
+        case ImageConcat.PIXELS:
             return IMAGE_CHANNELS
 
 
 def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
-    """Check that the VAE of a checkpoint of `family` is one for the latents of its diffusion model, which recognition
-    has read the sizes of.
+    """Check that the VAE of a checkpoint of `family` matches the latents of its diffusion model, whose sizes
+    recognition has measured.
 
-    Raises UnknownArchitecture saying what does not fit.
+    Raises UnknownArchitecture stating what does not match.
     """
     if family.latent is not None:
         return
     check_stage(family, family.bare_shapes_of(Role.DIFFUSION_MODEL, shapes))
     vae, latent = vae_facts(family, shapes), family.latent_format
     if not vae.has_decoder:
-        raise UnknownArchitecture(f"its VAE is one of {vae.title} without a decoder, expected one")
+        raise UnknownArchitecture(f"its VAE ({vae.title}) has no decoder, expected one")
     if vae.latent_formats and latent not in vae.latent_formats:
         raise UnknownArchitecture(
             f"its VAE is that of {vae.title}, with latents of {' or '.join(vae.latent_formats)}; expected one for "
@@ -228,7 +233,8 @@ def check_latents(family: Family, shapes: Mapping[str, Shape]) -> None:
 
 
 def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Config:
-    """The configuration of a text encoder of a checkpoint of `family` with tensors of `shapes` (keys with prefixes)."""
+    """Return the configuration of a text encoder of a checkpoint of `family` with tensors of `shapes` (keys with
+    prefixes)."""
     if role in family.configs:
         return dict(family.configs[role])
     bare = family.bare_shapes_of(role, shapes)
@@ -244,14 +250,14 @@ def text_config(family: Family, role: Role, shapes: Mapping[str, Shape]) -> Conf
 
 
 def latent_facts(family: Family, shapes: Mapping[str, Shape]) -> LatentFacts:
-    """What the latents of a checkpoint of `family` with tensors of `shapes` (keys with prefixes) mean."""
+    """Return the latent facts of a checkpoint of `family` with tensors of `shapes` (keys with prefixes)."""
     if family.latent is not None:
         return family.latent
     return latents_with(family, vae_facts(family, shapes))
 
 
 def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
-    """What the latents of `family` mean where this is its VAE."""
+    """Return the latent facts of `family` with this VAE."""
     return LatentFacts(
         vae.latent_channels,
         int(vae.decode_ratio),
@@ -260,7 +266,7 @@ def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
         means=family.latent_means,
         deviations=family.latent_deviations,
         vae=vae.name,
-        # videos of some models are encoded and decoded by a VAE of images
+        # # videos of some models are encoded and decoded by an image VAE
         dimensions=vae.dimensions if family.sampling.video is None else 3,
         frames_per_cell=vae.temporal_ratio,
         audio=family.sampling.audio,
@@ -268,22 +274,22 @@ def latents_with(family: Family, vae: VaeFacts) -> LatentFacts:
 
 
 def vae_facts(family: Family, shapes: Mapping[str, Shape]) -> VaeFacts:
-    """What the VAE of a checkpoint of `family` is. Raises UnknownArchitecture when it is none that is built."""
-    own, said = family.shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
+    """Return the facts of the VAE of a checkpoint of `family`. Raises UnknownArchitecture if it is not supported."""
+    own, folder_config = family.shapes_of(Role.VAE, shapes), family.configs.get(Role.VAE)
     bare = {name: own[key] for key, name in names_in_vae(family, own).items()}
-    return measured_vae(bare) if said is None else measured_folder_vae(said, bare)
+    return measured_vae(bare) if folder_config is None else measured_folder_vae(folder_config, bare)
 
 
 @dataclass(frozen=True, slots=True)
 class UnetBlock:
-    """A residual block of a UNet: its channels, and the transformer blocks behind it."""
+    """A residual block of a UNet: its channels, and the number of transformer blocks after it."""
 
     channels: int
     depth: int
 
 
 def unet_down_levels(shapes: Mapping[str, Shape]) -> list[list[UnetBlock]]:
-    """The residual blocks of a UNet's way down, level by level."""
+    """Return the residual blocks of a UNet's down path, level by level."""
     levels: list[list[UnetBlock]] = [[]]
     for i in range(1, _count(shapes, r"input_blocks\.(\d+)\.")):
         if f"input_blocks.{i}.0.op.weight" in shapes:
@@ -294,7 +300,7 @@ def unet_down_levels(shapes: Mapping[str, Shape]) -> list[list[UnetBlock]]:
 
 
 def unet_up_levels(shapes: Mapping[str, Shape]) -> list[list[UnetBlock]]:
-    """The residual blocks of a UNet's way up, level by level, the lowest resolution first."""
+    """Return the residual blocks of a UNet's up path, level by level, the lowest resolution first."""
     levels: list[list[UnetBlock]] = [[]]
     for i in range(count := _count(shapes, r"output_blocks\.(\d+)\.")):
         levels[-1].append(_unet_block(shapes, f"output_blocks.{i}."))
@@ -316,12 +322,12 @@ def _whole_levels(levels: list[list[UnetBlock]]) -> list[list[UnetBlock]]:
 
 
 def _level_depth(level: Sequence[UnetBlock]) -> int | tuple[int, ...]:
-    """The transformer blocks behind each residual block of a level: one number where all have as many."""
+    """Return the transformer blocks after each residual block of a level: one number if all are equal."""
     depths = tuple(block.depth for block in level)
     if len({block.channels for block in level}) > 1 or (0 in depths and any(depths)):
         raise UnknownArchitecture(
             f"UNet: found a level of blocks with {[block.channels for block in level]} channels and {list(depths)} "
-            "transformer blocks, expected equal channels, and attention behind each block or behind none"
+            "transformer blocks, expected equal channels, and attention after each block or after none"
         )
     return depths[0] if len(set(depths)) == 1 else depths
 
@@ -331,7 +337,7 @@ def _first(depth: int | tuple[int, ...]) -> int:
 
 
 def _unet_middle(shapes: Mapping[str, Shape]) -> str | None:
-    """What diffusers calls a UNet's middle: two residual blocks around attention, one alone, or nothing."""
+    """Return diffusers' name of a UNet's middle block: two residual blocks around attention, one alone, or None."""
     parts = _count(shapes, r"middle_block\.(\d+)\.")
     if not parts:
         return None
@@ -345,14 +351,14 @@ def _unet_middle(shapes: Mapping[str, Shape]) -> str | None:
 
 
 def _first_attention(shapes: Mapping[str, Shape]) -> str:
-    """What the keys of a UNet's first attention begin with."""
+    """Return the key prefix of a UNet's first attention."""
     found = (key for key in shapes if key.endswith(".1.transformer_blocks.0.attn2.to_k.weight"))
     key = next(found, "middle_block.1.transformer_blocks.0.attn2.to_k.weight")
     return key.removesuffix("transformer_blocks.0.attn2.to_k.weight")
 
 
 def _unet_heads(channels: tuple[int, ...], is_linear: bool) -> int | tuple[int, ...]:
-    """The heads of attention at each width."""
+    """Return the attention heads at each width."""
     if not is_linear:
         if any(width % SD1_HEADS for width in channels):
             raise UnknownArchitecture(f"UNet: found widths {channels}, expected multiples of {SD1_HEADS} (the heads)")
@@ -371,16 +377,16 @@ def _norm_groups(what: str, channels: tuple[int, ...]) -> int:
 
 def _shape(shapes: Mapping[str, Shape], key: str, dimensions: int) -> Shape:
     if key not in shapes:
-        raise UnknownArchitecture(f"found no tensor {key!r}, expected one")
+        raise UnknownArchitecture(f"missing tensor {key!r}")
     if len(shapes[key]) != dimensions:
         raise UnknownArchitecture(f"tensor {key!r}: found shape {shapes[key]}, expected {dimensions} dimensions")
     return shapes[key]
 
 
 def _count(keys: Iterable[str], pattern: str) -> int:
-    """How many numbers, 0 and up, `pattern` finds at the beginning of keys.
+    """Return how many numbers, from 0, `pattern` finds at the beginning of keys.
 
-    Raises UnknownArchitecture where one is left out: what is built has them all, and a key alone could ask for any
+    Raises UnknownArchitecture if one is missing: the module has all of them, and otherwise one key could request any
     number of layers.
     """
     compiled = re.compile(pattern)

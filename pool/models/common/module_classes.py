@@ -1,7 +1,7 @@
-"""The modules of diffusers and transformers that components are built as, without weights.
+"""The diffusers and transformers modules of components, without weights.
 
-Knows which class and which configuration belong to an architecture. Everything is made on the meta device: no
-memory is taken and nothing is initialised. Does not know files.
+Knows class and configuration of each architecture. Everything is created on the meta device, uninitialised and without
+memory. Does not know files.
 """
 
 from __future__ import annotations
@@ -51,47 +51,46 @@ _MODULES: Mapping[Architecture, Callable[[Config], nn.Module]] = MappingProxyTyp
 
 
 def config_of(architecture: Architecture, bare_shapes: Mapping[str, Shape]) -> Config:
-    """The configuration of a component with tensors of `bare_shapes` (keys without prefix).
+    """Return the configuration of a component with tensors of `bare_shapes` (keys without prefix).
 
-    Raises UnknownArchitecture when they are not those of such a component.
+    Raises UnknownArchitecture if they do not match.
     """
     return _CONFIGS[architecture](bare_shapes)
 
 
 def empty_module(architecture: Architecture, config: Config) -> nn.Module:
-    """The module for `config` with every parameter and buffer on the meta device, in evaluation mode."""
-    # what draws numbers would draw none there, and takes a third of the time all the same
+    """Return the module for `config` with every parameter and buffer on the meta device, in evaluation mode."""
+    # # random initialisation does nothing there, but takes a third of the time
     with torch.device("meta"), without_initialisation():
         module = _MODULES[architecture](config)
     return module.eval().requires_grad_(False)
 
 
-def said_module(architecture: Architecture, config: Config) -> nn.Module:
-    """As `empty_module`, for a configuration that somebody else wrote: keys that the class does not take are left out.
+def module_from_config(architecture: Architecture, config: Config) -> nn.Module:
+    """Return `empty_module` for an external configuration: unknown keys are dropped.
 
-    Raises UnknownArchitecture when the class cannot be built so.
+    Raises UnknownArchitecture if the class rejects it.
     """
     if architecture is Architecture.DIFFUSERS_UNET:
         taken = inspect.signature(UNet2DConditionModel.__init__).parameters
         config = {key: value for key, value in config.items() if key in taken}
-    with said_configuration():
+    with configuration_errors():
         return empty_module(architecture, config)
 
 
 @contextmanager
-def said_configuration() -> Iterator[None]:
-    """While a class is built from a configuration that somebody else wrote: what it raises becomes
-    UnknownArchitecture."""
+def configuration_errors() -> Iterator[None]:
+    """Convert errors of building a class from an external configuration to UnknownArchitecture."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # both libraries check values in ways and with errors of their own
+    except Exception as error:  # both libraries validate with various exception types
         raise UnknownArchitecture(f"its configuration cannot be built: {error}") from error
 
 
 def fill_tables(module: nn.Module) -> None:
-    """Give the buffers that no file carries their values, which follow from the configuration."""
+    """Give values to the buffers that no file carries, from the configuration."""
     for part in module.modules():
         if "position_ids" in part._buffers:
             length = part._buffers["position_ids"].shape[-1]  # type: ignore[union-attr]

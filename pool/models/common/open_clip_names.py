@@ -1,6 +1,6 @@
-"""The text models of open_clip in the spelling of transformers, and back. A converter like those of diffusers.
+"""Convert the text models of open_clip to the naming of transformers, and back. Replaces diffusers' converter.
 
-Ours, because diffusers' own leaves out the last layer of SD2's, which a LoRA may name and a saved file must have.
+diffusers' own drops the last layer of SD2's, which a LoRA may target and a saved file must have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TABLES: Mapping[str, str] = MappingProxyType(
         "ln_final.bias": "text_model.final_layer_norm.bias",
     }
 )
-#: parts of a layer, by the beginning of their names
+#: parts of a layer, by name prefix
 _PARTS: Mapping[str, str] = MappingProxyType(
     {
         "ln_1": "layer_norm1",
@@ -33,13 +33,13 @@ _PARTS: Mapping[str, str] = MappingProxyType(
         "attn.out_proj": "self_attn.out_proj",
     }
 )
-#: what is one tensor in open_clip
+#: parts that are one tensor in open_clip
 _FUSED = tuple(f"self_attn.{name}_proj" for name in "qkv")
 
 
 def open_clip_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of `transformers.CLIPTextModelWithProjection` made of an open_clip text model's `tensors`, whose
-    keys have no prefix. Keys that are neither are left out."""
+    """Return the parameters of `transformers.CLIPTextModelWithProjection` from an open_clip text model's `tensors`,
+    whose keys have no prefix. Unknown keys are dropped."""
     return {name: value for key, tensor in tensors.items() for name, value in _converted(key, tensor)}
 
 
@@ -59,8 +59,8 @@ def _converted(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def open_clip_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The tensors of open_clip, without prefix, that `open_clip_text` makes parameters of `shapes` of, whose names may
-    lack the level of text models. Parameters that it never makes are left out."""
+    """Return the open_clip tensors, without prefix, from which `open_clip_text` produces parameters of `shapes`, whose
+    names may lack the `text_model` level. Parameters that it never produces are dropped."""
     found: dict[str, Shape] = {}
     for name, shape in shapes.items():
         levelled = name if name.startswith((_LEVEL, _OWN_PROJECTION)) else _LEVEL + name
@@ -69,7 +69,8 @@ def open_clip_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def _source(name: str, shape: Shape) -> dict[str, Shape]:
-    """The tensor that the parameter `name` is made of, where there is one; three of a layer are made of one."""
+    """Return the tensor from which the parameter `name` is produced, if any; three parameters of a layer come from
+    one."""
     tables = {own: key for key, own in _TABLES.items()}
     if name in tables:
         return {tables[name]: shape}

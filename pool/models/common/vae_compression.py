@@ -1,7 +1,7 @@
-"""How many pixels and frames one cell of a latent stands for, from a VAE's configuration. Torch-free.
+"""Pixels and frames per latent cell, from a VAE's configuration. Torch-free.
 
-Published VAEs have the figures that `pool.detection.vaes` lists; smaller ones of the same layout have
-their own, which only their structure tells.
+Published VAEs have the figures in `pool.detection.vaes`; those of smaller ones of the same layout follow only from
+their structure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from modelpool.pool.models.common.vae_configs import Config
 
-#: channels, pixels along a side, frames: of one cell
+#: per cell: channels, pixels along a side, frames
 Measures = tuple[int, int, int]
 
 
@@ -56,20 +56,20 @@ def _ltx(config: Config) -> Measures:
     return config["latent_channels"], config["patch_size"] * 2**sides, 2**times
 
 
-def _told(config: Config) -> Measures:
-    """Of classes that are told both ratios."""
+def _explicit_ratios(config: Config) -> Measures:
+    """Classes with both ratios as arguments."""
     return (
         config["latent_channels"], config["spatial_compression_ratio"], config.get("temporal_compression_ratio", 1),
     )  # fmt: skip
 
 
 def _hunyuan_video(config: Config) -> Measures:
-    # the class has the published four frames a cell where it is not told otherwise
+    # # default of the class: the published four frames per cell
     return config["latent_channels"], config["spatial_compression_ratio"], 4
 
 
 def _wan(config: Config) -> Measures:
-    folds = config["temperal_downsample"]  # one for each halving of the sides: whether it halves time as well
+    folds = config["temperal_downsample"]  # one entry per halving of the sides: whether it halves time as well
     return config["z_dim"], config.get("scale_factor_spatial") or 2 ** len(folds), 2 ** sum(folds)
 
 
@@ -85,26 +85,26 @@ _MEASURES: Mapping[str, Callable[[Config], Measures]] = {
     "ltx_v1": _ltx,
     "ltx_v2": _ltx,
     "ltx2": _ltx,
-    "hunyuan_image": _told,
+    "hunyuan_image": _explicit_ratios,
     "hunyuan_video": _hunyuan_video,
-    "hunyuan_video_15": _told,
-    "hunyuan_image_refiner": _told,
-    "cosmos": _told,
+    "hunyuan_video_15": _explicit_ratios,
+    "hunyuan_image_refiner": _explicit_ratios,
+    "cosmos": _explicit_ratios,
     "wan21": _wan,
     "wan22": _wan,
 }
 
 
 def measured(facts: VaeFacts, config: Config) -> VaeFacts:
-    """`facts` with the measures of a VAE that is built with `config`."""
+    """Return `facts` with the ratios of a VAE that is built with `config`."""
     channels, side, frames = _MEASURES[facts.name](config)
     return replace(facts, latent_channels=channels, encode_ratio=side, decode_ratio=side, temporal_ratio=frames)
 
 
 def measured_vae(bare_shapes: Mapping[str, Shape]) -> VaeFacts:
-    """The VAE with tensors of `bare_shapes` (keys without prefix), with its own measures.
+    """Return the facts of the VAE with tensors of `bare_shapes` (keys without prefix), with measured ratios.
 
-    Raises UnknownArchitecture when it is none that is known, none that is built, or its tensors are other ones.
+    Raises UnknownArchitecture if it is unknown, not supported, or its tensors do not match.
     """
     found = recognise_vae(bare_shapes)
     if found is None:
@@ -112,7 +112,7 @@ def measured_vae(bare_shapes: Mapping[str, Shape]) -> VaeFacts:
         raise UnknownArchitecture(f"VAE: its {len(bare_shapes)} tensors match no known VAE (the first are {first})")
     configs = CONFIGS if found.layout == "original" else DIFFUSERS_CONFIGS
     if found.name not in configs:
-        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, which is none of those that are built")
+        raise UnknownArchitecture(f"recognised as the VAE of {found.title}, which cannot be built")
     try:
         return measured(found, configs[found.name](bare_shapes))
     except UnknownArchitecture:
@@ -121,12 +121,13 @@ def measured_vae(bare_shapes: Mapping[str, Shape]) -> VaeFacts:
         raise UnknownArchitecture(f"recognised as the VAE of {found.title}, but with other tensors: {error}") from error
 
 
-def measured_folder_vae(said: Mapping[str, Any], bare_shapes: Mapping[str, Shape]) -> VaeFacts:
-    """The VAE of a folder of diffusers whose configuration says `said`, its class included, with its own measures.
+def measured_folder_vae(folder_config: Mapping[str, Any], bare_shapes: Mapping[str, Shape]) -> VaeFacts:
+    """Return the facts of the VAE of a diffusers folder with this configuration (including its class), with measured
+    ratios.
 
-    Raises UnknownArchitecture when the class is none that is built, or the configuration is none of it.
+    Raises UnknownArchitecture if the class is not supported, or the configuration does not fit it.
     """
-    class_name, config = str(said.get("_class_name")), dict(said)
+    class_name, config = str(folder_config.get("_class_name")), dict(folder_config)
     if class_name not in FOLDER_KINDS:
         raise UnknownArchitecture(f"VAE folder: found class {class_name!r}, expected one of {', '.join(FOLDER_KINDS)}")
     facts = FACTS[FOLDER_KINDS[class_name](config)]
@@ -135,5 +136,5 @@ def measured_folder_vae(said: Mapping[str, Any], bare_shapes: Mapping[str, Shape
     try:
         found = measured(facts, config)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise UnknownArchitecture(f"VAE folder: the configuration is none of {class_name}: {error}") from error
+        raise UnknownArchitecture(f"VAE folder: the configuration does not fit {class_name}: {error}") from error
     return replace(found, layout="diffusers", has_encoder=halves["encoder"], has_decoder=halves["decoder"])

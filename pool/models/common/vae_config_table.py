@@ -1,6 +1,6 @@
-"""Which function reads the configuration of which kind of VAE off its shapes. Torch-free.
+"""The function that infers the configuration of each kind of VAE from shapes. Torch-free.
 
-Apart from the classes (`pool.models.vae.classes`), so that planning knows a VAE's measures without loading torch.
+Separate from the classes (`pool.models.vae.classes`), so that planning knows a VAE's ratios without loading torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from modelpool.pool.models.common.vae_configs import Config, Shapes
 
 Measure: TypeAlias = Callable[[Shapes], Config]
 
-#: by the name that `pool.detection.vaes` gives, for files in the names they were published with
+#: by the name that `pool.detection.vaes` returns, for files under published names
 CONFIGS: Mapping[str, Measure] = {
     "kl": configs.kl_config,
     "kl_temporal": configs.kl_temporal_config,
@@ -35,7 +35,7 @@ CONFIGS: Mapping[str, Measure] = {
     "wan21": video_configs.wan21_config,
     "wan22": video_configs.wan22_config,
 }
-#: those whose files in the naming of diffusers tell enough by themselves
+#: kinds whose files in diffusers' naming suffice without a configuration
 DIFFUSERS_CONFIGS: Mapping[str, Measure] = {
     "kl": configs.diffusers_kl_config,
     "flux2": configs.diffusers_kl_config,
@@ -48,7 +48,7 @@ def _ltx_version(config: Config) -> str:
     return "ltx_v2" if "LTXVideo095DownBlock3D" in (config.get("down_block_types") or ()) else "ltx_v1"
 
 
-#: by the class that a folder of diffusers names: what it is recognised as, given its configuration
+#: the kind of each class that a diffusers folder may name, by its configuration
 FOLDER_KINDS: Mapping[str, Callable[[Config], str]] = {
     "AutoencoderKL": lambda config: "kl",
     "AutoencoderKLFlux2": lambda config: "flux2",

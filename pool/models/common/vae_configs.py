@@ -1,9 +1,9 @@
-"""The arguments that diffusers' VAE classes are built with, from the shapes of a single file alone. Torch-free.
+"""Arguments of diffusers' VAE classes for images and audio, from the shapes of a single file. Torch-free.
 
-Knows which shape tells which size, for images and audio; video is in `pool.models.common.vae_video_configs`. Keys
-come without prefix. A half that a file does not have is configured like the half that it has.
+Video is in `pool.models.common.vae_video_configs`. Keys have no prefix. A half that a file lacks is configured like the
+existing one.
 
-Facts that shapes do not tell: group norms have 32 groups, or a quarter of the narrowest width where that is fewer.
+Facts that shapes do not tell: group norms have 32 groups, or a quarter of the narrowest width if that is fewer.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MAX_NORM_GROUPS = 32
 
 
 def shape_of(shapes: Shapes, *keys: str) -> Shape:
-    """The shape of the first of `keys` that there is.
+    """Return the shape of the first existing key of `keys`.
 
-    Raises UnknownArchitecture when there is none, or it has no dimension.
+    Raises UnknownArchitecture if none exists, or it has no dimension.
     """
     for key in keys:
         if shapes.get(key):
             return shapes[key]
-    raise UnknownArchitecture(f"VAE: found no {' or '.join(keys)}, expected it to tell a size")
+    raise UnknownArchitecture(f"VAE: found no {' or '.join(keys)}, required to infer a size")
 
 
 def size_of(shapes: Shapes, key: str, index: int = 0) -> int:
-    """Size `index` of the tensor `key`. Raises UnknownArchitecture when there is no such."""
+    """Return size `index` of the tensor `key`. Raises UnknownArchitecture if it does not exist."""
     shape = shape_of(shapes, key)
     if index >= len(shape):
         raise UnknownArchitecture(f"VAE: tensor {key!r}: found shape {shape}, expected more than {index} dimensions")
@@ -42,14 +42,14 @@ def size_of(shapes: Shapes, key: str, index: int = 0) -> int:
 
 
 def count(keys: Iterable[str], pattern: str) -> int:
-    """How many numbers `pattern`'s group finds at the beginning of `keys`."""
+    """Return how many numbers `pattern`'s group finds at the beginning of `keys`."""
     return len(_numbers(keys, pattern))
 
 
 def count_all(keys: Iterable[str], pattern: str) -> int:
-    """As `count`, of numbers from 0 on.
+    """Return `count` for numbers from 0 without gaps.
 
-    Raises UnknownArchitecture where one is left out: a key alone could ask for any number of layers.
+    Raises UnknownArchitecture if one is missing: otherwise one key could request any number of layers.
     """
     numbers = _numbers(keys, pattern)
     missing = next((number for number in range(len(numbers)) if str(number) not in numbers), None)
@@ -66,12 +66,13 @@ def _numbers(keys: Iterable[str], pattern: str) -> set[str]:
 
 
 def norm_groups(widths: Iterable[int]) -> int:
-    """The groups of the group norms of a VAE with levels of `widths`."""
+    """Return the groups of the group norms of a VAE with levels of `widths`."""
     return max(1, min(MAX_NORM_GROUPS, min(widths) // 4))
 
 
 def ltx_kinds(keys: Iterable[str], beginning: str) -> list[str]:
-    """What each block of one half is, in order: a "group" of residual blocks, a "fold" or a block that "widens"."""
+    """Return the kind of each block of one half, in order: a "group" of residual blocks, a "fold" or a block that
+    "widens"."""
     keys = frozenset(keys)
     numbers = {int(key.removeprefix(beginning).partition(".")[0]) for key in keys if key.startswith(beginning)}
     kinds = []
@@ -85,7 +86,7 @@ def ltx_kinds(keys: Iterable[str], beginning: str) -> list[str]:
 
 
 def kl_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKL`."""
+    """Return the arguments of `diffusers.AutoencoderKL`."""
     widths, blocks = _ldm_levels(shapes)
     return {
         "block_out_channels": widths,
@@ -101,7 +102,7 @@ def kl_config(shapes: Shapes) -> Config:
 
 
 def diffusers_kl_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKL`, or of `AutoencoderKLFlux2`, for a file in the naming of diffusers."""
+    """Return the arguments of `diffusers.AutoencoderKL` or `AutoencoderKLFlux2`, for a file in diffusers' naming."""
     down, up = (
         tuple(
             size_of(shapes, f"{half}.{i}.resnets.0.conv2.weight")
@@ -133,7 +134,7 @@ def diffusers_kl_config(shapes: Shapes) -> Config:
 
 
 def flux2_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKLFlux2`; its decoder may be narrower than its encoder."""
+    """Return the arguments of `diffusers.AutoencoderKLFlux2`; its decoder may be narrower than its encoder."""
     config = kl_config(shapes)
     folded = size_of(shapes, "bn.running_mean")
     side = math.isqrt(folded // config["latent_channels"])
@@ -188,7 +189,7 @@ def taesd_config(shapes: Shapes) -> Config:
 
 
 def _tiny_stages(shapes: Shapes, half: str) -> tuple[int, ...]:
-    """How many blocks each stage of a half of TAESD has: stages end at the convolutions between."""
+    """Return how many blocks each stage of a half of TAESD has: stages end at the convolutions between."""
     numbers = sorted({int(key.removeprefix(half).partition(".")[0]) for key in shapes if key.startswith(half)})
     stages = [0]
     # the first convolution opens the first stage, the last one closes the last
@@ -207,7 +208,7 @@ def cascade_a_config(shapes: Shapes) -> Config:
     up_blocks = count(shapes, r"up_blocks\.(\d+)\.")
     return {
         "levels": levels,
-        # beside the first convolution, one at each step up, and a block of each level after the first
+        # # in addition to the first convolution, one at each up step, and a block of each level after the first
         "bottleneck_blocks": up_blocks - 1 - 2 * (levels - 1),
         "embed_dim": size_of(shapes, "up_blocks.0.0.weight"),
         "latent_channels": channels,
@@ -218,7 +219,7 @@ def cascade_a_config(shapes: Shapes) -> Config:
 
 
 def oobleck_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderOobleck`, of a file with weight norms in either spelling."""
+    """Return the arguments of `diffusers.AutoencoderOobleck`, for weight norms in either naming."""
     narrow, audio_channels = _oobleck(shapes, "encoder.layers.0")[:2]
     blocks = count(shapes, r"encoder\.layers\.(\d+)\.layers\.")
     folds = [_oobleck(shapes, f"encoder.layers.{i + 1}.layers.4") for i in range(blocks)]
@@ -241,7 +242,7 @@ def _oobleck(shapes: Shapes, layer: str) -> tuple[int, int, int]:
 
 
 def _ldm_levels(shapes: Shapes) -> tuple[tuple[int, ...], int]:
-    """The width of each level, finest first, and the blocks that each has on the way down."""
+    """Return the width of each level, finest first, and the number of blocks per level in the down path."""
     widths = _half_widths(shapes, "encoder.down.") or _half_widths(shapes, "decoder.up.")
     if not widths:
         raise UnknownArchitecture("VAE: found no encoder.down and no decoder.up blocks, expected at least one level")
@@ -254,7 +255,7 @@ def _ldm_levels(shapes: Shapes) -> tuple[tuple[int, ...], int]:
 
 
 def _half_widths(shapes: Shapes, half: str) -> tuple[int, ...]:
-    """The width of each level of a half; () where the file has none."""
+    """Return the width of each level of a half; () if the file has none."""
     levels = count_all(shapes, rf"{re.escape(half)}(\d+)\.")
     return tuple(
         shape_of(shapes, f"{half}{i}.block.0.conv2.weight", f"{half}{i}.block.0.conv2.conv.weight")[0]

@@ -1,6 +1,7 @@
-"""The arguments that diffusers' video VAE classes are built with, from the shapes of a single file alone. Torch-free.
+"""Arguments of diffusers' video VAE classes, from the shapes of a single file. Torch-free.
 
-Keys come without prefix. What no shape tells (which way a fold goes, how much is kept of it) is said at each family.
+Keys have no prefix. Facts that no shape tells (dimensions that a fold halves, and its shortcut) are stated at each
+family.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def hunyuan_video_config(shapes: Shapes) -> Config:
 
 
 def hunyuan_video_15_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKLHunyuanVideo15`, and of HunyuanImage's refiner."""
+    """Return the arguments of `diffusers.AutoencoderKLHunyuanVideo15`, and of HunyuanImage's refiner."""
     widths = _widths(shapes, "encoder.down")
     folds = [size_of(shapes, f"decoder.up.{i}.upsample.conv.conv.weight") for i in range(len(widths) - 1)]
     going_up = tuple(reversed(widths))
-    # a fold in space makes 4 channels of each that is left, one in space and time 8
+    # # a spatial fold produces 4 channels per output channel, a spatio-temporal one 8
     in_time = sum(fold == 8 * after for fold, after in zip(folds, going_up[1:], strict=True))
     return {
         "latent_channels": size_of(shapes, "decoder.conv_in.conv.weight", 1),
@@ -44,7 +45,7 @@ def hunyuan_video_15_config(shapes: Shapes) -> Config:
 
 
 def cosmos_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKLCosmos`: 4 pixels and frames are one patch, folds double that."""
+    """Return the arguments of `diffusers.AutoencoderKLCosmos`: a patch is 4 pixels and frames, folds double that."""
     decoder = [
         size_of(shapes, f"decoder.up.{i}.block.0.conv1.0.conv3d.weight")
         for i in range(count(shapes, r"decoder\.up\.(\d+)\."))
@@ -70,7 +71,7 @@ def cosmos_config(shapes: Shapes) -> Config:
 
 
 def mochi_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKLMochi`; a half that is missing is like the half that is there."""
+    """Return the arguments of `diffusers.AutoencoderKLMochi`; a missing half is configured like the existing one."""
     decoder = _mochi_decoder(shapes)
     encoder = _mochi_encoder(shapes)
     widths, layers, temporal, spatial, latent_channels = decoder or encoder or _no_mochi()
@@ -127,7 +128,7 @@ def _mochi_decoder(shapes: Shapes) -> _Mochi | None:
     )
     factors = [size_of(shapes, f"{half}{i}.proj.weight") // after
                for i, after in zip(range(1, levels + 1), [*widths[1:], last], strict=True)]  # fmt: skip
-    # each fold doubles the sides; what is left of the channels is time
+    # # each fold doubles the sides; the remaining channel factor is time
     temporal = tuple(factor // 4 for factor in reversed(factors))
     return (
         (last, *reversed(widths)), layers, temporal, (2,) * levels, size_of(shapes, f"{half}0.0.weight", 1),
@@ -135,9 +136,9 @@ def _mochi_decoder(shapes: Shapes) -> _Mochi | None:
 
 
 def ltx_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKLLTXVideo`, for all versions of LTX-Video.
+    """Return the arguments of `diffusers.AutoencoderKLLTXVideo`, for all versions of LTX-Video.
 
-    Where folds keep channels (since 0.9.1 going up, since 0.9.5 going down) they carry a shortcut.
+    Folds that keep channels (up since 0.9.1, down since 0.9.5) have a shortcut.
     """
     up, factors = _ltx_decoder(shapes)
     timed = "decoder.last_scale_shift_table" in shapes
@@ -176,11 +177,11 @@ def ltx_config(shapes: Shapes) -> Config:
 
 
 def ltx2_config(shapes: Shapes) -> Config:
-    """The arguments of `diffusers.AutoencoderKLLTX2Video`: as LTX-Video since 0.9.5, and causal both ways."""
+    """Return the arguments of `diffusers.AutoencoderKLLTX2Video`: as LTX-Video since 0.9.5, causal in both halves."""
     config = ltx_config(shapes)
     levels = len(config["decoder_block_out_channels"])
     return config | {
-        # what the first convolution gives is as wide as a latent
+        # # the first convolution is as wide as a latent
         "block_out_channels": config["block_out_channels"][1:],
         "down_block_types": ("LTX2VideoDownBlock3D",) * len(config["down_block_types"]),
         "upsample_type": ("spatiotemporal",) * levels,
@@ -191,14 +192,14 @@ _FOLDS = {2: "temporal", 4: "spatial", 8: "spatiotemporal"}
 
 
 def _fold_type(folded: int, after: int) -> str:
-    """Which way pixels are folded into channels: `folded` channels become `after`."""
+    """Return the dimensions that a fold of `folded` channels to `after` halves."""
     if after % folded or after // folded not in _FOLDS:
         raise UnknownArchitecture(f"VAE: found {folded} channels that become {after}, expected a fold by 2, 4 or 8")
     return _FOLDS[after // folded]
 
 
 def _ltx_decoder(shapes: Shapes) -> tuple[Config, list[int]]:
-    """What the decoder's levels are, in the order of their use, and how many channels each fold joins in one."""
+    """Return the decoder's levels, in the order of use, and the channels that each fold joins in one."""
     beginning = "decoder.up_blocks."
     kinds = ltx_kinds(shapes, beginning)
     found: Config = {"widths": [], "layers": [], "folds": [], "noise": [], "middle": 0}
@@ -271,7 +272,7 @@ def wan22_config(shapes: Shapes) -> Config:
 
 
 def _widths(shapes: Shapes, half: str) -> tuple[int, ...]:
-    """The width of each level of the encoder, finest first."""
+    """Return the width of each level of the encoder, finest first."""
     levels = count(shapes, rf"{re.escape(half)}\.(\d+)\.")
     if not levels:
         raise UnknownArchitecture(f"VAE: found no {half} blocks, expected at least one level")

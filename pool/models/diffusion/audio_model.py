@@ -1,6 +1,6 @@
-"""Stable Audio: the arguments of diffusers' class, the names in its file, and how it is called.
+"""Stable Audio: class arguments, key names in its file, and its call.
 
-What it is told of where audio starts and ends is embedded by a model beside it (`pool.models.diffusion.audio_seconds`).
+A separate model embeds start and length of the audio (`pool.models.diffusion.audio_seconds`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from torch import Tensor, nn
 
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.models.diffusion.architecture import Architecture, Arguments, Shapes, Told
+from modelpool.pool.models.diffusion.architecture import Arguments, DiffusionArchitecture, ModelKwargs, Shapes
 from modelpool.pool.models.diffusion.audio_seconds import SECONDS, seconds_states
 from modelpool.pool.models.diffusion.image_calls import sample_of
 from modelpool.pool.models.diffusion.video_calls import config_of
@@ -57,9 +57,9 @@ _OUTER = (
 
 
 class StableAudioDiTModel(diffusers.StableAudioDiTModel):  # type: ignore[misc]
-    """diffusers' own, for files with norms that have no offset too: it is zero in the published ones.
+    """diffusers' class, also for files whose norms have no bias; it is zero in the published ones.
 
-    `norm_bias` is false for those; all else is as diffusers has it.
+    `norm_bias` is false for those; all else is unchanged.
     """
 
     @functools.wraps(diffusers.StableAudioDiTModel.__init__)  # type: ignore[misc]
@@ -71,7 +71,7 @@ class StableAudioDiTModel(diffusers.StableAudioDiTModel):  # type: ignore[misc]
 
 
 def stable_audio_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `StableAudioDiTModel`."""
+    """Return the arguments of `StableAudioDiTModel`."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["hidden_size"]
     head = min(width, HEAD_WIDTH)
@@ -92,7 +92,7 @@ def stable_audio_config(found: Config, shapes: Shapes) -> Arguments:
 
 
 def convert_stable_audio(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stable Audio 1. The table of its turning positions is computed, not loaded."""
+    """Convert Stable Audio 1. The table of rotary positions is computed, not loaded."""
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         found = re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", key)
@@ -110,12 +110,12 @@ def convert_stable_audio(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Stable Audio 1; `level_B` is the angle whose tangent is sigma, in right angles.
+def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Stable Audio 1; `level_B` is the angle whose tangent is sigma, in units of a right angle.
 
-    "seconds" is embedded, [B,2,D], or becomes so by the module's own `SECONDS`. Padding of the text is told as zeros.
+    "seconds" is embedded, [B,2,D], or else the module's `SECONDS` embeds it. States of text padding are zeros.
     """
-    context, mask, seconds_B2D = told["context"], told.get("context_mask"), told["seconds"]
+    context, mask, seconds_B2D = kwargs["context"], kwargs.get("context_mask"), kwargs["seconds"]
     if seconds_B2D.dim() == 2:
         embedding = module.get_submodule(SECONDS)
         seconds_B2D = seconds_states(embedding, *seconds_B2D.unbind(dim=1)).to(context.dtype)
@@ -128,7 +128,7 @@ def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, told: T
             level_B,
             encoder_hidden_states=torch.cat((context, seconds_B2D), dim=1),
             global_hidden_states=seconds_B2D.flatten(1).unsqueeze(1),
-            # the one position more is the token that stands for time and seconds
+            # # the additional position is the token for time and seconds
             rotary_embedding=get_1d_rotary_pos_embed(
                 turning, x_BCL.shape[2] + 1, use_real=True, repeat_interleave_real=False
             ),
@@ -137,6 +137,8 @@ def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, told: T
     )
 
 
-AUDIO_ROWS: Mapping[str, Architecture] = {
-    "stable_audio_1": Architecture(StableAudioDiTModel, stable_audio_config, convert_stable_audio, call_stable_audio),
+AUDIO_ROWS: Mapping[str, DiffusionArchitecture] = {
+    "stable_audio_1": DiffusionArchitecture(
+        StableAudioDiTModel, stable_audio_config, convert_stable_audio, call_stable_audio
+    ),
 }

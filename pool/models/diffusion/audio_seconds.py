@@ -1,6 +1,6 @@
-"""The small model beside Stable Audio that embeds where an audio clip starts and how long the whole is, in seconds.
+"""Stable Audio's model that embeds start and length of an audio clip, in seconds.
 
-Knows the names in the file and the class of diffusers. What is embedded goes to the diffusion model as "seconds".
+Knows the names in the file and the class of diffusers. The diffusion model reads the embedding as "seconds".
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from modelpool.pool.models.diffusion.architecture import Arguments
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
-#: what it is called as a part of the diffusion model's module
+#: its name as a part of the diffusion model's module
 SECONDS = "seconds"
-#: what its keys begin with in the file
+#: its key prefix in the file
 PREFIX = "conditioner.conditioners."
-#: the same in a folder of diffusers
+#: the same in a diffusers folder
 FOLDER_PREFIX = f"{PROJECTION}."
-#: what seconds are clamped to. Source: the model_config.json of stabilityai/stable-audio-open-1.0
+#: maximum of clamped seconds. Source: the model_config.json of stabilityai/stable-audio-open-1.0
 MOST_SECONDS = 512
 _NAMES = (
     ("seconds_start.", "start_number_conditioner."),
@@ -47,7 +47,8 @@ class SecondsPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
+        class."""
         module = empty_module(StableAudioProjectionModel, self.config)
         difference = differing_keys(self.key_map, module)
         if difference:
@@ -55,21 +56,21 @@ class SecondsPlan:
         return module
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The module over `tensors`, in evaluation mode, without gradients."""
+        """Return the module over `tensors`, in evaluation mode, without gradients."""
         module = self.empty()
         fill(module, self.key_map.load(tensors))
         assert_filled(module)
         return module
 
     def save(self, module: nn.Module) -> dict[str, Tensor]:
-        """The file's tensors made of `module`'s parameters."""
+        """Return the file's tensors from `module`'s parameters."""
         return self.key_map.save(module.state_dict())
 
 
 def plan_seconds(shapes: Mapping[str, Shape]) -> SecondsPlan:
-    """How the model among `shapes`, keys as in the file or as in a folder's own file, is built.
+    """Plan the model among `shapes`, with the keys of the single file or of a folder's file.
 
-    Raises UnknownArchitecture when there is none.
+    Raises UnknownArchitecture if there is none.
     """
     own = {key: tuple(shape) for key, shape in shapes.items() if _name_of(key) is not None}
     key_map = discover(own, converted_seconds)
@@ -89,19 +90,19 @@ def plan_seconds(shapes: Mapping[str, Shape]) -> SecondsPlan:
 
 
 def converted_seconds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's parameters made of those of `tensors`, keys as in the file, that are its own."""
+    """Return the model's parameters from `tensors`, keys as in the file; other tensors are dropped."""
     named = {_name_of(key): tensor for key, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name is not None}
 
 
 def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tensor:
-    """Where audio clips start and how long they are, embedded for the diffusion model: [B,2,D]."""
+    """Return embedded starts and lengths of audio clips for the diffusion model: [B,2,D]."""
     found = module(start_seconds=start_B, end_seconds=total_B)
     return torch.cat((found.seconds_start_hidden_states, found.seconds_end_hidden_states), dim=1)
 
 
 def _name_of(key: str) -> str | None:
-    """The parameter that `key` becomes; None for one of something else."""
+    """Return the parameter of `key`; None if it belongs to something else."""
     key = key.removeprefix(FOLDER_PREFIX)
     bare = key.removeprefix(PREFIX)
     for theirs, ours in _NAMES:

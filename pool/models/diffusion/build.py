@@ -1,7 +1,7 @@
-"""A diffusion model from the tensors of its file: planned from shapes alone, built over the tensors, saved back.
+"""Build a diffusion model from the tensors of its file: plan from shapes, fill with tensors, save back.
 
-Knows how recognition, configuration, key map and module go together. Nothing is copied but what a layout keeps in
-another form. Does not know where files are, nor how a model is sampled.
+Joins recognition, configuration, key map and module. Copies only tensors that a layout stores in another form. Does not
+know where files are, nor how a model is sampled.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import ConverterChangedError, differing_keys
-from modelpool.pool.models.diffusion.architecture import Architecture, Arguments
-from modelpool.pool.models.diffusion.folder_config import given_arguments
+from modelpool.pool.models.diffusion.architecture import Arguments, DiffusionArchitecture
+from modelpool.pool.models.diffusion.folder_config import config_arguments
 from modelpool.pool.models.diffusion.meta_module import empty_module, tables_of
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
@@ -29,7 +29,7 @@ from modelpool.pool.ops.fill_parameters import assert_filled, fill
 class DiffusionModelPlan:
     """How the diffusion model in a file is built.
 
-    recognised    what it is; its prefix is what the file's keys begin with
+    recognised    its facts, with the key prefix in the file
     config        the arguments of its class
     key_map       between the file's tensors (keys as in the file) and the module's parameters
     architecture  the row that builds and calls it
@@ -38,12 +38,12 @@ class DiffusionModelPlan:
     recognised: DiffusionFacts
     config: Arguments
     key_map: KeyMap
-    architecture: Architecture
+    architecture: DiffusionArchitecture
 
     def empty(self) -> nn.Module:
-        """The module without weights.
+        """Return the module without weights.
 
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = empty_module(self.architecture.module, self.config)
         difference = differing_keys(self.key_map, module)
@@ -52,35 +52,36 @@ class DiffusionModelPlan:
         return module
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients.
+        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = self.empty()
         fill(module, self.key_map.load(tensors))
         assert_filled(module)
         left = [name for name, value in tables_of(module) if value.is_meta]
-        assert not left, f"{type(module).__name__} has tables that nothing computes: {left}"
+        assert not left, f"{type(module).__name__} has unfilled tables: {left}"
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
         unused = {key: tensors[key] for key in self.key_map.unused}
         return self.key_map.save(module.state_dict()) | unused
 
-    def call(self, module: nn.Module, x: Tensor, level_B: Tensor, told: Mapping[str, Tensor]) -> Tensor:
-        """What `module` predicts for the latent `x` at `level_B`; see `Architecture`."""
-        return self.architecture.call(module, x, level_B, told)
+    def call(self, module: nn.Module, x: Tensor, level_B: Tensor, kwargs: Mapping[str, Tensor]) -> Tensor:
+        """Return the prediction of `module` for the latent `x` at `level_B`; see `DiffusionArchitecture`."""
+        return self.architecture.call(module, x, level_B, kwargs)
 
 
 def plan_diffusion_model(
     shapes: Mapping[str, Shape], prefix: str = "", *, config: Mapping[str, Any] | None = None
 ) -> DiffusionModelPlan:
-    """How the diffusion model among `shapes` is built, from shapes alone.
+    """Plan the diffusion model among `shapes`, from shapes alone.
 
-    Its keys are those that begin with `prefix`, or with the prefix that it is recognised with. `config` is the
-    config.json beside it, where there is one: it tells what shapes do not.
-    Raises UnknownArchitecture when it is none that is known, none that the installed diffusers builds, or not whole.
+    Its keys begin with `prefix`, plus any prefix that recognition finds. `config` is its config.json, if one exists: it
+    supplies what shapes do not tell.
+
+    Raises UnknownArchitecture if the model is unknown, incomplete, or not supported by the installed diffusers.
     """
     found = recognise_diffusion({k.removeprefix(prefix): tuple(s) for k, s in shapes.items() if k.startswith(prefix)})
     if found is None:
@@ -95,7 +96,7 @@ def plan_diffusion_model(
         key_map = discover(own, lambda tensors: converted(architecture, found, tensors))
         arguments = architecture.config(found.config, key_map.shapes)
         if config is not None:
-            arguments = arguments | given_arguments(architecture.module, config, len(own))
+            arguments = arguments | config_arguments(architecture.module, config, len(own))
     except UnknownArchitecture:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -103,33 +104,33 @@ def plan_diffusion_model(
     return DiffusionModelPlan(found, arguments, key_map, architecture)
 
 
-def architecture_of(recognised: DiffusionFacts) -> Architecture:
-    """The row that builds and calls what was recognised.
+def architecture_of(recognised: DiffusionFacts) -> DiffusionArchitecture:
+    """Return the row that builds and calls a recognised model.
 
-    Raises UnknownArchitecture, naming it, where there is none.
+    Raises UnknownArchitecture, naming the model, if there is none.
     """
     if recognised.name not in ARCHITECTURES:
         raise UnknownArchitecture(
-            f"recognised as {recognised.title}, which is not among the models that are built: "
+            f"recognised as {recognised.title}, which cannot be built: "
             f"expected one of {', '.join(sorted(ARCHITECTURES))}"
         )
     return ARCHITECTURES[recognised.name]
 
 
 def converted(
-    architecture: Architecture, recognised: DiffusionFacts, tensors: Mapping[str, Tensor]
+    architecture: DiffusionArchitecture, recognised: DiffusionFacts, tensors: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """The module's parameters made of `tensors`, whose keys are those of the file."""
+    """Return the module's parameters from `tensors`, whose keys are those of the file."""
     bare = {key.removeprefix(recognised.prefix): tensor for key, tensor in tensors.items()}
     return bare if recognised.naming is Naming.DIFFUSERS else architecture.convert(bare)
 
 
 def self_test(shapes: Mapping[str, Shape]) -> None:
-    """Check that the module of the model with tensors of `shapes` has the keys and shapes that its converter gives.
+    """Check that the module for tensors of `shapes` has the keys and shapes that its converter returns.
 
-    Raises ConverterChangedError saying which differ.
+    Raises ConverterChangedError naming a difference.
     """
     plan = plan_diffusion_model(shapes)
     difference = differing_keys(plan.key_map, empty_module(plan.architecture.module, plan.config))
     if difference:
-        raise ConverterChangedError(f"{plan.recognised.title}: diffusers builds otherwise than converted: {difference}")
+        raise ConverterChangedError(f"{plan.recognised.title}: diffusers' module and converter disagree: {difference}")

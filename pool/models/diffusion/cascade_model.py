@@ -1,7 +1,7 @@
-"""Stable Cascade's stages: the arguments of diffusers' class, the names in its files, and how each stage is called.
+"""Stable Cascade's stages: class arguments, key names in their files, and calls.
 
-Stage C makes small latents of a text, stage B larger ones of those. Facts that shapes do not tell are constants, with
-their source.
+Stage C (prior) generates small latents from a text, stage B (decoder) larger ones from those. Facts that shapes do not
+tell are constants, with their source.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.models.diffusion.architecture import Architecture, Arguments, Shapes, Told
+from modelpool.pool.models.diffusion.architecture import Arguments, DiffusionArchitecture, ModelKwargs, Shapes
 from modelpool.pool.models.diffusion.image_calls import sample_of
 from modelpool.pool.models.diffusion.video_calls import config_of
 
-#: cells of a patch that stage B reads; stage C reads cells. Source: the config.json of stabilityai/stable-cascade
+#: cells of a patch of stage B; stage C reads cells. Source: the config.json of stabilityai/stable-cascade
 STAGE_B_PATCH = 2
-#: what a block is, by a tensor that no other kind has
+#: kinds of blocks, by a tensor that only that kind has
 _BLOCKS = (
     ("depthwise.weight", "SDCascadeResBlock"),
     ("mapper.weight", "SDCascadeTimestepBlock"),
     ("kv_mapper.1.weight", "SDCascadeAttnBlock"),
 )
-#: further numbers that a block may be told of time, and their tensors
+#: optional further time conditions of a block, and their tensors
 _TIME_CONDITIONS = ("sca", "crp")
-#: rows of the published name, and the parameters that they become
+#: parts of the published tensor, and the parameters that they become
 _THIRDS = ("to_q", "to_k", "to_v")
 _RENAMED = (
     (".attention.attn.out_proj.", ".attention.to_out.0."),
@@ -38,17 +38,17 @@ _RENAMED = (
 
 
 class StableCascadeUNet(diffusers.StableCascadeUNet):  # type: ignore[misc]
-    """diffusers' own, told how far along it is in full precision, of which 16 bits keep too little."""
+    """diffusers' class with the time embedding in full precision, which 16 bits cannot represent."""
 
-    def _down_encode(self, x_BCHW: Tensor, told: Tensor, clip: Tensor) -> Any:
-        return super()._down_encode(x_BCHW, told.to(x_BCHW.dtype), clip)
+    def _down_encode(self, x_BCHW: Tensor, time_embedding: Tensor, clip: Tensor) -> Any:
+        return super()._down_encode(x_BCHW, time_embedding.to(x_BCHW.dtype), clip)
 
-    def _up_decode(self, levels: list[Tensor], told: Tensor, clip: Tensor) -> Any:
-        return super()._up_decode(levels, told.to(levels[0].dtype), clip)
+    def _up_decode(self, levels: list[Tensor], time_embedding: Tensor, clip: Tensor) -> Any:
+        return super()._up_decode(levels, time_embedding.to(levels[0].dtype), clip)
 
 
 def cascade_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.StableCascadeUNet`, of either stage."""
+    """Return the arguments of `diffusers.StableCascadeUNet`, of either stage."""
     sizes: dict[str, Any] = dict(found)
     widths: tuple[int, ...] = sizes["c_hidden"]
     is_c = sizes["stable_cascade_stage"] == "c"
@@ -66,7 +66,7 @@ def cascade_config(found: Config, shapes: Shapes) -> Arguments:
         "conditioning_dim": kv[1],
         "clip_seq": pooled_rows // kv[1],
         "block_out_channels": widths,
-        # -1 where a level attends to nothing
+        # # -1 for a level without attention
         "num_attention_heads": tuple(heads if heads < 0 else max(1, heads) for heads in sizes["nhead"]),
         "down_num_layers_per_block": down,
         "up_num_layers_per_block": up,
@@ -80,13 +80,13 @@ def cascade_config(found: Config, shapes: Shapes) -> Arguments:
         "pixel_mapper_in_channels": _width(shapes, "pixels_mapper.0.weight"),
         "kernel_size": shapes["down_blocks.0.0.depthwise.weight"][-1],
         "dropout": 0.1,
-        # folds of one convolution each, or convolutions and, in no published model, a fold beside it
+        # # one convolution per level change, or convolutions with, in no published model, an additional fold
         "switch_level": (False,) * (len(widths) - 1) if "down_downscalers.1.1.blocks.0.weight" in shapes else None,
     }
 
 
 def _first(shapes: Shapes, end: str) -> str:
-    """The first key that ends so. Raises UnknownArchitecture where none does."""
+    """Return the first key with this ending. Raises UnknownArchitecture if there is none."""
     found = next((key for key in shapes if key.endswith(end)), None)
     if found is None:
         raise UnknownArchitecture(f"recognised as a stage of Stable Cascade, but without any tensor *{end}")
@@ -98,7 +98,7 @@ def _width(shapes: Shapes, key: str) -> int | None:
 
 
 def _layer(shapes: Shapes, level: int, layers: int) -> tuple[str, ...]:
-    """The kinds of blocks that each layer of `level` has."""
+    """Return the kinds of blocks in each layer of `level`."""
     kinds = {
         int(key.split(".")[2]): kind
         for key in shapes
@@ -109,7 +109,8 @@ def _layer(shapes: Shapes, level: int, layers: int) -> tuple[str, ...]:
 
 
 def convert_cascade(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Both stages, with queries, keys and values in one tensor as published, or apart as other programs write them."""
+    """Convert both stages, with queries, keys and values in one tensor as published, or separate as other programs
+    write them."""
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         stem, found, end = key.partition("attn.in_proj_")
@@ -124,10 +125,10 @@ def convert_cascade(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def call_cascade_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Stage C; `level_B` is how far along its cosine schedule the latent is."""
-    pooled = told["pooled"]
-    image = told.get("image_context")
+def call_cascade_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Stage C; `level_B` is the position on its cosine schedule."""
+    pooled = kwargs["pooled"]
+    image = kwargs.get("image_context")
     if image is None:
         image = pooled.new_zeros(pooled.shape[0], 1, config_of(module).clip_image_in_channels)
     return sample_of(
@@ -135,42 +136,42 @@ def call_cascade_c(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Tol
             sample=x_BCHW,
             timestep_ratio=level_B,
             clip_text_pooled=pooled.unsqueeze(1),
-            clip_text=told["context"],
+            clip_text=kwargs["context"],
             clip_img=image,
             return_dict=False,
         )
     )
 
 
-def call_cascade_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Stage B, which reads what stage C made ("prior"); zeros on the side that it is guided away from."""
+def call_cascade_b(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Stage B, which reads the output of stage C ("prior"); zeros on the unconditional side."""
     return sample_of(
         module(
             sample=x_BCHW,
             timestep_ratio=level_B,
-            clip_text_pooled=told["pooled"].unsqueeze(1),
-            effnet=told["prior"],
+            clip_text_pooled=kwargs["pooled"].unsqueeze(1),
+            effnet=kwargs["prior"],
             return_dict=False,
         )
     )
 
 
 def prior_channels(module: nn.Module) -> int:
-    """Channels of the latents of stage C that stage B reads."""
+    """Return the channels of stage C's latents that stage B reads."""
     return int(config_of(module).effnet_in_channels)
 
 
 def empty_text(module: nn.Module, tokens: int) -> dict[str, Tensor]:
-    """What stage B is told of a text, whose states it does not read, on the meta device, with a batch of one."""
+    """Return the text inputs of stage B, whose states it does not read, on the meta device, with a batch of one."""
     width = int(config_of(module).clip_text_pooled_in_channels)
     meta = torch.device("meta")
     return {"context": torch.empty((1, tokens, width), device=meta), "pooled": torch.empty((1, width), device=meta)}
 
 
-_C = Architecture(StableCascadeUNet, cascade_config, convert_cascade, call_cascade_c)
-_B = Architecture(StableCascadeUNet, cascade_config, convert_cascade, call_cascade_b)
+_C = DiffusionArchitecture(StableCascadeUNet, cascade_config, convert_cascade, call_cascade_c)
+_B = DiffusionArchitecture(StableCascadeUNet, cascade_config, convert_cascade, call_cascade_b)
 
-CASCADE_ROWS: Mapping[str, Architecture] = {
+CASCADE_ROWS: Mapping[str, DiffusionArchitecture] = {
     "cascade_c": _C,
     "cascade_c_lite": _C,
     "cascade_b": _B,

@@ -1,7 +1,7 @@
-"""The config.json of a diffusers folder as arguments of a class. It comes from outside and is not trusted.
+"""Validate the config.json of a diffusers folder and return the class arguments in it. The file is untrusted.
 
-Only arguments that the class has are passed on. It may not ask for more layers than there are tensors, nor for tables
-of positions larger than any model has.
+Only arguments of the class are passed on. It may not request more layers than there are tensors, nor larger position
+tables than any published model has.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import nn
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.models.diffusion.architecture import Arguments
 
-#: cells along a side of a table of positions, and numbers in lists (how far tables reach, how wide they are): several
-#: times what any published model has
+#: limits for the side of a position table in cells, and for numbers in lists (reach and width of tables): several
+#: times the largest published values
 MOST_CELLS, MOST_IN_LISTS = 1 << 9, 1 << 13
-#: classes that make no table of what others make one of
+#: arguments that allocate no table in this class, unlike in others
 _LENGTHS = frozenset({("StableAudioDiTModel", "sample_size")})
 
 
-def given_arguments(module: type[nn.Module], config: Mapping[str, Any], tensors: int) -> Arguments:
-    """What of `config` the class `module` takes, for a model of so many `tensors`.
+def config_arguments(module: type[nn.Module], config: Mapping[str, Any], tensors: int) -> Arguments:
+    """Return the arguments in `config` that the class `module` takes, for a model of `tensors` tensors.
 
-    What a configuration says of itself (versions, names) is left out. Raises UnknownArchitecture when it names another
-    class, asks for more layers than there are tensors, or for larger tables than any model has.
+    Drops metadata (versions, names). Raises UnknownArchitecture if it names another class, or requests more layers than
+    there are tensors or larger tables than any model has.
     """
     named = config.get("_class_name", module.__name__)
     if named != module.__name__:
@@ -39,7 +39,7 @@ def given_arguments(module: type[nn.Module], config: Mapping[str, Any], tensors:
     for key, value in own.items():
         most = math.inf if (module.__name__, key) in _LENGTHS else _most(key, value, tensors)
         if max(_numbers(value), default=0) > most:
-            of_tensors = " (there are no more tensors)" if most == tensors else ""
+            of_tensors = " (the number of tensors)" if most == tensors else ""
             raise UnknownArchitecture(
                 f"diffusion model: {module.__name__}: found {key} {value!r}, expected at most {most}{of_tensors}"
             )
@@ -47,7 +47,7 @@ def given_arguments(module: type[nn.Module], config: Mapping[str, Any], tensors:
 
 
 def _most(key: str, value: Any, tensors: int) -> float:
-    """The largest number that the argument `key` may have."""
+    """Return the largest allowed value of the argument `key`."""
     if "layers" in key or "blocks" in key:
         return tensors
     if key == "sample_size":

@@ -1,6 +1,6 @@
-"""The arguments that diffusers' transformers for images are built with, from recognised sizes and shapes. Torch-free.
+"""Arguments of diffusers' image transformers, from recognised sizes and shapes. Torch-free.
 
-`found` are the sizes that recognition read, `shapes` those of the module's parameters. Facts that neither tells are
+`found` are the sizes that recognition measured, `shapes` those of the module's parameters. Facts that neither tells are
 constants, with their source.
 """
 
@@ -11,19 +11,19 @@ from typing import Any
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
 
-#: numbers in a patch of 2x2 cells, for each channel of the latent
+#: values of a 2x2-cell patch, per latent channel
 PATCH = 4
-#: width of a head where no norm tells. Source: the published models' code
+#: width of a head if no norm tells. Source: the published models' code
 SD3_HEAD, AURA_FLOW_HEAD, HIDREAM_HEAD = 64, 256, 128
-#: PixArt has as many heads in every published size
+#: the same in every published size of PixArt
 PIXART_HEADS = 16
-#: cells along a side of the images of 1024 pixels that PixArt's models without a table of positions were made for
+#: cells along a side of 1024-pixel images, which PixArt models without a position table were trained for
 PIXART_CELLS = 128
-#: tokens that HunyuanDiT reads of its first text encoder; the rest of its paddings are for the second
+#: tokens that HunyuanDiT reads of its first text encoder; the rest of its padding embeddings is for the second
 HUNYUAN_DIT_TOKENS = 77
 #: layers of HiDream's language model; blocks beyond them all read the last
 HIDREAM_TEXT_LAYERS = 32
-#: positions that Z-Image's tables reach, of words and patches. Source: the published configuration
+#: positions in Z-Image's tables, of words and patches. Source: the published configuration
 Z_IMAGE_POSITIONS = [1536, 512, 512]
 
 
@@ -50,7 +50,8 @@ def sd3_config(found: Config, shapes: Shapes) -> Arguments:
 
 
 def flux_axes(head: int) -> tuple[int, int, int]:
-    """How many numbers of a head turn with each coordinate: an eighth with the first, the rest with row and column.
+    """Return how many values of a head are rotated by each coordinate: an eighth by the first, the rest by row and
+    column.
 
     Source: the published 16, 56 and 56 of 128.
     """
@@ -59,7 +60,7 @@ def flux_axes(head: int) -> tuple[int, int, int]:
 
 
 def _blocks(sizes: dict[str, Any], head: int) -> Arguments:
-    """What Flux and its descendants have in common."""
+    """Return the common arguments of Flux and its descendants."""
     return {
         "num_layers": sizes["depth"],
         "num_single_layers": sizes["depth_single_blocks"],
@@ -86,7 +87,7 @@ def flux2_config(found: Config, shapes: Shapes) -> Arguments:
     """The arguments of `diffusers.Flux2Transformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
     head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    # the first layer of a gated unit gives gates and values
+    # # the first layer of a gated unit returns gates and values
     inner, hidden = shapes["transformer_blocks.0.ff.linear_in.weight"][0] // 2, sizes["hidden_size"]
     return _blocks(sizes, head) | {
         "in_channels": sizes["in_channels"],
@@ -124,7 +125,7 @@ def qwen_image_config(found: Config, shapes: Shapes) -> Arguments:
         "num_attention_heads": sizes["num_attention_heads"],
         "joint_attention_dim": sizes["context_dim"],
         "axes_dims_rope": flux_axes(head),
-        # the image to work from is told to be without noise
+        # # the reference image is marked as clean
         "zero_cond_t": bool(sizes["clean_reference"]),
         "use_additional_t_cond": bool(sizes["layered"]),
         "use_layer3d_rope": bool(sizes["layered"]),
@@ -240,7 +241,7 @@ def hidream_config(found: Config, shapes: Shapes) -> Arguments:
         "num_single_layers": sizes["num_single_layers"],
         "attention_head_dim": head,
         "num_attention_heads": hidden // head,
-        # of the encoder whose last layer is read, and of the one of which all are
+        # # of the encoder of which only the last layer is read, and of the one of which all layers are
         "caption_channels": [shapes[f"caption_projection.{n}.linear.weight"][1] for n in (blocks, 0)],
         "text_emb_dim": sizes["text_emb_dim"],
         "num_routed_experts": sizes["num_routed_experts"] or 0,
@@ -250,6 +251,6 @@ def hidream_config(found: Config, shapes: Shapes) -> Arguments:
 
 
 def ratio(inner: int, width: int) -> float:
-    """How often `width` goes into `inner`, such that `int(width * ratio)` is `inner`."""
+    """Return `inner / width`, such that `int(width * ratio)` is `inner`."""
     exact = inner / width
     return exact if int(width * exact) == inner else (inner + 0.5) / width

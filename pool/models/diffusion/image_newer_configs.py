@@ -1,4 +1,4 @@
-"""As `image_configs`, for newer families. Torch-free."""
+"""Arguments of diffusers' image transformers of newer families; see `image_configs`. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
 from modelpool.pool.models.diffusion.image_configs import flux_axes, ratio
 
-#: width of a head of Sana's attention to itself; and heads of its attention to the text by the model's width, which no
-#: tensor tells. Source: the published configurations of 0.6, 1.6 and 4.8 billion parameters
+#: width of a head of Sana's self-attention; and heads of its cross-attention by the model's width, which no tensor
+#: tells. Source: the published configurations of 0.6, 1.6 and 4.8 billion parameters
 SANA_HEAD, SANA_TEXT_HEADS, SANA_OTHER_TEXT_HEADS = 32, {1152: 16, 2240: 20}, 16
 
 
 def quarters(head: int) -> tuple[int, int, int]:
-    """How many numbers of a head turn with each coordinate: a quarter with the first, the rest with row and column.
+    """Return how many values of a head are rotated by each coordinate: a quarter by the first, the rest by row and
+    column.
 
     Source: the published 32, 48 and 48 of 128.
     """

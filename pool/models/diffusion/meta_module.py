@@ -1,6 +1,6 @@
-"""Modules without weights: parameters take no memory, tables that the class computes have their values.
+"""Build modules without weights: parameters on the meta device, computed tables with values.
 
-Knows nothing of any class.
+Knows no class.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from modelpool.pool.models.diffusion.architecture import Arguments
 from modelpool.pool.models.diffusion.uncached import without_caches
 from modelpool.pool.ops.skip_init import without_initialisation
 
-#: what torch's layers, and the classes of diffusers, make parameters with; tables are computed from other things
+#: functions with which torch's layers and diffusers' classes create parameters; tables are computed otherwise
 _UNSET = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})
 
 
-#: where torch keeps what a module is made of
+#: attributes in which torch keeps parameters, buffers and submodules
 _HELD = frozenset({"_parameters", "_buffers", "_modules"})
 
 
 def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
-    """The module for `config` in evaluation mode, its parameters on the meta device, without gradients.
+    """Return the module for `config` in evaluation mode, its parameters on the meta device, without gradients.
 
-    Tables that no file carries, and that the class computes when it is built, are on the CPU.
-    Raises UnknownArchitecture when the class refuses the sizes.
+    Tables that no file carries and that the class computes on construction are on the CPU.
+
+    Raises UnknownArchitecture if the class rejects the sizes.
     """
     try:
         with warnings.catch_warnings(), without_initialisation():
-            # classes of diffusers use names of diffusers that it has deprecated
+            # # diffusers' classes use names that diffusers has deprecated
             warnings.filterwarnings("ignore", message=".* is deprecated and will be removed", category=FutureWarning)
             with torch.device("meta"):
                 module = cls(**config)
@@ -48,13 +49,14 @@ def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
 
 
 def tables_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that `module` holds and no file carries, with a name: buffers, and attributes that are none."""
+    """Yield every tensor of `module` that no file carries, with a name: non-persistent buffers, and plain
+    attributes."""
     for name, part in module.named_modules():
         for key, buffer in part._buffers.items():
             if buffer is not None and key in part._non_persistent_buffers_set:
                 yield f"{name}.{key}", buffer
         for key, value in vars(part).items():
-            # most of what a module has are flags, and hooks that nobody set
+            # # most attributes are flags and empty hook dictionaries
             if isinstance(value, Tensor | list | tuple | dict) and key not in _HELD:
                 yield from ((f"{name}.{key}", tensor) for tensor in _tensors_in(value))
 
@@ -71,12 +73,12 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
 
 
 class _ParametersOnMeta(TorchFunctionMode):
-    """What is made without values to compute it from is made on the meta device."""
+    """Creates parameters without values on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """As `func`, but for those that make parameters."""
+        """Call `func`, on the meta device if it creates a parameter."""
         given = dict(kwargs or {})
         if func in _UNSET and given.get("device") is None:
             given["device"] = "meta"

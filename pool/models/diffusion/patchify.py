@@ -1,4 +1,4 @@
-"""Latents as rows of patches and back, positions of patches, masks of texts: what several models' calls share.
+"""Convert latents to rows of patches and back, and build patch positions and text masks, for several models' calls.
 
 Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modelpool.pool.models.diffusion.architecture import Told
+from modelpool.pool.models.diffusion.architecture import ModelKwargs
 
 
 def packed(x_BCHW: Tensor) -> Tensor:
-    """Patches of 2x2 cells as rows, [B,N,4C]: the numbers of one channel stand together."""
+    """Return patches of 2x2 cells as rows, [B,N,4C]; the values of one channel are adjacent."""
     b, c, h, w = x_BCHW.shape
     return x_BCHW.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, h * w // 4, c * 4)
 
 
 def unpacked(x_BND: Tensor, height: int, width: int) -> Tensor:
-    """The latent of `height` times `width` cells in the first rows of `x_BND`: the inverse of `packed`."""
+    """Return the latent of `height` times `width` cells in the first rows of `x_BND`: the inverse of `packed`."""
     b, _, d = x_BND.shape
     rows = x_BND[:, : height * width // 4]
     x = rows.reshape(b, height // 2, width // 2, d // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
@@ -26,7 +26,7 @@ def unpacked(x_BND: Tensor, height: int, width: int) -> Tensor:
 
 
 def patch_ids(x_BCHW: Tensor, side: int, *, first: float = 0) -> Tensor:
-    """The positions of the patches of `side` times `side` cells, [N,3]: `first`, row and column."""
+    """Return the positions of the patches of `side` times `side` cells, [N,3]: `first`, row and column."""
     rows, columns = x_BCHW.shape[-2] // side, x_BCHW.shape[-1] // side
     grid = torch.meshgrid(
         torch.arange(rows, device=x_BCHW.device), torch.arange(columns, device=x_BCHW.device), indexing="ij"
@@ -34,8 +34,8 @@ def patch_ids(x_BCHW: Tensor, side: int, *, first: float = 0) -> Tensor:
     return torch.stack((torch.full_like(grid[0], first), *grid), dim=-1).reshape(rows * columns, 3).float()
 
 
-def text_mask(told: Told, name: str) -> Tensor:
-    """Which tokens of the states `name` are real, [B,L], for models that must be told."""
-    mask = told.get(f"{name}_mask")
-    states = told[name]
+def text_mask(kwargs: ModelKwargs, name: str) -> Tensor:
+    """Return the mask of real tokens of the states `name`, [B,L], for models that require one."""
+    mask = kwargs.get(f"{name}_mask")
+    states = kwargs[name]
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device) if mask is None else mask

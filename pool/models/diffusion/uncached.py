@@ -1,8 +1,8 @@
-"""Parts of diffusers' models that remember tensors for good, made to compute them anew.
+"""Remove tensor caches from diffusers' modules: cached methods compute their result each time.
 
-Some classes keep tables of positions in a cache of their method, one for each size of image and each device, which
-lives as long as the process: memory of the GPU that nobody counts and no unloading gives back. The tables are small
-work beside a step. Knows Python's caches; no class of diffusers.
+Some classes cache position tables per image size and device in a method cache that lives as long as the process: GPU
+memory that no account includes and no unload frees. Computing the tables is cheap compared with a step. Knows Python's
+caches; no class of diffusers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def without_caches(module: nn.Module) -> None:
-    """Have no part of `module` keep what a method of it made: those methods make it anew each time."""
+    """Replace cached methods in all parts of `module` with their uncached functions."""
     known: dict[type[nn.Module], type[nn.Module] | None] = {}
     for part in module.modules():
         cls = type(part)
@@ -26,7 +26,7 @@ def without_caches(module: nn.Module) -> None:
 
 
 def _uncached(cls: type[nn.Module]) -> type[nn.Module] | None:
-    """A class as `cls`, with the functions that its caching methods are made of; None where it has none."""
+    """Return a subclass of `cls` without method caches; None if it has none."""
     found: dict[str, Any] = {}
     for name, method in _own_members(cls).items():
         if (plain := _behind_cache(method)) is not None:
@@ -35,7 +35,7 @@ def _uncached(cls: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def _own_members(cls: type[nn.Module]) -> dict[str, Any]:
-    """What is written in a class and its bases, below torch's own, whose methods keep nothing."""
+    """Return the members of a class and its bases, except torch's, whose methods cache nothing."""
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if not issubclass(nn.Module, base):
@@ -44,7 +44,7 @@ def _own_members(cls: type[nn.Module]) -> dict[str, Any]:
 
 
 def _behind_cache(method: Any) -> Any | None:
-    """The function whose results `method` keeps, itself or by what it calls; None where it keeps nothing."""
+    """Return the function whose results `method` caches, directly or through a closure; None if it caches nothing."""
     if isinstance(method, staticmethod | classmethod):
         own = _behind_cache(method.__func__)
         return None if own is None else type(method)(own)
@@ -59,11 +59,11 @@ def _behind_cache(method: Any) -> Any | None:
 def _in_cell(cell: CellType) -> object:
     try:
         contents: object = cell.cell_contents
-    except ValueError:  # nothing was put there yet
+    except ValueError:  # not assigned yet
         return None
     return contents
 
 
 def _is_cache(value: object) -> bool:
-    """Of `functools.lru_cache`."""
+    """Return whether it is a `functools.lru_cache` wrapper."""
     return hasattr(value, "cache_clear") and hasattr(value, "cache_info")

@@ -1,8 +1,8 @@
-"""How diffusers' UNets are called that read something beside a text: images to work on, frames.
+"""Call diffusers' UNets with inputs other than text: input images, frames.
 
-Each function is the `call` of an `Architecture` and does to its inputs what the pipeline of the model does. The noisy
-latent comes scaled as the model is to see it; what is joined to its channels is told as it is to be seen.
-Legend: B batch, C channels, T frames, H W cells of a latent.
+Each function is the `call` of a `DiffusionArchitecture` and prepares the inputs as the model's pipeline does. The noisy
+latent is already scaled for the model, and so is what is concatenated with it. Legend: B batch, C channels, T frames, H
+W cells of a latent.
 """
 
 from __future__ import annotations
@@ -10,45 +10,46 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.models.diffusion.architecture import Told
+from modelpool.pool.models.diffusion.architecture import ModelKwargs
 from modelpool.pool.models.diffusion.image_calls import sample_of
 
 
-def call_unet(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """UNets that inpaint, follow an instruction, read depth or upscale: "image" is joined to the channels.
+def call_unet(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """UNets for inpainting, editing by instruction, depth and upscaling: "image" is concatenated along channels.
 
-    "noise_level" tells how noisy an image to upscale is; "pooled" and "numbers" are told to those of SDXL's kind.
+    "noise_level" is the noise of an image to upscale; SDXL-like UNets read "pooled" and "numbers".
     """
-    joined = torch.cat((x_BCHW, told["image"]), dim=1) if "image" in told else x_BCHW
-    added = {"text_embeds": told["pooled"], "time_ids": told["numbers"]} if "numbers" in told else None
+    joined = torch.cat((x_BCHW, kwargs["image"]), dim=1) if "image" in kwargs else x_BCHW
+    added = {"text_embeds": kwargs["pooled"], "time_ids": kwargs["numbers"]} if "numbers" in kwargs else None
     return sample_of(
         module(
             joined,
             level_B,
-            encoder_hidden_states=told["context"],
-            class_labels=told.get("noise_level"),
+            encoder_hidden_states=kwargs["context"],
+            class_labels=kwargs.get("noise_level"),
             added_cond_kwargs=added,
             return_dict=False,
         )
     )
 
 
-def call_unet_video(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, told: Told) -> Tensor:
-    """Stable Video Diffusion and SV3D: latents of the image ("image"), for one frame or for each, its state
-    ("image_context"), and "numbers": frame rate less one, amount of motion and noise on the image, or the last alone;
-    SV3D p for each frame the noise, and height and direction of the view.
+def call_unet_video(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Stable Video Diffusion and SV3D: image latents ("image"), for one frame or for each, the image state
+    ("image_context"), and "numbers": frame rate less one, amount of motion and noise on the image, or only the last;
+    for SV3D p the noise, and height and direction of the view, per frame.
+
     `level_B` is a quarter of the logarithm of sigma.
     """
     frames = x_BCTHW.shape[2]
-    image = told["image"]
+    image = kwargs["image"]
     image_BCTHW = image.unsqueeze(2) if image.dim() == x_BCTHW.dim() - 1 else image
     joined = torch.cat((x_BCTHW, image_BCTHW.expand(-1, -1, frames, -1, -1)), dim=1)
     out_BTCHW = sample_of(
         module(
             joined.transpose(1, 2),
             level_B,
-            encoder_hidden_states=told["image_context"],
-            added_time_ids=told["numbers"],
+            encoder_hidden_states=kwargs["image_context"],
+            added_time_ids=kwargs["numbers"],
             return_dict=False,
         )
     )

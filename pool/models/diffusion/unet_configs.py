@@ -1,7 +1,6 @@
-"""The arguments that diffusers' UNets are built with, from recognised sizes and the shapes of parameters. Torch-free.
+"""Arguments of diffusers' UNets with inputs other than text, from recognised sizes and parameter shapes. Torch-free.
 
-Of those that read something beside a text: images to work on, frames. Facts that shapes do not tell are constants,
-with their source.
+Facts that shapes do not tell are constants, with their source.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
 
 
 def unet_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.UNet2DConditionModel`.
+    """Return the arguments of `diffusers.UNet2DConditionModel`.
 
-    Raises UnknownArchitecture for a UNet whose ways down and up are not alike: it was cut out of another.
+    Raises UnknownArchitecture for a UNet with different down and up paths: it was pruned.
     """
     widths = _widths(shapes, "conv1")
     levels = range(len(widths))
@@ -26,8 +25,8 @@ def unet_config(found: Config, shapes: Shapes) -> Arguments:
     middle = _count(shapes, "mid_block.attentions.0.transformer_blocks.")
     if up_depths != depths or not middle:
         raise UnknownArchitecture(
-            f"UNet: found {depths} transformer blocks on the way down, {middle} in the middle and {up_depths} on the "
-            "way up, expected as many on both ways and some in the middle"
+            f"UNet: found {depths} transformer blocks in the down path, {middle} in the middle and {up_depths} in the "
+            "up path, expected equal paths and some in the middle"
         )
     labels = shapes.get("class_embedding.weight")
     linear = bool(found["use_linear_in_transformer"])
@@ -37,8 +36,8 @@ def unet_config(found: Config, shapes: Shapes) -> Arguments:
         "block_out_channels": widths,
         "layers_per_block": _count(shapes, "down_blocks.0.resnets."),
         "cross_attention_dim": found["context_dim"],
-        # by its history the argument is the number of heads; the x4 upscaler has as many as Stable Diffusion 1.
-        # Source: x4-upscaling.yaml of Stability-AI/stablediffusion
+        # # for historical reasons the argument is the number of heads; the x4 upscaler has as many as Stable
+        # Diffusion 1. Source: x4-upscaling.yaml of Stability-AI/stablediffusion
         "attention_head_dim": _heads(widths) if linear and not labels else SD1_HEADS,
         "use_linear_projection": linear,
         "down_block_types": tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in depths),
@@ -76,8 +75,8 @@ def unet_video_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _spatio_temporal(way: str, depth: int) -> str:
-    return f"{'CrossAttn' if depth else ''}{way}BlockSpatioTemporal"
+def _spatio_temporal(path: str, depth: int) -> str:
+    return f"{'CrossAttn' if depth else ''}{path}BlockSpatioTemporal"
 
 
 def _widths(shapes: Shapes, convolution: str) -> tuple[int, ...]:
@@ -86,7 +85,7 @@ def _widths(shapes: Shapes, convolution: str) -> tuple[int, ...]:
 
 
 def _count(shapes: Shapes, beginning: str) -> int:
-    """How many numbers follow `beginning`."""
+    """Return how many numbers follow `beginning`."""
     return len({key.removeprefix(beginning).partition(".")[0] for key in shapes if key.startswith(beginning)})
 
 
@@ -95,9 +94,9 @@ def _heads(widths: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _reads_text_alone(shapes: Shapes, level: int, widths: tuple[int, ...]) -> bool:
-    """Whether attention that elsewhere is among cells is to the text at a level: its keys are as wide as the text's.
+    """Return whether the second attention of a level reads the text, by the width of its keys.
 
-    Where a text is as wide as the level, shapes do not tell; no published model has it there.
+    Ambiguous if the text is as wide as the level; no published model has such a level.
     """
     keys = shapes.get(f"down_blocks.{level}.attentions.0.transformer_blocks.0.attn1.to_k.weight")
     return keys is not None and keys[1] != widths[level]

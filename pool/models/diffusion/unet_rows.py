@@ -1,6 +1,6 @@
-"""The rows of the table of diffusion models that are UNets and read something beside a text.
+"""Architecture rows of the UNets with inputs other than text.
 
-UNets that read texts alone are built by `pool.models.common.module_classes`.
+UNets that read only texts are built by `pool.models.common.module_classes`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from dataclasses import replace
 from diffusers import UNet2DConditionModel, UNetSpatioTemporalConditionModel
 
 from modelpool.pool.models.diffusion import unet_calls, unet_configs
-from modelpool.pool.models.diffusion.architecture import Architecture
-from modelpool.pool.models.diffusion.key_maps import through_layout
+from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
+from modelpool.pool.models.diffusion.key_maps import layout_converter
 from modelpool.pool.models.diffusion.unet_video_modules import ViewedUNet
 from modelpool.pool.models.diffusion.unet_video_names import convert_unet_video
 
-_UNET = Architecture(UNet2DConditionModel, unet_configs.unet_config, through_layout("sd1"), unet_calls.call_unet)
-_VIDEO = Architecture(
+_UNET = DiffusionArchitecture(
+    UNet2DConditionModel, unet_configs.unet_config, layout_converter("sd1"), unet_calls.call_unet
+)
+_VIDEO = DiffusionArchitecture(
     UNetSpatioTemporalConditionModel, unet_configs.unet_video_config, convert_unet_video, unet_calls.call_unet_video
 )
 _VIEWED = replace(_VIDEO, module=ViewedUNet)
 
-UNET_ROWS: Mapping[str, Architecture] = {
+UNET_ROWS: Mapping[str, DiffusionArchitecture] = {
     "sd1_inpaint": _UNET,
     "sd1_ip2p": _UNET,
     "sd2_inpaint": _UNET,

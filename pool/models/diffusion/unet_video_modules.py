@@ -1,6 +1,6 @@
-"""A class of diffusers for frames in a form that it does not have: told of each frame by itself.
+"""diffusers' video UNet with numeric conditioning per frame.
 
-It takes what diffusers' own takes and has the same parameters under the same names.
+Same arguments and parameters as diffusers' class.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import unusable_field
 
-#: how wide the noise on the image, the height and the direction of the view are embedded. Source: sv3d_p.yaml of
+#: embedding widths of the noise on the image, the height and the direction of the view. Source: sv3d_p.yaml of
 #: Stability-AI/generative-models
 VIEW_WIDTHS = (256, 512, 512)
 
 
 class ViewedUNet(diffusers.UNetSpatioTemporalConditionModel):  # type: ignore[misc]
-    """SV3D p: it is told from where each frame looks.
+    """SV3D p, with a view for each frame.
 
-    `added_time_ids` has noise, height and direction for each frame, [B,T,3]; the angles are in radians.
+    `added_time_ids` has noise, height and direction per frame, [B,T,3]; the angles are in radians.
     """
 
     @functools.wraps(diffusers.UNetSpatioTemporalConditionModel.__init__)  # type: ignore[misc]
@@ -33,7 +33,8 @@ class ViewedUNet(diffusers.UNetSpatioTemporalConditionModel):  # type: ignore[mi
     def forward(
         self, sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, added_time_ids: Tensor, **more: Any
     ) -> Any:
-        """As diffusers' own, which would tell all frames the same: what each is told is added where blocks read it."""
+        """Run diffusers' forward, which repeats one embedding for all frames, with per-frame embeddings added at the
+        blocks."""
         batch, frames = sample.shape[:2]
         if tuple(added_time_ids.shape) != (batch, frames, len(VIEW_WIDTHS)):
             expected = f"three for each of {frames} frames"
@@ -51,7 +52,7 @@ class ViewedUNet(diffusers.UNetSpatioTemporalConditionModel):  # type: ignore[mi
 
         blocks = (*self.down_blocks, self.mid_block, *self.up_blocks)
         hooks += [block.register_forward_pre_hook(viewed, with_kwargs=True) for block in blocks]
-        # as wide as the class embeds, of which nothing is left
+        # # the width that the class embeds; the hook zeroes the embedding
         width = self.config.projection_class_embeddings_input_dim // self.config.addition_time_embed_dim
         try:
             return super().forward(

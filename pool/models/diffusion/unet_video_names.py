@@ -1,9 +1,9 @@
-"""From the names of Stable Video Diffusion's file to those of diffusers' UNet of frames.
+"""Convert the names in Stable Video Diffusion's file to those of diffusers' video UNet.
 
-Latent diffusion's names, with a second residual block, and second transformer blocks, over time beside each. Like
+Latent diffusion's names, with a temporal residual block and temporal transformer blocks next to each spatial one. Like
 `pool.models.diffusion.video_names`: tensors are renamed, and the order of blocks is read off the keys.
 
-Source: the key lists of the published files (tests/golden/detection_keys.json.gz) beside those of the module.
+Source: the key lists of the published files (tests/golden/detection_keys.json.gz) and those of the module.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ATTENTION = (
 
 
 def convert_unet_video(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Stable Video Diffusion and SV3D."""
+    """Convert Stable Video Diffusion and SV3D."""
     places = _places(tensors)
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -67,7 +67,7 @@ def _renamed(name: str, rules: tuple[tuple[str, str], ...]) -> str:
 
 
 def _places(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """What diffusers calls each part of a block, by what the file calls it: "input_blocks.1.0" and so on."""
+    """Return diffusers' name of each part of a block, by the name in the file: "input_blocks.1.0" and so on."""
     places = {"middle_block.0": "mid_block.resnets.0", "middle_block.2": "mid_block.resnets.1"}
     places["middle_block.1"] = "mid_block.attentions.0"
     level, layer = 0, 0

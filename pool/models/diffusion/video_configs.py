@@ -1,4 +1,4 @@
-"""The arguments that diffusers' transformers for video are built with, from recognised sizes and shapes. Torch-free.
+"""Arguments of diffusers' video transformers, from recognised sizes and shapes. Torch-free.
 
 Shapes are those of the parameters, in diffusers' names. Facts that shapes do not tell are constants, with their source.
 """
@@ -14,20 +14,21 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
 
-#: heads of Wan are this wide in every published size; its norms are as wide as the model. A narrower model has one
+#: width of a head of Wan in every published size; its norms are as wide as the model. A narrower model has one head
 WAN_HEAD_WIDTH = 128
 #: heads of LTX-Video in every published size. Source: the config.json of Lightricks/LTX-Video, 2B and 13B
 LTX_HEADS = 32
-#: blocks of the first LTX-Video; all models with more count frames as those since 0.9.5 do. Source: the metadata of
+#: blocks of the first LTX-Video; all models with more count frames as since 0.9.5. Source: the metadata of
 #: Lightricks/LTX-Video's files
 LTX_FIRST_BLOCKS = 28
-#: the entry of the metadata of LTX-Video's files that has its configuration, the part of it, and the one that counts
+#: metadata entry with the configuration in LTX-Video's files, the part that is used, and the relevant field
 _LTX_METADATA = ("config", "transformer", "causal_temporal_positioning")
-#: Hunyuan's positions: an eighth of a head turns with time, the rest with height and width. Source: 16, 56, 56 of 128
+#: Hunyuan's positions: an eighth of a head is rotated by time, the rest by height and width. Source: 16, 56, 56 of
+#: 128
 HUNYUAN_TIME_SHARE = 8
-#: how much farther apart positions are than they were at the base size: time, height, width. By what tells the models
-#: apart: learned positions (the first Cosmos), a channel for images to go on from, width of more than 4096.
-#: Source: diffusers' scripts/convert_cosmos_to_diffusers.py
+#: Scale of positions relative to the base size: time, height, width. By what tells the models apart: learned
+#: positions (the first Cosmos), a channel for first frames, width of more than 4096. Source: diffusers'
+#: scripts/convert_cosmos_to_diffusers.py
 _COSMOS_SCALES: dict[tuple[bool, bool, bool], tuple[float, float, float]] = {
     (True, False, False): (2.0, 1.0, 1.0),
     (True, True, False): (2.0, 1.0, 1.0),
@@ -38,10 +39,10 @@ _COSMOS_SCALES: dict[tuple[bool, bool, bool], tuple[float, float, float]] = {
     (False, True, False): (1.0, 3.0, 3.0),
     (False, True, True): (20 / 24, 2.0, 2.0),
 }
-#: Predict 2.5, which reads wider texts through a projection, has the same at both its sizes. Source: as above
+#: Predict 2.5, which reads wider texts through a projection, has the same scale at both its sizes. Source: as above
 _COSMOS_25_SCALE = (1.0, 3.0, 3.0)
 _COSMOS_WIDE = 4096
-#: the largest latent of Predict 2, which has no table of it: frames, height, width. Source: as above
+#: largest latent of Predict 2, which has no position table: frames, height, width. Source: as above
 COSMOS_LARGEST = (128, 240, 240)
 
 
@@ -75,7 +76,7 @@ def wan_vace_config(found: Config, shapes: Shapes) -> Arguments:
     """The arguments of `diffusers.WanVACETransformer3DModel`."""
     layers, extra = found["num_layers"], found["vace_layers"]
     if not isinstance(layers, int) or not isinstance(extra, int) or not extra or layers % extra:
-        raise UnknownArchitecture(f"Wan VACE: found {extra} blocks that read a video, expected a part of {layers}")
+        raise UnknownArchitecture(f"Wan VACE: found {extra} control blocks, expected a part of {layers}")
     return wan_config(found, shapes) | {
         "vace_layers": list(range(0, layers, layers // extra)),
         "vace_in_channels": found["vace_in_dim"],
@@ -106,7 +107,7 @@ def _hunyuan(found: Config, shapes: Shapes) -> Arguments:
 
 
 def hunyuan_video_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.HunyuanVideoTransformer3DModel`, for texts, and for images that are joined."""
+    """Return the arguments of `diffusers.HunyuanVideoTransformer3DModel`, for text-to-video and concatenated images."""
     sizes: dict[str, Any] = dict(found)
     joined = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
     return {
@@ -146,16 +147,17 @@ def ltx_config(found: Config, shapes: Shapes) -> Arguments:
 
 
 def ltx_configuration(metadata: Mapping[str, str]) -> Arguments:
-    """What the metadata of a file of LTX-Video says that its shapes do not, for `plan_diffusion_model`'s `config`.
+    """Return the facts in the metadata of an LTX-Video file that shapes do not tell, for `plan_diffusion_model`'s
+    `config`.
 
-    Nothing for metadata without it, or in another form.
+    Empty for metadata without them, or in another form.
     """
     entry, part, name = _LTX_METADATA
     try:
-        said = json.loads(metadata.get(entry, "{}"))
+        configuration = json.loads(metadata.get(entry, "{}"))
     except ValueError:
         return {}
-    found = said.get(part) if isinstance(said, dict) else None
+    found = configuration.get(part) if isinstance(configuration, dict) else None
     value = found.get(name) if isinstance(found, dict) else None
     return {name: value} if isinstance(value, bool) else {}
 
@@ -208,7 +210,7 @@ def cosmos_config(found: Config, shapes: Shapes) -> Arguments:
 
 
 def _cosmos_largest(shapes: Shapes) -> tuple[int, int, int]:
-    """The largest latent that there are positions for; patches are 2 cells wide and high."""
+    """Return the largest latent with positions; patches are 2 cells wide and high."""
     time, height, width = (shapes[f"learnable_pos_embed.pos_emb_{axis}"][0] for axis in "thw")
     return time, 2 * height, 2 * width
 

@@ -1,6 +1,6 @@
-"""Classes of diffusers for video in a form that runs here.
+"""diffusers' video classes, adapted to run here.
 
-Each takes what diffusers' own takes and has the same parameters under the same names.
+Each has the same arguments and parameters as diffusers' class.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class CosmosTransformer3DModel(diffusers.CosmosTransformer3DModel):  # type: ignore[misc]
-    """Cosmos, given latents with their channels of masks.
+    """Cosmos, called with latents that include the mask channels.
 
-    diffusers' own makes the channel of padding itself, with a library that is no dependency of this project. What
-    diffusers is to write into a folder is the plan's configuration, not this module's, which counts that channel.
+    diffusers' class creates the padding channel itself, with a library that is not a dependency of this project.
+    diffusers folders are written with the plan's configuration, not this module's, which counts that channel.
     """
 
     @functools.wraps(diffusers.CosmosTransformer3DModel.__init__)  # type: ignore[misc]
@@ -28,32 +28,32 @@ class CosmosTransformer3DModel(diffusers.CosmosTransformer3DModel):  # type: ign
 
 
 class HunyuanVideo15Transformer3DModel(diffusers.HunyuanVideo15Transformer3DModel):  # type: ignore[misc]
-    """HunyuanVideo 1.5, told the level of noise in full precision.
+    """HunyuanVideo 1.5, with the noise level in full precision.
 
-    diffusers' own embeds it in the precision of the latents; 16 bits do not tell 737 from 739.
+    diffusers' class embeds it in the precision of the latents; 16 bits cannot tell 737 from 739.
     """
 
-    def forward(self, hidden_states: Tensor, *args: Any, **told: Any) -> Any:
-        """As diffusers' own."""
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run diffusers' forward."""
         hook = self.time_embed.register_forward_hook(lambda _, __, embedded: embedded.to(hidden_states.dtype))
         try:
-            return super().forward(hidden_states, *args, **told)
+            return super().forward(hidden_states, *args, **kwargs)
         finally:
             hook.remove()
 
 
 class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type: ignore[misc]
-    """LTX-Video, which knows how its frames stand in time: `causal_temporal_positioning` in the words of its files.
+    """LTX-Video with the position rule of its frames as an argument (`causal_temporal_positioning` in its files).
 
-    Models since 0.9.5 count from the one frame that the first cell stands for, and not from the eight of the others.
-    diffusers' own class is told so by a pipeline of its own.
+    Models since 0.9.5 count from the single frame of the first cell, not from the eight of the others. In diffusers, a
+    separate pipeline sets this.
     """
 
     def __init__(self, *args: Any, causal_temporal_positioning: bool = False, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
         self.register_to_config(causal_temporal_positioning=causal_temporal_positioning)
 
-    # what a configuration may have: diffusers' own arguments, and that one
+    # # allowed in a configuration: diffusers' arguments, and this one
     __init__.__signature__ = inspect.signature(  # type: ignore[attr-defined]
         diffusers.LTXVideoTransformer3DModel.__init__
     ).replace(

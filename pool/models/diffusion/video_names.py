@@ -1,8 +1,8 @@
-"""From published names to those of diffusers' transformers, for video models whose converters need help.
+"""Convert published names to those of diffusers' video transformers, where diffusers' converters do not suffice.
 
-Like diffusers' own, these functions rename and cut tensors and know nothing else, so that
-`pool.keymaps.key_map` can watch them. They work for every size.
-Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) beside those of the modules.
+Like diffusers' own, these functions only rename and split tensors, so that `pool.keymaps.key_map` can trace them. They
+work for every size. Sources: the key lists of the published files (tests/golden/detection_keys.json.gz) and those of
+the modules.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import re
 import torch
 from torch import Tensor
 
-from modelpool.pool.models.diffusion.key_maps import through_layout
+from modelpool.pool.models.diffusion.key_maps import layout_converter
 
-#: Wan's positions of the first and the last frame's states, which the converter passes over
+#: Wan's position embedding for the states of first and last frame, which the converter ignores
 _WAN_POSITIONS = ("img_emb.emb_pos", "condition_embedder.image_embedder.pos_embed")
 
 
 def convert_wan(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Wan 2.1 and 2.2. The convolution for an image to refer to (`ref_conv`) has no place in diffusers' class."""
+    """Convert Wan 2.1 and 2.2. The convolution for a reference image (`ref_conv`) does not exist in diffusers'
+    class."""
     theirs, ours = _WAN_POSITIONS
-    converted = through_layout("wan")({key: x for key, x in tensors.items() if not key.startswith("ref_conv.")})
+    converted = layout_converter("wan")({key: x for key, x in tensors.items() if not key.startswith("ref_conv.")})
     return {ours if key == theirs else key: tensor for key, tensor in converted.items()}
 
 
@@ -35,7 +36,7 @@ _MOCHI_OUTER = (
     ("final_layer.mod.", "norm_out.linear."),
     ("final_layer.linear.", "proj_out."),
 )
-#: a block's modules, and what they become; one that becomes several is cut into as many equal parts
+#: a block's modules and their new names; several names split the tensor into equal parts
 _MOCHI_BLOCK: dict[str, tuple[str, ...]] = {
     "mod_x": ("norm1.linear",),
     "mod_y": ("norm1_context.linear",),
@@ -52,12 +53,12 @@ _MOCHI_BLOCK: dict[str, tuple[str, ...]] = {
     "mlp_y.w1": ("ff_context.net.0.proj",),
     "mlp_y.w2": ("ff_context.net.2",),
 }
-#: those whose halves change places: gate and value, shift and scale
+#: modules whose halves are swapped: gate and value, shift and scale
 _MOCHI_SWAPPED = ("mlp_x.w1", "mlp_y.w1", "final_layer.mod")
 
 
 def convert_mochi(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Mochi. diffusers' converter knows its 48 blocks only."""
+    """Convert Mochi. diffusers' converter handles exactly 48 blocks."""
     blocks = [int(m[1]) for key in tensors if (m := re.match(r"blocks\.(\d+)\.", key)) is not None]
     last = max(blocks, default=0)
     converted: dict[str, Tensor] = {}
@@ -70,7 +71,7 @@ def convert_mochi(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             continue
         number, module, end = int(found[1]), found[2], found[3]
         names = _MOCHI_BLOCK.get(module, ())
-        if module == "mod_y" and number == last:  # the text goes no further, and its norm is another
+        if module == "mod_y" and number == last:  # the text path ends here, with a different norm
             names = ("norm1_context.linear_1",)
         parts = tensor.chunk(len(names)) if len(names) > 1 else (_swapped(module, tensor),)
         for name, part in zip(names, parts, strict=True) if names else ():

@@ -1,4 +1,4 @@
-"""The rows of the table of diffusion models that make video with transformers."""
+"""Architecture rows of the video transformers."""
 
 from __future__ import annotations
 
@@ -12,45 +12,49 @@ from diffusers import (
 )
 
 from modelpool.pool.models.diffusion import video_calls, video_configs, video_names
-from modelpool.pool.models.diffusion.architecture import Architecture
-from modelpool.pool.models.diffusion.key_maps import through_layout
+from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
+from modelpool.pool.models.diffusion.key_maps import layout_converter
 from modelpool.pool.models.diffusion.video_modules import (
     CosmosTransformer3DModel,
     HunyuanVideo15Transformer3DModel,
     LTXVideoTransformer3DModel,
 )
 
-_WAN = Architecture(WanTransformer3DModel, video_configs.wan_config, video_names.convert_wan, video_calls.call_wan)
-_WAN_5B = Architecture(
+_WAN = DiffusionArchitecture(
+    WanTransformer3DModel, video_configs.wan_config, video_names.convert_wan, video_calls.call_wan
+)
+_WAN_5B = DiffusionArchitecture(
     WanTransformer3DModel, video_configs.wan_config, video_names.convert_wan, video_calls.call_wan_5b
 )
-_WAN_VACE = Architecture(
+_WAN_VACE = DiffusionArchitecture(
     WanVACETransformer3DModel, video_configs.wan_vace_config, video_names.convert_wan, video_calls.call_wan_vace
 )
-_HUNYUAN = Architecture(
+_HUNYUAN = DiffusionArchitecture(
     HunyuanVideoTransformer3DModel,
     video_configs.hunyuan_video_config,
-    through_layout("hunyuan_video"),
+    layout_converter("hunyuan_video"),
     video_calls.call_hunyuan_video,
 )
-_HUNYUAN_15 = Architecture(
+_HUNYUAN_15 = DiffusionArchitecture(
     HunyuanVideo15Transformer3DModel,
     video_configs.hunyuan_video_15_config,
-    through_layout("hunyuan_video_15"),
+    layout_converter("hunyuan_video_15"),
     video_calls.call_hunyuan_video_15,
 )
-_LTX = Architecture(LTXVideoTransformer3DModel, video_configs.ltx_config, through_layout("ltxv"), video_calls.call_ltx)
-_MOCHI = Architecture(
+_LTX = DiffusionArchitecture(
+    LTXVideoTransformer3DModel, video_configs.ltx_config, layout_converter("ltxv"), video_calls.call_ltx
+)
+_MOCHI = DiffusionArchitecture(
     MochiTransformer3DModel, video_configs.mochi_config, video_names.convert_mochi, video_calls.call_mochi
 )
-_COSMOS = Architecture(
-    CosmosTransformer3DModel, video_configs.cosmos_config, through_layout("cosmos"), video_calls.call_cosmos
+_COSMOS = DiffusionArchitecture(
+    CosmosTransformer3DModel, video_configs.cosmos_config, layout_converter("cosmos"), video_calls.call_cosmos
 )
-_COSMOS_2 = Architecture(
-    CosmosTransformer3DModel, video_configs.cosmos_config, through_layout("cosmos"), video_calls.call_cosmos_predict_2
+_COSMOS_2 = DiffusionArchitecture(
+    CosmosTransformer3DModel, video_configs.cosmos_config, layout_converter("cosmos"), video_calls.call_cosmos_predict_2
 )
 
-VIDEO_ROWS: Mapping[str, Architecture] = {
+VIDEO_ROWS: Mapping[str, DiffusionArchitecture] = {
     "wan_t2v": _WAN,
     "wan21_i2v": _WAN,
     "wan21_flf2v": _WAN,

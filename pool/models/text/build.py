@@ -1,7 +1,7 @@
-"""A text encoder of any kind from the tensors of its file: planned from shapes, built over the tensors, saved back.
+"""Build a text encoder from the tensors of its file: plan from shapes, fill with tensors, save back.
 
-Knows how recognition, key map, configuration and module go together, as `pool.models.vae.build` does for VAEs. Nothing
-is copied. Does not know where files are, nor how a text is read.
+Joins recognition, key map, configuration and module, like `pool.models.vae.build`. Copies nothing. Does not know where
+files are, nor how a text is read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.text.classes import empty_text_encoder, fill_tables
 from modelpool.pool.models.text.configs import CONFIGS, Config, count
-from modelpool.pool.models.text.names import CONVERTERS, convert_without_norm, in_known_spelling
+from modelpool.pool.models.text.names import CONVERTERS, convert_without_norm, in_known_naming
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
-#: what tells UMT5 from T5 where recognition saw a part of the keys only: positions in every layer
+#: distinguishes UMT5 from T5 if recognition saw only a part of the keys: positions in every layer
 _UMT5_POSITIONS = "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
-#: the first layers of a language model, as files for Flux 2 have them
+#: the first layers of a language model, as in files for Flux 2
 FIRST_LAYERS = "mistral3_24b_pruned"
-#: how many those are: the last that Flux 2 reads; and what they may be without
+#: their number (the last one that Flux 2 reads), and the optional norm
 _FIRST_LAYERS = 30
 _LAST_NORM = "model.norm.weight"
-#: the second name of T5's table of tokens
+#: the second name of T5's token embedding
 _SECOND_NAME = "encoder.embed_tokens.weight"
 
 
@@ -36,9 +36,9 @@ _SECOND_NAME = "encoder.embed_tokens.weight"
 class TextEncoderPlan:
     """How the text encoder in a file is built.
 
-    facts    what it is
+    facts    its facts
     config   the arguments of its configuration
-    prefix   what the file's keys begin with
+    prefix   its key prefix in the file
     key_map  between the file's tensors (keys as in the file) and the module's parameters
     """
 
@@ -48,22 +48,22 @@ class TextEncoderPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """The module without weights.
+        """Return the module without weights.
 
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = empty_text_encoder(self.facts.architecture, self.config)
         if self.facts.name == FIRST_LAYERS:
-            module.norm = nn.Identity()  # its last state is read as the next layer would take it
+            module.norm = nn.Identity()  # its last state is read before the norm
         difference = differing_keys(self.key_map, _Carried(module))
         if difference:
             raise UnknownArchitecture(f"recognised as {self.facts.title}, but {difference}")
         return module
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients.
+        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = self.empty()
         fill(module, self.key_map.load(tensors))
@@ -72,7 +72,7 @@ class TextEncoderPlan:
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
         unused = {key: tensors[key] for key in self.key_map.unused}
         return self.key_map.save(module.state_dict()) | unused
 
@@ -80,13 +80,14 @@ class TextEncoderPlan:
 def plan_text_encoder(
     shapes: Mapping[str, Shape], prefix: str = "", *, facts: TextEncoderFacts | None = None
 ) -> TextEncoderPlan:
-    """How the text encoder among `shapes` whose keys begin with `prefix` is built, from shapes alone.
+    """Plan the text encoder among `shapes` whose keys begin with `prefix`, from shapes alone.
 
-    `facts` where more is known than the file tells: which encoder stands in this place of a model, however small it is.
-    Raises UnknownArchitecture when it is none that is known.
+    `facts` overrides recognition: the encoder in this role of a model, whatever its size.
+
+    Raises UnknownArchitecture if it is unknown.
     """
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
-    bare = in_known_spelling({key.removeprefix(prefix): shape for key, shape in own.items()})
+    bare = in_known_naming({key.removeprefix(prefix): shape for key, shape in own.items()})
     found = facts or recognise_text_encoder(bare)
     if found is None:
         first = ", ".join(list(bare)[:3]) or "none"
@@ -118,7 +119,8 @@ def plan_text_encoder(
 
 
 def _are_first_layers(bare: Mapping[str, Shape]) -> bool:
-    """Whether a language model is the first layers of one: told by its size, or by their number and no norm behind."""
+    """Return whether a language model is truncated to its first layers, by its size, or by their number and a missing
+    norm."""
     seen = recognise_text_encoder(bare)
     if seen is not None:
         return seen.name == FIRST_LAYERS
@@ -126,7 +128,7 @@ def _are_first_layers(bare: Mapping[str, Shape]) -> bool:
 
 
 def facts_named(name: str, layout: str = "transformers") -> TextEncoderFacts:
-    """What is known of the text encoder `name` ("t5xxl") without a file, for one whose sizes are not the published.
+    """Return the facts of the text encoder `name` ("t5xxl") without a file, for models of other sizes than published.
 
     Raises UnknownName.
     """
@@ -144,5 +146,5 @@ class _Carried(nn.Module):
         self._state = {key: value for key, value in module.state_dict().items() if key != _SECOND_NAME}
 
     def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
-        """As the module's own."""
+        """Return the selected state."""
         return self._state

@@ -1,7 +1,7 @@
-"""The classes of transformers that text encoders are built as, without weights: the one place that names them.
+"""The transformers classes of text encoders, without weights: the only module that names them.
 
-Everything is made on the meta device; tables that no file carries (positions, scales) get their values from
-`fill_tables`. Does not read files, and knows no prompt.
+Everything is created on the meta device; `fill_tables` gives values to tables that no file carries (positions, scales).
+Reads no files, and knows no prompt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _umt5(config: Config) -> nn.Module:
 
 
 def _with_one_table(module: Any) -> nn.Module:
-    """T5 with one module that holds its tokens, under both names: what counts modules counts its bytes once."""
+    """Share one token embedding module under both names of T5, so that its bytes are counted once."""
     module.encoder.embed_tokens = module.shared
     assert isinstance(module, nn.Module)
     return module
@@ -58,20 +58,20 @@ MODULES: Mapping[str, Callable[[Config], nn.Module]] = {
 
 
 def empty_text_encoder(architecture: str, config: Config) -> nn.Module:
-    """The module for `config` on the meta device, in evaluation mode.
+    """Return the module for `config` on the meta device, in evaluation mode.
 
-    Raises UnknownArchitecture when the class refuses the sizes.
+    Raises UnknownArchitecture if the class rejects the sizes.
     """
     try:
         with torch.device("meta"):
             module = MODULES[architecture](config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UnknownArchitecture(f"text encoder: no {architecture} model can have these sizes: {error}") from error
+        raise UnknownArchitecture(f"text encoder: {architecture} cannot have these sizes: {error}") from error
     return module.eval().requires_grad_(False)
 
 
 def fill_tables(module: nn.Module) -> None:
-    """Give the buffers that no file carries their values, which follow from the configuration."""
+    """Give values to the buffers that no file carries, from the configuration."""
     for part in module.modules():
         for name, value in list(part._buffers.items()):
             if value is not None and value.is_meta:
@@ -91,4 +91,4 @@ def _table(part: nn.Module, name: str, value: Tensor) -> Tensor:
             table: Tensor = getattr(own, name)
             return table
         case _:
-            raise AssertionError(f"{type(part).__name__} has a table {name!r} that nothing fills")
+            raise AssertionError(f"{type(part).__name__} has an unfilled table {name!r}")

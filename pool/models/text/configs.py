@@ -1,13 +1,13 @@
 """Configurations of text encoders from the shapes of a file, and the facts that no shape tells. Torch-free.
 
-Every function takes shapes under the names of transformers, without the prefix that a file has before them
-(`pool.models.text.names`), and gives the arguments of the configuration that `pool.models.text.classes` builds.
+Every function takes shapes under the names of transformers, without prefix (`pool.models.text.names`), and returns the
+arguments of the configuration that `pool.models.text.classes` builds.
 
 Facts that shapes do not tell
-1. Heads are as wide as `HEAD_WIDTHS` says, or as the norm of a query is. A model narrower than one head has one.
-2. The table of relative positions of T5 tells how many heads there are; it reaches 128 tokens.
-3. CLIP-L was trained with an approximation of GELU, open_clip's models with GELU itself.
-4. Bases of rotary positions, and what is added to a variance: in `FACTS`, from each model's published config.json.
+1. Head width is `HEAD_WIDTHS`, or the width of the query norm. A model narrower than one head has one.
+2. T5's table of relative positions gives the number of heads; it reaches 128 tokens.
+3. CLIP-L was trained with an approximation of GELU, open_clip's models with exact GELU.
+4. Rotary bases and norm epsilons: in `FACTS`, from each model's published config.json.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from modelpool.pool.models.common.infer_config import clip_text_config
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]
 
-#: width of one head where nothing in the file tells. Source: config.json of google-bert/bert-base, meta-llama,
+#: width of one head if the file does not tell. Source: config.json of google-bert/bert-base, meta-llama,
 #: mistralai/Mistral-Small-3.2-24B-Instruct-2506, google/gemma-2-2b, Qwen/Qwen2.5-VL-7B-Instruct
 HEAD_WIDTHS: Mapping[str, int] = {
     "bert": 64, "llama": 128, "mistral": 128, "qwen2": 128, "qwen3": 128, "gemma2": 256, "gemma3": 256,
 }  # fmt: skip
-#: T5's: how far apart tokens are still told apart, and what is added to a variance. Source: google/t5-v1_1-xxl
+#: T5's largest distinguished token distance, and its norm epsilon. Source: google/t5-v1_1-xxl
 T5_MAX_DISTANCE, T5_EPSILON = 128, 1e-6
 
-#: Llama 3 has rows for the tokens of images as llava-llama-3-8b-v1_1 (HunyuanVideo) carries it, 3.1 has not
+#: Llama 3 as in llava-llama-3-8b-v1_1 (HunyuanVideo) has rows for image tokens, 3.1 has not
 LLAMA_3_VOCABULARY = 128320
-#: how Llama 3.1 stretches its positions. Source: config.json of meta-llama/Llama-3.1-8B-Instruct
+#: position scaling of Llama 3.1. Source: config.json of meta-llama/Llama-3.1-8B-Instruct
 LLAMA_31_POSITIONS: Config = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
-#: Gemma 3: every sixth layer sees all tokens, the others a window. Source: config.json of google/gemma-3-4b-it
+#: Gemma 3: every sixth layer attends to all tokens, the others to a window. Source: config.json of
+#: google/gemma-3-4b-it
 GEMMA_3_PATTERN, GEMMA_3_WINDOW = 6, 1024
 GEMMA_3_POSITIONS: Config = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 
-#: what the published config.json of each kind of language model says and shapes do not
+#: facts of the published config.json of each kind of language model that shapes do not tell
 FACTS: Mapping[str, Config] = {
     # meta-llama/Meta-Llama-3-8B-Instruct
     "llama": {
@@ -58,7 +59,7 @@ FACTS: Mapping[str, Config] = {
         "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "sliding_window": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000_000.0},
     },
-    # Qwen/Qwen2.5-VL-3B-Instruct and 7B. Its three axes of positions are one for text
+    # # Qwen/Qwen2.5-VL-3B-Instruct and 7B. Its three position axes are equal for text
     "qwen2": {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 128000,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
@@ -82,7 +83,7 @@ FACTS: Mapping[str, Config] = {
 
 
 def clip_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
-    """The arguments of `CLIPTextConfig`; `shapes` have no `text_model.` level."""
+    """Return the arguments of `CLIPTextConfig`; `shapes` have no `text_model.` level."""
     config = clip_text_config(shapes)
     config["hidden_act"] = "quick_gelu" if facts.name == "clip_l" else "gelu"
     if "text_projection.weight" in shapes:
@@ -91,7 +92,7 @@ def clip_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
 
 
 def t5_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
-    """The arguments of `T5Config` and of `UMT5Config`."""
+    """Return the arguments of `T5Config` and of `UMT5Config`."""
     vocabulary, width = _shape(shapes, "shared.weight", 2)
     attention, feed = "encoder.block.0.layer.0.SelfAttention.", "encoder.block.0.layer.1.DenseReluDense."
     buckets, heads = _shape(shapes, f"{attention}relative_attention_bias.weight", 2)
@@ -116,7 +117,8 @@ def t5_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
 
 
 def bert_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
-    """The arguments of `BertConfig`. Source of its facts: text_encoder/config.json of Tencent-Hunyuan/HunyuanDiT."""
+    """Return the arguments of `BertConfig`. Source of its facts: text_encoder/config.json of
+    Tencent-Hunyuan/HunyuanDiT."""
     vocabulary, width = _shape(shapes, "embeddings.word_embeddings.weight", 2)
     return {
         "vocab_size": vocabulary,
@@ -132,7 +134,7 @@ def bert_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
 
 
 def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
-    """The arguments of the configuration of a language model: Llama, Mistral, Gemma or Qwen."""
+    """Return the configuration arguments of a language model: Llama, Mistral, Gemma or Qwen."""
     kind = facts.architecture
     vocabulary, width = _shape(shapes, "embed_tokens.weight", 2)
     queries = _shape(shapes, "layers.0.self_attn.q_proj.weight", 2)[0]
@@ -149,7 +151,7 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
         "num_key_value_heads": _heads(facts, keys, head),
         "head_dim": head,
         "use_cache": False,
-        # tokens of the whole published vocabulary, which a model with fewer may not have
+        # # token ids of the published vocabulary may not exist in a smaller model
         "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
         **FACTS[kind],
     }  # fmt: skip
@@ -159,7 +161,7 @@ def decoder_config(facts: TextEncoderFacts, shapes: Shapes) -> Config:
         config["layer_types"] = [
             "sliding_attention" if (i + 1) % GEMMA_3_PATTERN else "full_attention" for i in range(layers)
         ]
-    if kind == "qwen2":  # its class takes the width of a head from the others
+    if kind == "qwen2":  # its class derives the head width from the others
         del config["head_dim"]
         if config["num_attention_heads"] * head != width:
             raise UnknownArchitecture(f"{facts.title}: found {queries} rows of queries, expected {width}, its width")
@@ -177,9 +179,9 @@ CONFIGS: Mapping[str, Callable[[TextEncoderFacts, Shapes], Config]] = {
 
 
 def count(keys: Iterable[str], pattern: str) -> int:
-    """How many numbers, 0 and up, `pattern` finds at the beginning of keys.
+    """Return how many numbers, from 0, `pattern` finds at the beginning of keys.
 
-    Raises UnknownArchitecture where one is left out: a key alone could ask for any number of layers.
+    Raises UnknownArchitecture if one is missing: otherwise one key could request any number of layers.
     """
     compiled = re.compile(pattern)
     found = {match[1] for key in keys if (match := compiled.match(key))}

@@ -1,7 +1,7 @@
-"""From the names that files have for the tensors of text encoders to those of transformers' modules.
+"""Convert the names of text encoder tensors in files to those of transformers' modules.
 
-Converters in the form that `pool.keymaps.key_map.discover` watches: they rename, and what is no weight of the text
-model (tables of positions, heads for training, towers for images, tokenizers) they leave out. Does not read files.
+Converters for `pool.keymaps.key_map.discover`: they rename, and drop what is no weight of the text model (position
+tables, training heads, vision towers, tokenizers). Reads no files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelpool.pool.models.common.open_clip_names import open_clip_text
 
 T = TypeVar("T")
 
-#: where the language part of a model for text and images begins, as files of different ages have it
+#: prefixes of the language part of a multimodal model, in files of different versions
 _LANGUAGE_LEVELS = ("model.language_model.", "language_model.model.", "language_model.")
 #: parts of CLIP's text model
 _CLIP_PARTS = ("embeddings.", "encoder.", "final_layer_norm.")
@@ -23,15 +23,15 @@ _CLIP_LEVEL, _PROJECTION = "text_model.", "text_projection.weight"
 _MODULE_LEVEL, _TURNED_PROJECTION = "transformer.", "text_projection"
 #: parts of a language model
 _DECODER_PARTS = ("embed_tokens.", "layers.", "norm.")
-#: tables that older files carry and modules make themselves
+#: tables that older files carry and modules compute
 _TABLES = (".position_ids", ".rotary_emb.inv_freq", ".token_type_ids")
-#: the table of tokens of T5, by both of its names; the first is the module's
+#: T5's token embedding, by both of its names; the first is the module's
 _T5_TOKENS = ("shared.weight", "encoder.embed_tokens.weight")
 
 
-def in_known_spelling(tensors: Mapping[str, T]) -> dict[str, T]:
-    """`tensors` with the language part of a larger model where a language model alone has it, and those of a language
-    model without a head, as folders have it, where one with a head has them."""
+def in_known_naming(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return `tensors` with the names of a language model with a head, from those of a multimodal model or of a model
+    without a head, as in folders."""
     if "embed_tokens.weight" in tensors:
         return {"model." + key if key.startswith(_DECODER_PARTS) else key: value for key, value in tensors.items()}
     renamed = {}
@@ -42,8 +42,8 @@ def in_known_spelling(tensors: Mapping[str, T]) -> dict[str, T]:
 
 
 def convert_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """CLIP's text model in the naming of transformers, with or without its level of the whole CLIP, and below that of
-    the module which ComfyUI keeps it in, whose projection has rows for columns."""
+    """Convert CLIP's text model in the naming of transformers, with or without its `text_model` level, or below the
+    level under which ComfyUI stores it, where the projection is transposed."""
     bare = {key.removeprefix(_MODULE_LEVEL).removeprefix(_CLIP_LEVEL): value for key, value in tensors.items()}
     if _TURNED_PROJECTION in bare:
         bare[_PROJECTION] = bare.pop(_TURNED_PROJECTION).T
@@ -51,33 +51,33 @@ def convert_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_open_clip(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """CLIP's text model in the naming of open_clip."""
+    """Convert CLIP's text model in the naming of open_clip."""
     bare = {key.removeprefix(_CLIP_LEVEL): value for key, value in open_clip_text(tensors).items()}
     return _with_projection({key: value for key, value in bare.items() if key != _PROJECTION}, bare)
 
 
 def convert_t5(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The encoder of T5 and UMT5, whose one table of tokens files have under one of two names, or under both."""
+    """Convert the encoder of T5 and UMT5, whose token embedding has one of two names in files, or both."""
     table = next((key for key in _T5_TOKENS if key in tensors), None)
     parts = {key: x for key, x in tensors.items() if key.startswith("encoder.") and key not in _T5_TOKENS}
     return parts if table is None else {_T5_TOKENS[0]: tensors[table], **parts}
 
 
 def convert_bert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """BERT without its heads and its pooled state."""
+    """Convert BERT without its heads and its pooled state."""
     bare = {key.removeprefix("bert."): value for key, value in tensors.items()}
     return {key: value for key, value in bare.items() if _is_part(key, ("embeddings.", "encoder."))}
 
 
 def convert_decoder(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A language model without its head, and without what it sees images with."""
-    known = in_known_spelling(tensors)
+    """Convert a language model without its head and its vision part."""
+    known = in_known_naming(tensors)
     bare = {key.removeprefix("model."): value for key, value in known.items() if key.startswith("model.")}
     return {key: value for key, value in bare.items() if _is_part(key, _DECODER_PARTS)}
 
 
 def convert_without_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The first layers of a language model, whose last state is read as it is."""
+    """Convert the first layers of a language model, whose last state is read without a norm."""
     return {key: value for key, value in convert_decoder(tensors).items() if not key.startswith("norm.")}
 
 
@@ -96,7 +96,7 @@ CONVERTERS: Mapping[tuple[str, str], Callable[[Mapping[str, Tensor]], dict[str, 
 
 
 def _with_projection(text_model: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The module with a projection has the text model a level lower."""
+    """Add the `text_model` level if there is a projection, as the module expects."""
     if _PROJECTION not in tensors:
         return text_model
     lower = {_CLIP_LEVEL + key: value for key, value in text_model.items()}

@@ -1,9 +1,9 @@
-"""What a diffusion model is told of a text, put together from what its text encoders read.
+"""Assemble the text conditioning of a diffusion model from the states of its text encoders.
 
 The names are those of `pool.models.diffusion.architecture`: context, context_mask, context_2, context_2_mask, pooled.
 Legend: B texts (1), L tokens, D width of a token's state, V width of the pooled text, S states of a token.
 
-Knows which encoder's states go where in each family, and what stands for an encoder that is missing. Does not run any.
+Knows how each family combines encoder states, and what replaces a missing encoder. Runs no encoder.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, unknown_name
-from modelpool.pool.families.text_readings import READINGS, ROW_OF, RUN_WITHOUT
+from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, READINGS, ROW_OF
 from modelpool.pool.text.encode import ReadText
-from modelpool.pool.text.reading import MaskTold, Pooled, Reading
+from modelpool.pool.text.reading import MaskMode, Pooled, Reading
 
 Read: TypeAlias = Sequence[ReadText | None]
 _Joined: TypeAlias = dict[str, Tensor | None]
-#: tokens of a text that no CLIP read
+#: length of a text if no CLIP reads it
 _CLIP_TOKENS = 77
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 
-def told_of(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS) -> dict[str, Tensor]:
-    """What a model of `family` (or of a set of text encoders) is told of a text that its encoders `read`, in the order
-    of `readings_of(family)`; each tensor with a batch of one.
+def text_kwargs(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS) -> dict[str, Tensor]:
+    """Return the text inputs of a model of `family` (or of a set of text encoders) from the encoder outputs `read`, in
+    the order of `readings_of(family)`; each tensor with a batch of one.
 
-    Where an encoder is missing (None), zeros of its width stand for it if the model runs without it: `widths` by
-    encoder where they are not the published ones.
-    Raises UnknownName for a family that no reading is known for, UnknownArchitecture for an encoder that it needs.
+    Zeros replace a missing encoder (None) if the model runs without it; `widths` by encoder override the published
+    widths.
+
+    Raises UnknownName for a family without readings, UnknownArchitecture for a missing required encoder.
     """
     if family not in ROW_OF:
         raise unknown_name("family of text encoders", family, READINGS)
@@ -48,8 +49,8 @@ def told_of(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS) -> 
 def _with_zeros(row: str, read: Read, readings: Sequence[Reading], widths: Mapping[str, int]) -> list[ReadText]:
     present = [text for text in read if text is not None]
     missing = [reading.encoder for reading, text in zip(readings, read, strict=True) if text is None]
-    if missing and (row not in RUN_WITHOUT or not present or not RUN_WITHOUT[row].issuperset(missing)):
-        raise UnknownArchitecture(f"{row}: found no text encoder {', '.join(missing)}, expected it beside the others")
+    if missing and (row not in OPTIONAL_ENCODERS or not present or not OPTIONAL_ENCODERS[row].issuperset(missing)):
+        raise UnknownArchitecture(f"{row}: found no text encoder {', '.join(missing)}, expected it with the others")
     like = present[0].context_LD
     clip_tokens = max(
         (t.context_LD.shape[0] for r, t in zip(readings, read, strict=True) if t is not None and r.is_clip),
@@ -60,14 +61,14 @@ def _with_zeros(row: str, read: Read, readings: Sequence[Reading], widths: Mappi
         width = widths.get(reading.encoder, reading.width)
         tokens = clip_tokens if reading.is_clip else reading.least_tokens
         pooled = None if reading.pooled is Pooled.NONE else like.new_zeros(width)
-        is_told = reading.mask is not MaskTold.NOTHING
-        mask = torch.zeros(tokens, dtype=torch.bool, device=like.device) if is_told else None
+        has_mask = reading.mask is not MaskMode.NOTHING
+        mask = torch.zeros(tokens, dtype=torch.bool, device=like.device) if has_mask else None
         whole.append(text or ReadText(like.new_zeros(tokens, width), pooled, mask))
     return whole
 
 
 def _plain(read: Sequence[ReadText]) -> _Joined:
-    """One encoder that tells all."""
+    """One encoder provides all inputs."""
     (text,) = read
     return {"context": text.context_LD, "context_mask": text.mask_L, "pooled": text.pooled_V}
 
@@ -78,7 +79,7 @@ def _sdxl(read: Sequence[ReadText]) -> _Joined:
 
 
 def _sd3(read: Sequence[ReadText]) -> _Joined:
-    """CLIP-L and CLIP-G side by side, made as wide as T5, which follows them."""
+    """CLIP-L and CLIP-G concatenated along the width, padded to the width of T5, which follows them."""
     small, large, t5 = read
     clip_LD = torch.cat((small.context_LD, large.context_LD), -1)
     clip_LD = torch.nn.functional.pad(clip_LD, (0, t5.context_LD.shape[-1] - clip_LD.shape[-1]))
@@ -86,7 +87,7 @@ def _sd3(read: Sequence[ReadText]) -> _Joined:
 
 
 def _pooled_and_context(read: Sequence[ReadText]) -> _Joined:
-    """CLIP's vector, and the other encoder's states."""
+    """CLIP's pooled vector, and the other encoder's states."""
     clip, other = read
     return {"context": other.context_LD, "context_mask": other.mask_L, "pooled": clip.pooled_V}
 
@@ -102,15 +103,15 @@ def _two_contexts(read: Sequence[ReadText]) -> _Joined:
 
 
 def _hidream(read: Sequence[ReadText]) -> _Joined:
-    """T5's states, Llama's of every layer, and the vectors of both CLIPs."""
+    """T5's states, Llama's of every layer, and the pooled vectors of both CLIPs."""
     small, large, t5, llama = read
     pooled = _both(small.pooled_V, large.pooled_V)
     return {"context": t5.context_LD, "context_2": llama.context_LD, "pooled": pooled}
 
 
 def _both(a_V: Tensor | None, b_V: Tensor | None) -> Tensor:
-    assert a_V is not None, "a reading that pools gave no vector"
-    assert b_V is not None, "a reading that pools gave no vector"
+    assert a_V is not None, "a reading with a pooled output returned no vector"
+    assert b_V is not None, "a reading with a pooled output returned no vector"
     return torch.cat((a_V, b_V), -1)
 
 

@@ -1,4 +1,4 @@
-"""How a prompt is put to a text encoder that sees images beside it. Torch-free.
+"""Build the prompt of a text encoder that reads images together with text. Torch-free.
 
 Source: the pipelines of diffusers 0.42 for Qwen-Image's editing models, QwenImageEditPipeline and
 QwenImageEditPlusPipeline, whose models are Qwen-Image-Edit, and Qwen-Image-Edit 2509 and later.
@@ -18,16 +18,17 @@ _BEFORE = (
     "<|im_end|>\n<|im_start|>user\n"
 )
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n"
-#: how many times as long as wide, or as wide as long, an image that it sees is at most. Source: `smart_resize` of
-#: transformers, which refuses others
+#: largest aspect ratio of an input image. Source: `smart_resize` of transformers, which rejects others
 MOST_PROPORTION = 200
-#: tokens of what stands before the images
+#: template tokens before the images
 _DROPPED = 64
 
 
-def seeing(reading: Reading, images: int, numbered: bool) -> Reading:
-    """`reading` of an encoder that is shown so many `pictures`, each with its number or, where it is one, without.
-    Texts are not cut. Without images, `reading` itself."""
+def reading_with_images(reading: Reading, images: int, numbered: bool) -> Reading:
+    """Return `reading` for an encoder that reads `images` images, numbered or, for a single image, unnumbered.
+
+    Texts are not truncated. Without images, returns `reading` unchanged.
+    """
     if not images or reading.is_clip or reading.sees:
         return reading
     named = (f"Picture {number}: {_IMAGE}" if numbered else _IMAGE for number in range(1, images + 1))

@@ -1,7 +1,7 @@
-"""A VAE of any kind from the tensors of its file: planned from shapes alone, built over the tensors, saved back.
+"""Build a VAE from the tensors of its file: plan from shapes, fill with tensors, save back.
 
-Knows how recognition, configuration, key map and module go together. Nothing is copied but what a layout keeps in
-another form. Does not know where files are, nor what latents mean to a model (`pool.models.vae.codec`).
+Joins recognition, configuration, key map and module. Copies only tensors that a layout stores in another form. Does not
+know where files are, nor what latents mean to a model (`pool.models.vae.codec`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.common.vae_compression import measured
 from modelpool.pool.models.common.vae_configs import Config
-from modelpool.pool.models.vae.classes import Architecture, architecture_of, empty_vae
+from modelpool.pool.models.vae.classes import VaeArchitecture, architecture_of, empty_vae
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
-#: convolutions at the latent that some models of a class do not have; without one, numbers pass as they are
+#: convolutions at the latent that some models of a class lack; without one, values pass unchanged
 _OPTIONAL = ("quant_conv", "post_quant_conv")
 _HALVES = ("encoder", "decoder")
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
@@ -35,9 +35,9 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 class VaePlan:
     """How the VAE in a file is built.
 
-    facts    what it is
+    facts    its facts
     config   the arguments of its class
-    prefix   what the file's keys begin with
+    prefix   its key prefix in the file
     key_map  between the file's tensors (keys as in the file) and the module's parameters
     """
 
@@ -45,13 +45,14 @@ class VaePlan:
     config: Config
     prefix: str
     key_map: KeyMap
-    _architecture: Architecture
+    _architecture: VaeArchitecture
 
     def empty(self, more: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
-        """The module without weights; a half that the file does not have is a part that says so when it is called.
+        """Return the module without weights; a missing half is replaced by a module that raises when called.
 
-        `more` are arguments of the class that no shape tells and no call depends on: what its latents are scaled by.
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        `more` are class arguments that no shape tells and no call depends on: the scale of its latents.
+
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = empty_vae(self._architecture, {**self.config, **more})
         mapped = self.key_map.shapes
@@ -69,9 +70,9 @@ class VaePlan:
         return module
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The module over `tensors` (keys as in the file), in evaluation mode, without gradients.
+        """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = self.empty()
         fill(module, self.key_map.load(tensors))
@@ -79,13 +80,13 @@ class VaePlan:
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The file's tensors made of `module`'s parameters; those that are no part of it are taken from `tensors`."""
+        """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
         unused = {key: tensors[key] for key in self.key_map.unused}
         return self.key_map.save(module.state_dict()) | unused
 
 
 class MissingHalf(nn.Module):
-    """Stands where a file has no encoder, or no decoder."""
+    """Stand-in for the encoder or decoder that a file lacks."""
 
     def __init__(self, title: str, half: str) -> None:
         super().__init__()
@@ -103,10 +104,11 @@ def plan_vae(
     facts: VaeFacts | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> VaePlan:
-    """How the VAE among `shapes` whose keys begin with `prefix` is built, from shapes alone.
+    """Plan the VAE among `shapes` whose keys begin with `prefix`, from shapes alone.
 
-    `facts` where more is known than the file tells (HunyuanImage's refiner has the layout of HunyuanVideo 1.5).
-    Raises UnknownArchitecture when it is none that is known, or none that the installed diffusers builds.
+    `facts` overrides recognition (HunyuanImage's refiner has the layout of HunyuanVideo 1.5).
+
+    Raises UnknownArchitecture if the VAE is unknown, or the installed diffusers cannot build it.
     """
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
     bare = {key.removeprefix(prefix): shape for key, shape in own.items()}
@@ -129,8 +131,8 @@ def plan_vae(
 
 
 def spliced_vae(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> VaePlan:
-    """As `plan_vae`, for a VAE that lies in several places of a file: `names` are what its tensors, of these `shapes`,
-    are called in a VAE of one place. Raises UnknownArchitecture."""
+    """Plan a VAE that is stored in several places of a file: `names` maps its keys in `shapes` to the keys of a
+    contiguous VAE. Raises UnknownArchitecture."""
     plan = plan_vae({names[key]: shape for key, shape in shapes.items()})
 
     def convert(tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
@@ -140,7 +142,7 @@ def spliced_vae(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> VaePla
 
 
 class _Carried(nn.Module):
-    """The part of a module's state that a file is to carry: all but counters that it may leave out."""
+    """The part of a module's state that a file must hold: all but optional counters."""
 
     def __init__(self, module: nn.Module, mapped: Mapping[str, Shape]) -> None:
         super().__init__()
@@ -151,12 +153,12 @@ class _Carried(nn.Module):
         }
 
     def state_dict(self, *_: object, **__: object) -> dict[str, Tensor]:  # type: ignore[override]
-        """As the module's own."""
+        """Return the selected state."""
         return self._module_state
 
 
 def _fill_tables(module: nn.Module, mapped: Mapping[str, Shape]) -> None:
-    """Give the buffers that no file carries, or that this one does not, their values."""
+    """Give values to buffers that no file carries, or that this one lacks."""
     for name, part in module.named_modules():
         buffers = part._buffers
         wavelets = buffers.get("wavelets")

@@ -1,8 +1,8 @@
-"""The classes of diffusers that VAEs are built as, without weights: the one place that names them.
+"""The diffusers classes of VAEs, without weights: the only module that names them.
 
-Knows which class, configuration and key converter belong to each kind of VAE, and which kinds the installed diffusers
-has no architecture for. Everything is made on the meta device. `self_test` tells whether another diffusers still builds
-what the converters give. Does not read files.
+Knows class, configuration and key converter of each kind of VAE, and which kinds the installed diffusers cannot build.
+Everything is created on the meta device. `self_test` checks a new diffusers version against the converters. Reads no
+files.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from modelpool.pool.models.common.diffusers_private import ConverterChangedError
 from modelpool.pool.models.common.vae_config_table import CONFIGS, DIFFUSERS_CONFIGS, FOLDER_KINDS
 from modelpool.pool.models.common.vae_configs import Config, Shapes
 from modelpool.pool.models.vae import ldm_names, other_names
-from modelpool.pool.models.vae.weight_norm import drop_made_weights
+from modelpool.pool.models.vae.weight_norm import drop_computed_weights
 from modelpool.pool.ops.skip_init import without_initialisation
 
 Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class VaeArchitecture:
     """How one kind of VAE is built.
 
     module   the class
@@ -59,40 +59,42 @@ class Architecture:
     convert: Convert
 
 
-#: by the name that `pool.detection.vaes` gives
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "kl": Architecture(AutoencoderKL, CONFIGS["kl"], ldm_names.convert_kl),
-    "kl_temporal": Architecture(AutoencoderKLTemporalDecoder, CONFIGS["kl_temporal"], ldm_names.convert_kl_temporal),
-    "flux2": Architecture(AutoencoderKLFlux2, CONFIGS["flux2"], ldm_names.convert_flux2),
-    "taesd": Architecture(AutoencoderTiny, CONFIGS["taesd"], other_names.convert_taesd),
-    "cascade_a": Architecture(PaellaVQModel, CONFIGS["cascade_a"], other_names.convert_cascade_a),
-    "oobleck": Architecture(AutoencoderOobleck, CONFIGS["oobleck"], other_names.convert_oobleck),
-    "mochi": Architecture(AutoencoderKLMochi, CONFIGS["mochi"], other_names.convert_mochi),
-    "ltx_v0": Architecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v0"], other_names.convert_ltx),
-    "ltx_v1": Architecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v1"], other_names.convert_ltx),
-    "ltx_v2": Architecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v2"], other_names.convert_ltx),
-    "ltx2": Architecture(AutoencoderKLLTX2Video, CONFIGS["ltx2"], other_names.convert_ltx),
-    "hunyuan_image": Architecture(AutoencoderKLHunyuanImage, CONFIGS["hunyuan_image"], ldm_names.convert_hunyuan_image),
-    "hunyuan_video": Architecture(AutoencoderKLHunyuanVideo, CONFIGS["hunyuan_video"], ldm_names.convert_kl),
-    "hunyuan_video_15": Architecture(
+#: by the name that `pool.detection.vaes` returns
+ARCHITECTURES: Mapping[str, VaeArchitecture] = {
+    "kl": VaeArchitecture(AutoencoderKL, CONFIGS["kl"], ldm_names.convert_kl),
+    "kl_temporal": VaeArchitecture(AutoencoderKLTemporalDecoder, CONFIGS["kl_temporal"], ldm_names.convert_kl_temporal),
+    "flux2": VaeArchitecture(AutoencoderKLFlux2, CONFIGS["flux2"], ldm_names.convert_flux2),
+    "taesd": VaeArchitecture(AutoencoderTiny, CONFIGS["taesd"], other_names.convert_taesd),
+    "cascade_a": VaeArchitecture(PaellaVQModel, CONFIGS["cascade_a"], other_names.convert_cascade_a),
+    "oobleck": VaeArchitecture(AutoencoderOobleck, CONFIGS["oobleck"], other_names.convert_oobleck),
+    "mochi": VaeArchitecture(AutoencoderKLMochi, CONFIGS["mochi"], other_names.convert_mochi),
+    "ltx_v0": VaeArchitecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v0"], other_names.convert_ltx),
+    "ltx_v1": VaeArchitecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v1"], other_names.convert_ltx),
+    "ltx_v2": VaeArchitecture(AutoencoderKLLTXVideo, CONFIGS["ltx_v2"], other_names.convert_ltx),
+    "ltx2": VaeArchitecture(AutoencoderKLLTX2Video, CONFIGS["ltx2"], other_names.convert_ltx),
+    "hunyuan_image": VaeArchitecture(
+        AutoencoderKLHunyuanImage, CONFIGS["hunyuan_image"], ldm_names.convert_hunyuan_image
+    ),
+    "hunyuan_video": VaeArchitecture(AutoencoderKLHunyuanVideo, CONFIGS["hunyuan_video"], ldm_names.convert_kl),
+    "hunyuan_video_15": VaeArchitecture(
         AutoencoderKLHunyuanVideo15, CONFIGS["hunyuan_video_15"], ldm_names.convert_hunyuan_video_15
     ),
-    "hunyuan_image_refiner": Architecture(
+    "hunyuan_image_refiner": VaeArchitecture(
         AutoencoderKLHunyuanImageRefiner, CONFIGS["hunyuan_image_refiner"], ldm_names.convert_hunyuan_video_15
     ),
-    "cosmos": Architecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
-    "wan21": Architecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
-    "wan22": Architecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
+    "cosmos": VaeArchitecture(AutoencoderKLCosmos, CONFIGS["cosmos"], ldm_names.convert_cosmos),
+    "wan21": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan21"], other_names.convert_wan21),
+    "wan22": VaeArchitecture(AutoencoderKLWan, CONFIGS["wan22"], other_names.convert_wan22),
 }
 
 
-#: those that files in the naming of diffusers are recognised as, with nothing beside them
-IN_DIFFUSERS_NAMING: Mapping[str, Architecture] = {
-    "kl": Architecture(AutoencoderKL, DIFFUSERS_CONFIGS["kl"], ldm_names.convert_diffusers),
-    "flux2": Architecture(AutoencoderKLFlux2, DIFFUSERS_CONFIGS["flux2"], ldm_names.convert_diffusers),
+#: kinds that are recognised in diffusers' naming without a configuration
+IN_DIFFUSERS_NAMING: Mapping[str, VaeArchitecture] = {
+    "kl": VaeArchitecture(AutoencoderKL, DIFFUSERS_CONFIGS["kl"], ldm_names.convert_diffusers),
+    "flux2": VaeArchitecture(AutoencoderKLFlux2, DIFFUSERS_CONFIGS["flux2"], ldm_names.convert_diffusers),
 }
 
-#: the classes that a folder of diffusers may name, and what each is recognised as, given its configuration
+#: classes that a diffusers folder may name, and the kind of each, by its configuration
 FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
     cls: FOLDER_KINDS[cls.__name__]
     for cls in (
@@ -116,11 +118,11 @@ FOLDER_CLASSES: Mapping[type[nn.Module], Callable[[Config], str]] = {
 }
 
 
-def architecture_of(facts: VaeFacts) -> Architecture:
-    """How the VAE of `facts` is built.
+def architecture_of(facts: VaeFacts) -> VaeArchitecture:
+    """Return how the VAE of `facts` is built.
 
-    Raises UnknownArchitecture, naming it, where the installed diffusers has no architecture for it, or a file in the
-    naming of diffusers does not tell enough.
+    Raises UnknownArchitecture, naming it, if the installed diffusers has no architecture for it, or if a file in
+    diffusers' naming does not tell enough.
     """
     if facts.layout != "original":
         if facts.name not in IN_DIFFUSERS_NAMING:
@@ -137,10 +139,11 @@ def architecture_of(facts: VaeFacts) -> Architecture:
     return ARCHITECTURES[facts.name]
 
 
-def empty_vae(architecture: Architecture, config: Config) -> nn.Module:
-    """The module for `config`, in evaluation mode, its parameters and the buffers that files carry on the meta device.
+def empty_vae(architecture: VaeArchitecture, config: Config) -> nn.Module:
+    """Return the module for `config`, in evaluation mode, its parameters and the buffers that files carry on the meta
+    device.
 
-    Buffers that no file carries have their values. Raises UnknownArchitecture when the class refuses the sizes.
+    Buffers that no file carries have their values. Raises UnknownArchitecture if the class rejects the sizes.
     """
     try:
         with torch.device("meta"), without_initialisation(), warnings.catch_warnings():
@@ -149,17 +152,17 @@ def empty_vae(architecture: Architecture, config: Config) -> nn.Module:
             module = architecture.module(**config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"VAE: {architecture.module.__name__} cannot have these sizes: {error}") from error
-    drop_made_weights(module)
+    drop_computed_weights(module)
     return module.eval().requires_grad_(False)
 
 
 def self_test(facts: VaeFacts, shapes: Shapes) -> None:
-    """Check that the module of the VAE of `facts` has the keys and shapes that its converter gives for `shapes`.
+    """Check that the module of the VAE of `facts` has the keys and shapes that its converter returns for `shapes`.
 
-    Raises ConverterChangedError saying which differ.
+    Raises ConverterChangedError naming a difference.
     """
     architecture = architecture_of(facts)
     key_map = discover(shapes, architecture.convert)
     difference = differing_keys(key_map, empty_vae(architecture, architecture.config(shapes)))
     if difference:
-        raise ConverterChangedError(f"{facts.title}: diffusers builds otherwise than converted: {difference}")
+        raise ConverterChangedError(f"{facts.title}: diffusers' module and converter disagree: {difference}")

@@ -1,10 +1,10 @@
-"""Pixels to latents and back, for every VAE that is built: what each class needs beside one call.
+"""Convert pixels to latents and back with any VAE: what each class needs in addition to one call.
 
-Latents are a diffusion model's, in its `LatentFormat`: this is where scale, shift, means and deviations are applied.
-Pixels are -1 to 1, `BCHW` for images and `BCTHW` for video; audio is `BCS`, from -1 to 1.
-Legend: B batch, C channels, T frames or cells of time, H W height and width, S samples of audio.
+Latents are those of the diffusion model, in its `LatentFormat`: scale, shift, means and deviations are applied here.
+Pixels are -1 to 1, `BCHW` for images and `BCTHW` for video; audio is `BCS`, from -1 to 1. Legend: B batch, C channels,
+T frames or cells of time, H W height and width, S samples of audio.
 
-Does not divide work into tiles, move weights, or decide dtypes.
+Does not tile, move weights, or choose dtypes.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch.overrides import TorchFunctionMode
 from modelpool.pool.detection.latent_formats import LatentFormat
 from modelpool.pool.detection.vae_facts import VaeFacts
 
-#: what the diffusion models of Cosmos take the deviation of their data to be
+#: standard deviation of the data that Cosmos' diffusion models assume
 COSMOS_DATA_STD = 0.5
-#: where LTX-Video's decoder is told that denoising stopped, and how much noise is added for it. The authors' defaults
+#: final timestep of LTX-Video's decoder, and the noise added for it. The authors' defaults
 LTX_DECODE_TIMESTEP = 0.05
 LTX_DECODE_NOISE = 0.025
 
 
 @dataclass(frozen=True, slots=True)
 class VaeCodec:
-    """A built VAE and the format of the latents that it is asked for.
+    """A built VAE and the format of its latents.
 
-    module  as `VaePlan.build` gives it; `Any` because every class of diffusers has calls of its own
-    facts   what it is
+    module  from `VaePlan.build`; `Any` because every diffusers class has different calls
+    facts   its facts
     latent  what the latents mean to the diffusion model
     """
 
@@ -42,10 +42,9 @@ class VaeCodec:
     latent: LatentFormat
 
     def encode(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """The latents of `pixels`: the mean of what the encoder gives, or a draw from it with `generator`.
+        """Return the latents of `pixels`: the mean of the encoder's distribution, or a sample with `generator`.
 
-        Sides are cut, at the middle, to what the VAE can take. Frames given as a batch of images become time where
-        the VAE is one for video.
+        Sides are centre-cropped to multiples of the VAE's ratio. A batch of frames becomes a video for video VAEs.
         """
         x = self._as_its_own(pixels)
         if self.facts.name == "cascade_a":
@@ -64,9 +63,9 @@ class VaeCodec:
     def decode(
         self, latents: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """The pixels of `latents`, which are scaled in their own dtype and decoded in `dtype`, or in that too.
+        """Return the pixels of `latents`, which are scaled in their own dtype and decoded in `dtype` (default: theirs).
 
-        LTX-Video since 0.9.1 adds noise for its decoder where there is a `generator`, which is one of the host.
+        LTX-Video since 0.9.1 adds noise if `generator`, a CPU generator, is passed.
         """
         z = self._to_vae(latents).to(dtype or latents.dtype)
         match self.facts.name:
@@ -77,7 +76,7 @@ class VaeCodec:
                 if generator is not None:
                     noise = torch.randn(z.shape, generator=own, dtype=torch.float32).to(z)
                     z = (1 - LTX_DECODE_NOISE) * z + LTX_DECODE_NOISE * noise
-                with _DrawnFrom(own):  # blocks of its decoder add noise, and take no generator
+                with _DrawnFrom(own):  # blocks of its decoder add noise, and accept no generator
                     decoded = self.module.decode(z, z.new_full((z.shape[0],), LTX_DECODE_TIMESTEP))
             case _:
                 decoded = self.module.decode(z)
@@ -87,7 +86,7 @@ class VaeCodec:
         return x * 2 - 1 if self.facts.name == "cascade_a" else x
 
     def _as_its_own(self, x: Tensor) -> Tensor:
-        """`x` with the dimensions that the VAE has, and sides that are multiples of its ratio."""
+        """Return `x` with the dimensions of the VAE, and sides that are multiples of its ratio."""
         facts = self.facts
         if facts.dimensions == 3 and x.dim() == 4:
             x = x.unsqueeze(2) if facts.frames_are_batch else x.transpose(0, 1).unsqueeze(0)
@@ -101,9 +100,9 @@ class VaeCodec:
         return x
 
     def _to_vae(self, latents: Tensor) -> Tensor:
-        """Latents as the VAE's decoder reads them."""
+        """Return latents as the VAE's decoder reads them."""
         match self.facts.name:
-            case "taesd":  # it was distilled to read the model's latents themselves
+            case "taesd":  # it was distilled to read the model's latents directly
                 return latents
             case "flux2":
                 mean, std = _batch_statistics(self.module, latents)
@@ -122,7 +121,7 @@ class VaeCodec:
                 return latents * std / self.latent.scale + mean
 
     def _from_vae(self, z: Tensor) -> Tensor:
-        """What the VAE's encoder gave, as the diffusion model's latents: the inverse of `_to_vae`."""
+        """Convert the encoder's output to the diffusion model's latents: the inverse of `_to_vae`."""
         match self.facts.name:
             case "taesd":
                 return z
@@ -143,7 +142,7 @@ class VaeCodec:
 
 
 class _DrawnFrom(TorchFunctionMode):
-    """Normal noise is drawn on the host, from one generator: the same on every device, and nobody else's is used."""
+    """Draws normal noise on the CPU from one generator: equal on every device, and no other generator advances."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -152,7 +151,7 @@ class _DrawnFrom(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """As `func`, but for `torch.randn`."""
+        """Call `func`; redirect `torch.randn`."""
         if func is not torch.randn:
             return func(*args, **(kwargs or {}))
         options = {**(kwargs or {}), "generator": self._generator, "device": "cpu"}
@@ -160,12 +159,12 @@ class _DrawnFrom(TorchFunctionMode):
 
 
 def _frames_as_batch(x: Tensor) -> Tensor:
-    """Each frame of a video as an image, those of one video after the other; images as they are."""
+    """Return each frame of a video as an image, video by video; images unchanged."""
     return x.transpose(1, 2).flatten(0, 1) if x.dim() == 5 else x
 
 
 def _channels(values: Tensor, like: Tensor) -> Tensor:
-    """One number a channel, in the form in which it can be multiplied with `like`."""
+    """Return one value per channel, broadcastable to `like`."""
     return values.to(like).view(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -174,14 +173,14 @@ def _as_tensor(values: Sequence[float], like: Tensor) -> Tensor:
 
 
 def _batch_statistics(module: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of Flux 2's latents, which are the running statistics of a batch norm."""
+    """Return mean and deviation of Flux 2's latents, the running statistics of a batch norm."""
     norm: Any = module.bn
     config: Any = module.config
     return _channels(norm.running_mean, like), _channels(torch.sqrt(norm.running_var + config.batch_norm_eps), like)
 
 
 def _folded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Patches as channels."""
+    """Return patches as channels."""
     b, c, h, w = x_BCHW.shape
     down, across = patch
     x = x_BCHW.view(b, c, h // down, down, w // across, across).permute(0, 1, 3, 5, 2, 4)
@@ -189,7 +188,7 @@ def _folded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 def _unfolded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:
-    """Channels as patches: the inverse of `_folded`."""
+    """Return channels as patches: the inverse of `_folded`."""
     b, c, h, w = x_BCHW.shape
     down, across = patch
     x = x_BCHW.reshape(b, c // (down * across), down, across, h, w).permute(0, 1, 4, 2, 5, 3)
@@ -197,7 +196,8 @@ def _unfolded(x_BCHW: Tensor, patch: tuple[int, int]) -> Tensor:
 
 
 def _cosmos_statistics(module: nn.Module, like_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of Cosmos' latents, for each channel and cell of time; the last stands for all after it."""
+    """Return mean and deviation of Cosmos' latents, per channel and time cell; the last value extends to all later
+    cells."""
     config: Any = module.config
     cells = like_BCTHW.shape[2]
 
@@ -210,7 +210,7 @@ def _cosmos_statistics(module: nn.Module, like_BCTHW: Tensor) -> tuple[Tensor, T
 
 
 def _pairs_as_frames(x_BCTHW: Tensor) -> Tensor:
-    """Each cell of HunyuanImage's refiner holds two of its VAE's; the very first is a repetition."""
+    """Split each time cell of HunyuanImage's refiner into two of its VAE's; the first is a repetition and dropped."""
     b, c, t, h, w = x_BCTHW.shape
     x = x_BCTHW.permute(0, 2, 1, 3, 4).reshape(b, t * 2, c // 2, h, w).permute(0, 2, 1, 3, 4)
     return x[:, :, 1:]
@@ -225,5 +225,5 @@ def _frames_as_pairs(x_BCTHW: Tensor) -> Tensor:
 
 
 def cells_for(facts: VaeFacts, sides: Sequence[int]) -> tuple[int, ...]:
-    """The sides of the latent whose image is at least `sides` pixels (or samples) large."""
+    """Return the sides of the latent whose image has at least `sides` pixels (or samples)."""
     return tuple(math.ceil(side / facts.decode_ratio) for side in sides)

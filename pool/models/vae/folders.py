@@ -1,7 +1,7 @@
-"""A VAE in a folder of diffusers: a configuration that says what it is, and weights under diffusers' own names.
+"""Plan a VAE from a diffusers folder: a configuration, and weights under diffusers' names.
 
-Takes what `pool.formats.model_folder` read; does not read files. A configuration comes from outside: only
-arguments that the class has are passed on, and it may not ask for more layers than there are tensors.
+Takes the output of `pool.formats.model_folder`; reads no files. The configuration is untrusted: only arguments of the
+class are passed on, and it may not request more layers than there are tensors.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from modelpool.pool.keymaps.key_map import discover
 from modelpool.pool.models.common.vae_compression import measured
 from modelpool.pool.models.common.vae_configs import Config
 from modelpool.pool.models.vae.build import VaePlan
-from modelpool.pool.models.vae.classes import FOLDER_CLASSES, Architecture
+from modelpool.pool.models.vae.classes import FOLDER_CLASSES, VaeArchitecture
 from modelpool.pool.models.vae.ldm_names import convert_diffusers
 
 
 def plan_folder_vae(
     class_name: str, config: Mapping[str, Any], shapes: Mapping[str, Shape], prefix: str = ""
 ) -> VaePlan:
-    """How the VAE of a diffusers folder is built: of the class that it names, with tensors of `shapes`, whose keys
-    begin with `prefix`.
+    """Plan the VAE of a diffusers folder: its class, configuration, and tensors of `shapes` under `prefix`.
 
-    Raises UnknownArchitecture when the class is none that is built, or the configuration is none of it.
+    Raises UnknownArchitecture if the class is not supported, or the configuration does not fit it.
     """
     module = next((cls for cls in FOLDER_CLASSES if cls.__name__ == class_name), None)
     if module is None:
@@ -44,7 +43,7 @@ def plan_folder_vae(
     try:
         facts = measured(_with_formats(facts, own), _with_defaults(module, own))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise UnknownArchitecture(f"VAE folder: the configuration is none of {class_name}: {error}") from error
+        raise UnknownArchitecture(f"VAE folder: the configuration does not fit {class_name}: {error}") from error
     facts = replace(
         facts,
         layout="diffusers",
@@ -55,11 +54,11 @@ def plan_folder_vae(
         {key: tuple(shape) for key, shape in shapes.items()},
         lambda tensors: convert_diffusers({key.removeprefix(prefix): x for key, x in tensors.items()}),
     )
-    return VaePlan(facts, own, prefix, key_map, Architecture(module, lambda _: own, convert_diffusers))
+    return VaePlan(facts, own, prefix, key_map, VaeArchitecture(module, lambda _: own, convert_diffusers))
 
 
 def _arguments(module: type[nn.Module], config: Mapping[str, Any]) -> Config:
-    """What of `config` the class takes; what it says of itself (versions, names) is left out."""
+    """Return the class arguments in `config`; metadata (versions, names) is dropped."""
     taken = set(inspect.signature(module.__init__).parameters) - {"self"}
     return {key: value for key, value in config.items() if key in taken}
 
@@ -70,7 +69,7 @@ def _with_defaults(module: type[nn.Module], config: Config) -> Config:
 
 
 def _check_counts(class_name: str, config: Config, tensors: int) -> None:
-    """Nothing is built whose layers alone are more than the file has tensors."""
+    """Reject configurations with more layers than the file has tensors."""
     for key, value in config.items():
         if ("layers" in key or "blocks" in key) and any(number > tensors for number in _numbers(value)):
             raise UnknownArchitecture(
@@ -87,7 +86,7 @@ def _numbers(value: Any) -> Iterator[int]:
 
 
 def _with_formats(facts: VaeFacts, config: Config) -> VaeFacts:
-    """`facts` with the latent formats that the configuration's scale leaves, where shapes leave several."""
+    """Return `facts` with the latent formats that match the configuration's scale, if shapes leave several."""
     channels, scale = config.get("latent_channels"), config.get("scaling_factor")
     if facts.name not in ("kl", "taesd") or not isinstance(scale, int | float):
         return facts

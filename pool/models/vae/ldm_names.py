@@ -1,11 +1,11 @@
-"""From the names that latent diffusion autoencoders have in single files to those of diffusers' modules; of the plain
-ones also back.
+"""Convert the names of latent diffusion autoencoders in single files to those of diffusers' modules; plain ones also
+back.
 
-The first of them gave its names to many: levels are `encoder.down.N.block.M` and `decoder.up.N.block.M`, and attention
-is a convolution with a kernel of one. Like diffusers' own converters, these functions rename, cut and reshape tensors
-and know nothing else, so that `pool.keymaps.key_map` can watch them. Tensors without a place are left out.
+Many VAEs use the names of the first: levels are `encoder.down.N.block.M` and `decoder.up.N.block.M`, and attention is a
+convolution with a kernel of one. Like diffusers' own converters, these functions only rename, split and reshape
+tensors, so that `pool.keymaps.key_map` can trace them. Unknown tensors are dropped.
 
-Source: the key lists of the published files (tests/golden/vae_keys.json.gz) beside those of the modules.
+Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and those of the modules.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ _SEPARABLE: Rules = (
 
 
 def renamed(key: str, rules: Rules) -> str:
-    """`key` after each of `rules` (a pattern and what takes its place) in turn."""
+    """Apply each of `rules` (pattern, replacement) to `key`, in order."""
     for pattern, replacement in rules:
         key = re.sub(pattern, replacement, key)
     return key
 
 
 def convert_kl(tensors: Tensors) -> dict[str, Tensor]:
-    """Autoencoders of Stable Diffusion and Flux, and HunyuanVideo's, whose convolutions have one level more."""
+    """Convert autoencoders of Stable Diffusion and Flux, and HunyuanVideo's, whose convolutions have one more level."""
     return _converted(tensors, (*_COMMON, *_ATTENTION), _flat_attention)
 
 
-#: undoes `_COMMON` and `_ATTENTION`
+#: the inverse of `_COMMON` and `_ATTENTION`
 _BACK: Rules = (
     (r"^encoder\.down_blocks\.", "encoder.down."),
     (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
@@ -90,8 +90,8 @@ _LEVEL_UP = re.compile(r"^decoder\.up_blocks\.(\d+)\.")
 
 
 def kl_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The tensors of an autoencoder of images in single files, without prefix, that `convert_kl` makes parameters of
-    `shapes` of."""
+    """Return the single-file tensors of an image autoencoder, without prefix, from which `convert_kl` produces
+    parameters of `shapes`."""
     deepest = max((int(match[1]) for name in shapes if (match := _LEVEL_UP.match(name))), default=0)
     found: dict[str, Shape] = {}
     for name, shape in shapes.items():
@@ -103,13 +103,14 @@ def kl_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def convert_flux2(tensors: Tensors) -> dict[str, Tensor]:
-    """Flux 2: convolutions at the latent belong to its halves in some files; statistics of latents beside them."""
+    """Convert Flux 2: in some files the convolutions at the latent are in the halves; latent statistics are tensors
+    too."""
     to_top = ((r"^encoder\.quant_conv\.", "quant_conv."), (r"^decoder\.post_quant_conv\.", "post_quant_conv."))
     moved = {renamed(key, to_top): tensor for key, tensor in tensors.items()}
     return convert_kl(moved) | {key: x for key, x in tensors.items() if key.startswith("bn.")}
 
 
-#: what attention's parts were called in folders that older versions of diffusers wrote
+#: names of attention parts in folders that older versions of diffusers wrote
 _OLDER: Rules = (
     (r"(attentions\.\d+)\.query\.", r"\1.to_q."),
     (r"(attentions\.\d+)\.key\.", r"\1.to_k."),
@@ -119,23 +120,23 @@ _OLDER: Rules = (
 
 
 def convert_diffusers(tensors: Tensors) -> dict[str, Tensor]:
-    """Files in the naming of diffusers itself, of any of its versions."""
+    """Convert files in the naming of any diffusers version."""
     return {renamed(key, _OLDER): tensor for key, tensor in tensors.items()}
 
 
 def convert_kl_temporal(tensors: Tensors) -> dict[str, Tensor]:
-    """Stable Video Diffusion: each block of the decoder is one in space and one in time."""
+    """Convert Stable Video Diffusion: each block of the decoder is a spatial and a temporal one."""
     return _converted(tensors, (*_COMMON, *_ATTENTION, *_TEMPORAL), _flat_attention)
 
 
 def convert_cosmos(tensors: Tensors) -> dict[str, Tensor]:
-    """Cosmos: each convolution is one in space and one in time; wavelets and statistics are the module's own."""
+    """Convert Cosmos: each convolution is a spatial and a temporal one; the module computes wavelets and statistics."""
     own = {key: x for key, x in tensors.items() if "patcher3d." not in key}
     return _converted(own, (*_SEPARABLE, *_COMMON), lambda key, x: x)
 
 
 def convert_hunyuan_image(tensors: Tensors) -> dict[str, Tensor]:
-    """HunyuanImage 2.1: blocks and folds of all levels in one list, levels up in the order of their use."""
+    """Convert HunyuanImage 2.1: blocks and folds of all levels in one list, up levels in the order of use."""
     first = _firsts(tensors)
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -159,14 +160,14 @@ _HUNYUAN_ATTENTION: Rules = (
 
 
 def convert_hunyuan_video_15(tensors: Tensors) -> dict[str, Tensor]:
-    """HunyuanVideo 1.5 and HunyuanImage's refiner: levels up in the order of their use."""
+    """Convert HunyuanVideo 1.5 and HunyuanImage's refiner: up levels in the order of use."""
     rules = (*_COMMON, *_HUNYUAN_ATTENTION)
     named = {_levels_renamed(key, 0): tensor for key, tensor in tensors.items() if key.startswith(_PARTS)}
     return {renamed(key, rules): tensor for key, tensor in named.items()}
 
 
 def _firsts(tensors: Tensors) -> dict[tuple[str, int], int]:
-    """Where in one list of all blocks and folds each level begins, by half and number of the level."""
+    """Return where each level begins in the list of all blocks and folds, by half and level."""
     sizes: dict[tuple[str, int], int] = {}
     for key in tensors:
         if (level := _LEVEL.match(key)) is not None:
@@ -189,7 +190,7 @@ def _firsts(tensors: Tensors) -> dict[tuple[str, int], int]:
 
 
 def _converted(tensors: Tensors, rules: Rules, shaped: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
-    """Renamed by `rules`, levels up counted from the other end, and each tensor in the form that `shaped` gives."""
+    """Rename by `rules`, with up levels counted from the other end, and reshape each tensor with `shaped`."""
     deepest = max((int(m[2]) for key in tensors if (m := _LEVEL.match(key)) and m[1] == "decoder.up"), default=0)
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -200,7 +201,7 @@ def _converted(tensors: Tensors, rules: Rules, shaped: Callable[[str, Tensor], T
 
 
 def _levels_renamed(key: str, deepest: int) -> str:
-    """`key` with its level in diffusers' words; levels up count down from `deepest`, or as they are where it is 0."""
+    """Return `key` with its level in diffusers' names; up levels count down from `deepest`, unless that is 0."""
     level = _LEVEL.match(key)
     if level is None:
         return key
@@ -211,7 +212,7 @@ def _levels_renamed(key: str, deepest: int) -> str:
 
 
 def _flat_attention(name: str, tensor: Tensor) -> Tensor:
-    """Attention's projections are linear layers in diffusers, convolutions with a kernel of one in the files."""
+    """Convert attention projections: linear layers in diffusers, convolutions with a kernel of one in the files."""
     if ".attentions." in name and name.endswith(".weight") and tensor.dim() > 2:
         return tensor.reshape(tensor.shape[:2])
     return tensor

@@ -1,10 +1,10 @@
-"""From the names in single files to those of diffusers' modules, for VAEs with names of their own.
+"""Convert names in single files to those of diffusers' modules, for VAEs outside the latent diffusion naming.
 
 TAESD, Stable Cascade's stage A, Oobleck (audio), Mochi, LTX-Video and Wan. Like `pool.models.vae.ldm_names`: tensors
-are renamed, cut and reshaped, those without a place are left out, and the order of blocks is read off the keys, so that
-every size of a model converts.
+are renamed, split and reshaped, unknown ones are dropped, and the order of blocks is read off the keys, so that every
+size of a model converts.
 
-Source: the key lists of the published files (tests/golden/vae_keys.json.gz) beside those of the modules.
+Source: the key lists of the published files (tests/golden/vae_keys.json.gz) and those of the modules.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelpool.pool.models.vae.ldm_names import Rules, Tensors, renamed
 
 
 def convert_taesd(tensors: Tensors) -> dict[str, Tensor]:
-    """TAESD: the decoder counts its clamp as a layer, diffusers does not."""
+    """Convert TAESD: the decoder counts its clamp as a layer, diffusers does not."""
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         half, _, rest = key.partition(".")
@@ -33,7 +33,7 @@ def convert_taesd(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def convert_cascade_a(tensors: Tensors) -> dict[str, Tensor]:
-    """Stable Cascade's stage A: as diffusers has it, but for the name of its codebook."""
+    """Convert Stable Cascade's stage A: only the codebook has another name."""
     return {key.replace("vquantizer.codebook.", "vquantizer.embedding."): tensor for key, tensor in tensors.items()}
 
 
@@ -50,7 +50,7 @@ _UNIT: Rules = (
 
 
 def convert_oobleck(tensors: Tensors) -> dict[str, Tensor]:
-    """Oobleck: sequences of units, whose activations have parameters of three dimensions in diffusers."""
+    """Convert Oobleck: sequences of units, whose activations have three-dimensional parameters in diffusers."""
     last = {half: max((int(key.split(".")[2]) for key in tensors if key.startswith(f"{half}.layers.")), default=0)
             for half in ("encoder", "decoder")}  # fmt: skip
     converted: dict[str, Tensor] = {}
@@ -65,7 +65,7 @@ def convert_oobleck(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _of_oobleck(half: str, number: int, last: int, name: str) -> str:
-    """What diffusers calls the parameter `name` of layer `number` of a half."""
+    """Return diffusers' name of the parameter `name` of layer `number` of a half."""
     if number == 0:
         return f"conv1.{name}"
     if number == last:
@@ -99,7 +99,7 @@ _MOCHI_ENDS: Rules = (
 
 
 def convert_mochi(tensors: Tensors) -> dict[str, Tensor]:
-    """Mochi: the published halves are files of their own, or one file with a prefix for each."""
+    """Convert Mochi: the published halves are separate files, or one file with a prefix for each."""
     alone = "encoder." if any(key.startswith("layers.") for key in tensors) else "decoder."
     whole = {key if key.startswith(_HALVES) else alone + key: tensor for key, tensor in tensors.items()}
     levels = sorted({int(m[1]) for key in whole if (m := re.match(r"encoder\.layers\.(\d+)\.layers\.", key))})
@@ -142,7 +142,7 @@ def _mochi_decoder(number: int, rest: str, levels: list[int], last: int) -> str:
 
 
 def _mochi_parts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """The queries, keys and values of one tensor are three; what is projected out has a list around it."""
+    """Split fused queries, keys and values, and rename the output projection."""
     attention, _, kind = name.rpartition(".qkv.")
     if attention:
         return {f"{attention}.to_{x}.{kind}": part for x, part in zip("qkv", tensor.chunk(3), strict=True)}
@@ -163,7 +163,7 @@ _LTX_STATISTICS = {
 
 
 def convert_ltx(tensors: Tensors) -> dict[str, Tensor]:
-    """LTX-Video of every version: one list of groups of blocks, folds and widenings in each half."""
+    """Convert LTX-Video of every version: each half is one list of block groups, folds and widening blocks."""
     beginnings = dict(ltx_places(tensors))
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -177,10 +177,10 @@ def convert_ltx(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def ltx_places(keys: Tensors | dict[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
-    """The beginning of each block's keys in an LTX-Video file, and what they begin with in diffusers.
+    """Yield each block's key prefix in an LTX-Video file, and its prefix in diffusers.
 
-    A group of blocks opens a level of the encoder, and ends one of the decoder, where folds and widenings come first;
-    the encoder's last group and the decoder's first are its middle.
+    A group of blocks opens a level of the encoder, and ends one of the decoder, where folds and widening blocks come
+    first; the encoder's last group and the decoder's first are its middle.
     """
     for half, blocks in (("encoder", "down_blocks"), ("decoder", "up_blocks")):
         kinds = ltx_kinds(keys, f"{half}.{blocks}.")
@@ -213,7 +213,7 @@ _WAN: Rules = (
 
 
 def convert_wan21(tensors: Tensors) -> dict[str, Tensor]:
-    """Wan 2.1 and Qwen-Image: diffusers keeps the encoder's blocks in one list, and the decoder's by levels."""
+    """Convert Wan 2.1 and Qwen-Image: diffusers keeps the encoder's blocks in one list, and the decoder's by levels."""
     resamplers = sorted(
         {int(m[1]) for key in tensors if (m := re.match(r"decoder\.upsamples\.(\d+)\.resample\.", key))}
     )
@@ -242,5 +242,5 @@ _WAN_22: Rules = (
 
 
 def convert_wan22(tensors: Tensors) -> dict[str, Tensor]:
-    """Wan 2.2: levels within levels, as diffusers has them."""
+    """Convert Wan 2.2: nested levels, as in diffusers."""
     return {renamed(key, (*_WAN_22, *_WAN)): tensor for key, tensor in tensors.items()}

@@ -1,7 +1,7 @@
-"""Convolutions whose weight is made anew for each call, of a direction and a length (torch's older weight norm).
+"""Free the weights that torch's older weight norm computes for each call, from direction and length.
 
-Torch leaves the last weight made on the module, as an attribute that is no parameter: on the device where it was made,
-counted by nobody and taken back by no unloading. For Oobleck that is its whole decoder a second time.
+Torch leaves the last computed weight on the module, as an attribute that is no parameter: it stays on its device, in no
+account, and no unload frees it. For Oobleck that is its complete decoder a second time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.utils.weight_norm import WeightNorm
 
 
-def drop_made_weights(module: nn.Module) -> None:
-    """Have every part of `module` let go of such a weight when its call is over, also where that fails."""
+def drop_computed_weights(module: nn.Module) -> None:
+    """Make every part of `module` drop such a weight after its call, also after an error."""
     for part in module.modules():
         names = [hook.name for hook in part._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]
         if names:
@@ -21,12 +21,12 @@ def drop_made_weights(module: nn.Module) -> None:
 
 
 class _Drop:
-    """A hook that forgets these attributes."""
+    """A forward hook that clears these attributes."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """After a call: the next one makes them again."""
+        """Clear them after a call; the next call computes them again."""
         for name in self._names:
             setattr(module, name, None)

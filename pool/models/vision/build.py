@@ -1,10 +1,10 @@
-"""A vision encoder from the tensors of its file: planned from shapes, built by transformers' class over them.
+"""Build a CLIP vision encoder from the tensors of its file: plan from shapes, fill transformers' class.
 
-Knows how key map, configuration and module go together, as `pool.models.text.build` does for text encoders. Nothing
-is copied. Does not know where files are, nor how an image is shown to it (`pool.models.vision.preprocess`).
+Joins key map, configuration and module, like `pool.models.text.build`. Copies nothing. Does not know where files are,
+nor how images are preprocessed (`pool.models.vision.preprocess`).
 
-Facts that shapes do not tell: the encoders of the models that are run are CLIP H, which has 16 heads at any width and
-GELU itself. Source: config.json of laion/CLIP-ViT-H-14-laion2B-s32B-b79K. A folder says its own.
+Facts that shapes do not tell: the encoders of supported models are CLIP H, with 16 heads at any width and exact GELU.
+Source: config.json of laion/CLIP-ViT-H-14-laion2B-s32B-b79K. A folder's configuration overrides them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from modelpool.pool.ops.skip_init import without_initialisation
 Config: TypeAlias = dict[str, Any]
 
 HEADS, ACTIVATION = 16, "gelu"
-#: what a folder's configuration may say beside sizes
-_SAID = ("num_attention_heads", "hidden_act", "layer_norm_eps")
+#: fields that a folder's configuration may set in addition to sizes
+_CONFIG_ONLY = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "image_size", "patch_size", "projection_dim")
 _PROJECTION = "visual_projection.weight"
 
@@ -46,22 +46,24 @@ class VisionPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """The module without weights, its table of positions filled.
+        """Return the module without weights, its position table filled.
 
-        Raises UnknownArchitecture when the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
         module = _empty(self.config)
         difference = differing_keys(self.key_map, module)
         if difference:
-            raise UnknownArchitecture(f"it is no vision encoder of CLIP: {difference}")
+            raise UnknownArchitecture(f"it is not a CLIP vision encoder: {difference}")
         return module
 
 
-def plan_vision(shapes: Mapping[str, Shape], prefix: str = "", *, said: Mapping[str, Any] | None = None) -> VisionPlan:
-    """How the vision encoder among `shapes` whose keys begin with `prefix` is built, from shapes alone.
+def plan_vision(
+    shapes: Mapping[str, Shape], prefix: str = "", *, folder_config: Mapping[str, Any] | None = None
+) -> VisionPlan:
+    """Plan the vision encoder among `shapes` whose keys begin with `prefix`, from shapes alone.
 
-    `said` is the config.json beside it, where there is one: it tells what shapes do not, and has to fit them. Raises
-    UnknownArchitecture when it is none of CLIP's.
+    `folder_config` is its config.json, if one exists: it supplies what shapes do not tell, and must match them. Raises
+    UnknownArchitecture if it is not a CLIP vision encoder.
     """
     own = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(prefix)}
     try:
@@ -70,12 +72,12 @@ def plan_vision(shapes: Mapping[str, Shape], prefix: str = "", *, said: Mapping[
     except UnknownArchitecture:
         raise
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise UnknownArchitecture(f"vision encoder: its tensors are not those of CLIP's: {error!r}") from error
-    return VisionPlan(_with_said(config, said or {}), key_map)
+        raise UnknownArchitecture(f"vision encoder: its tensors are not those of CLIP: {error!r}") from error
+    return VisionPlan(_with_folder_config(config, folder_config or {}), key_map)
 
 
 def measured_vision(named: Mapping[str, Shape]) -> Config:
-    """The arguments of transformers' configuration, by shapes under the names of its module."""
+    """Return the arguments of transformers' configuration, from shapes under the names of its module."""
     bare = {key.removeprefix("vision_model."): shape for key, shape in named.items()}
     width, _, patch, _ = bare["embeddings.patch_embedding.weight"]
     side = math.isqrt(bare["embeddings.position_embedding.weight"][0] - 1)
@@ -94,12 +96,14 @@ def measured_vision(named: Mapping[str, Shape]) -> Config:
     return config
 
 
-def _with_said(config: Config, said: Mapping[str, Any]) -> Config:
-    """`config` with what a folder says of it. Raises UnknownArchitecture where that does not fit."""
+def _with_folder_config(config: Config, folder_config: Mapping[str, Any]) -> Config:
+    """Return `config` updated with a folder's configuration. Raises UnknownArchitecture if they contradict."""
     for key in _SIZES:
-        if key in config and said.get(key) is not None and said[key] != config[key]:
-            raise UnknownArchitecture(f"{key}: found {said[key]!r}, expected {config[key]} as its tensors have")
-    found = {**config, **{key: said[key] for key in _SAID if said.get(key) is not None}}
+        if key in config and folder_config.get(key) is not None and folder_config[key] != config[key]:
+            raise UnknownArchitecture(
+                f"{key}: found {folder_config[key]!r}, expected {config[key]} as its tensors have"
+            )
+    found = {**config, **{key: folder_config[key] for key in _CONFIG_ONLY if folder_config.get(key) is not None}}
     heads, width = found["num_attention_heads"], found["hidden_size"]
     if type(heads) is not int or not 0 < heads <= width or width % heads:
         raise UnknownArchitecture(f"num_attention_heads: found {heads!r}, expected a divisor of its width, {width}")
@@ -111,13 +115,13 @@ def _empty(config: Config) -> nn.Module:
     try:
         with torch.device("meta"), without_initialisation():
             module: nn.Module = kind(CLIPVisionConfig(**config))
-    except Exception as error:  # transformers checks values in ways and with errors of its own
-        raise UnknownArchitecture(f"vision encoder: no {kind.__name__} can have these sizes: {error}") from error
+    except Exception as error:  # transformers validates with various exception types
+        raise UnknownArchitecture(f"vision encoder: {kind.__name__} cannot have these sizes: {error}") from error
     return with_places(module)
 
 
 def with_places(module: nn.Module) -> nn.Module:
-    """`module` without weights, its table of positions filled, in evaluation mode."""
+    """Fill the position table of `module` and return it, in evaluation mode."""
     for part in module.modules():
         if "position_ids" in part._buffers:
             places = torch.arange(part._buffers["position_ids"].shape[-1])  # type: ignore[union-attr]

@@ -1,9 +1,10 @@
-"""The part of a LLaVA that sees images: CLIP's vision encoder and a projection, whose states stand among the words
-that its language part reads. Built from the tensors of its file, from shapes alone; nothing is copied.
+"""LLaVA's vision part: CLIP's vision encoder and a projection, whose states are inserted among the text tokens.
 
-Files have it alone ("vision_model.", "multi_modal_projector."), folders beside the language part ("vision_tower.").
+Built from the tensors of its file, from shapes alone; nothing is copied. Files hold it alone ("vision_model.",
+"multi_modal_projector."), folders together with the language part ("vision_tower.").
+
 Facts that shapes do not tell, from config.json of xtuner/llava-llama-3-8b-v1_1-transformers: CLIP L of 336 pixels, with
-16 heads and the quick GELU; states after the last layer but one, without that of the whole image.
+16 heads and quick GELU; patch states of the penultimate layer, without the class token.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from modelpool.pool.models.vision.names import convert_vision
 from modelpool.pool.ops.skip_init import without_initialisation
 
 ACTIVATION = "quick_gelu"
-#: what sets it apart from a vision encoder alone, and a level of names that folders have
+#: key prefix of the projection, which a plain vision encoder lacks, and a prefix that folders add
 PROJECTOR, TOWER_LEVEL = "multi_modal_projector.", "vision_tower."
 _TOWER = "tower."
 
 
 class ImageWords(nn.Module):
-    """Images as words: [B, C, H, W] in, [B, L, D] out."""
+    """Converts images to token states: [B, C, H, W] in, [B, L, D] out."""
 
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
@@ -42,16 +43,16 @@ class ImageWords(nn.Module):
 
     @property
     def config(self) -> Any:
-        """That of the vision encoder."""
+        """The configuration of the vision encoder."""
         return self.tower.config
 
     @property
     def width(self) -> int:
-        """Of its states."""
+        """Width of its states."""
         return self.linear_2.out_features
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """The states of each image, one for each patch."""
+        """Return the states of each image, one per patch."""
         seen: Any = self.tower(pixel_values=pixel_values, output_hidden_states=True)
         states_BLD: Tensor = self.linear_2(functional.gelu(self.linear_1(seen.hidden_states[-2][:, 1:])))
         return states_BLD
@@ -71,22 +72,23 @@ class ImageWordsPlan:
     key_map: KeyMap
 
     def empty(self) -> nn.Module:
-        """The module without weights. Raises UnknownArchitecture when the file's tensors are not those of the class."""
+        """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
+        class."""
         try:
             with torch.device("meta"), without_initialisation():
                 module: nn.Module = ImageWords(self.config, self.width)
-        except Exception as error:  # transformers checks values in ways and with errors of its own
-            raise UnknownArchitecture(f"vision encoder: no CLIP can have these sizes: {error}") from error
+        except Exception as error:  # transformers validates with various exception types
+            raise UnknownArchitecture(f"vision encoder: CLIP cannot have these sizes: {error}") from error
         difference = differing_keys(self.key_map, module)
         if difference:
-            raise UnknownArchitecture(f"it is no vision encoder of a LLaVA: {difference}")
+            raise UnknownArchitecture(f"it is not a LLaVA vision encoder: {difference}")
         return with_places(module)
 
 
 def plan_image_words(shapes: Mapping[str, Shape], prefix: str = "") -> ImageWordsPlan:
-    """How that among `shapes`, all of which are its own, is built, from shapes alone; most keys begin with `prefix`.
+    """Plan LLaVA's vision part from `shapes`, all of which belong to it; most keys begin with `prefix`.
 
-    Raises UnknownArchitecture when it is none of a LLaVA's.
+    Raises UnknownArchitecture if it is not one of LLaVA's.
     """
     own = {key: tuple(shape) for key, shape in shapes.items()}
     try:

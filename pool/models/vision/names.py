@@ -1,7 +1,7 @@
-"""From the names that files have for the tensors of CLIP's vision encoders to those of transformers' modules.
+"""Convert the names of CLIP vision encoders in files to those of transformers' modules.
 
-Converters in the form that `pool.keymaps.key_map.discover` watches: they rename and cut, and what is no weight of
-the encoder (tables of positions, the text model of a whole CLIP) they leave out. Does not read files.
+Converters for `pool.keymaps.key_map.discover`: they rename and split, and drop what is no weight of the encoder
+(position tables, the text model of a complete CLIP). Reads no files.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-#: what sets the spelling of open_clip apart, without prefix
+#: a key that only the naming of open_clip has, without prefix
 OPEN_CLIP_KEY = "conv1.weight"
 _LEVEL, _PROJECTION = "vision_model.", "visual_projection.weight"
-#: parts of the encoder where it is all of a module
+#: prefixes of the encoder's parts in files without the outer level
 _PARTS_ALONE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
 _LAYERS, _OWN_LAYERS = "transformer.resblocks.", "vision_model.encoder.layers."
 _TABLES: Mapping[str, str] = MappingProxyType(
@@ -22,14 +22,14 @@ _TABLES: Mapping[str, str] = MappingProxyType(
         "class_embedding": "vision_model.embeddings.class_embedding",
         "conv1.weight": "vision_model.embeddings.patch_embedding.weight",
         "positional_embedding": "vision_model.embeddings.position_embedding.weight",
-        # as transformers spells it
+        # # transformers' spelling
         "ln_pre.weight": "vision_model.pre_layrnorm.weight",
         "ln_pre.bias": "vision_model.pre_layrnorm.bias",
         "ln_post.weight": "vision_model.post_layernorm.weight",
         "ln_post.bias": "vision_model.post_layernorm.bias",
     }
 )
-#: parts of a layer, by the beginning of their names
+#: parts of a layer, by name prefix
 _PARTS: Mapping[str, str] = MappingProxyType(
     {
         "ln_1": "layer_norm1",
@@ -42,8 +42,8 @@ _PARTS: Mapping[str, str] = MappingProxyType(
 
 
 def convert_vision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of `transformers.CLIPVisionModelWithProjection`, or of the model without a projection where the
-    file has none, made of `tensors` in the spelling of open_clip or of transformers, without prefix."""
+    """Return the parameters of `transformers.CLIPVisionModelWithProjection`, or of the model without a projection if
+    the file has none, from `tensors` in the naming of open_clip or transformers, without prefix."""
     if OPEN_CLIP_KEY in tensors:
         named = {name: value for key, tensor in tensors.items() for name, value in _converted(key, tensor)}
     else:
@@ -51,7 +51,7 @@ def convert_vision(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         named = {key: tensor for key, tensor in leveled.items() if _is_weight(key)}
     if _PROJECTION in named:
         return named
-    # the module without a projection has the model a level higher
+    # # the module without a projection has one level less
     return {key.removeprefix(_LEVEL): tensor for key, tensor in named.items()}
 
 

@@ -1,10 +1,9 @@
-"""Images as vision encoders are shown them, and what is read of them. No memory is managed here.
+"""Preprocess images for CLIP vision encoders, and run the encoders. No memory is managed here.
 
-Two ways, by `pool.core.sampling_facts.Sight`: the whole image, blurred as much as it is made smaller and
-squeezed into a square (Stable Video Diffusion); or its middle (Wan), as transformers' own image processor of CLIP cuts
-it. Images are prepared on the CPU in float32.
-
-Shape legend: B batch, C channels, H W height and width, L states, D width of a state.
+Two modes, by `pool.core.sampling_facts.VisionEncoderUse`: the complete image, blurred in proportion to the downscale
+and squeezed into a square (Stable Video Diffusion); or its centre (Wan), cropped like transformers' image processor of
+CLIP. Images are prepared on the CPU in float32. Shape legend: B batch, C channels, H W height and width, L states, D
+width of a state.
 """
 
 from __future__ import annotations
@@ -17,54 +16,57 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from modelpool.pool.core.sampling_facts import Sight
+from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.core.stage_params import PixelArray
 
-#: of the images that CLIP was trained with, by channel, from 0 to 1. Source: openai/CLIP
+#: pixel statistics of CLIP's training images, by channel, from 0 to 1. Source: openai/CLIP
 MEANS, DEVIATIONS = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-#: of an image whose middle is seen, so many times its shorter side at most
+#: largest aspect ratio of the region from which the centre is resized
 MOST_PROPORTION = 32
-#: deviations of a blur, for each side that becomes so many times as small, beyond 1; the least that is seen
+#: blur deviation per unit of downscale beyond 1, and the smallest deviation that is applied
 _DEVIATION_PER_FACTOR, _LEAST_DEVIATION = 0.5, 0.001
-#: its window in deviations, and at least in pixels
+#: blur window in deviations, and its minimum in pixels
 _WINDOW, _LEAST_WINDOW = 4, 3
 
 
-def shown(pixels_HWC: PixelArray, side: int, sight: Sight) -> Tensor:
-    """An image as an encoder for squares of `side` pixels is shown it, [1, C, H, W] with CLIP's mean and deviation."""
-    match sight:
-        case Sight.PROJECTED:
+def preprocess_image(pixels_HWC: PixelArray, side: int, vision_use: VisionEncoderUse) -> Tensor:
+    """Return an image for an encoder of squares of `side` pixels, [1, C, H, W], normalised with CLIP's mean and
+    deviation."""
+    match vision_use:
+        case VisionEncoderUse.PROJECTED:
             pixels_BCHW = (_squeezed(_between_ones(pixels_HWC), side) + 1.0) / 2.0
-        case Sight.PENULTIMATE | Sight.WORDS:
+        case VisionEncoderUse.PENULTIMATE | VisionEncoderUse.WORDS:
             pixels_BCHW = _unit(_middle(pixels_HWC, side))
     means, deviations = (torch.tensor(values)[:, None, None] for values in (MEANS, DEVIATIONS))
     normal_BCHW: Tensor = (pixels_BCHW - means) / deviations
     return normal_BCHW
 
 
-def states(module: nn.Module, shown_BCHW: Tensor, sight: Sight) -> Tensor:
-    """What `module` says of an image that it is `shown`, [B, L, D]."""
-    if sight is Sight.WORDS:
+def states(module: nn.Module, shown_BCHW: Tensor, vision_use: VisionEncoderUse) -> Tensor:
+    """Return the states that `module` computes for a preprocessed image, [B, L, D]."""
+    if vision_use is VisionEncoderUse.WORDS:
         words_BLD: Tensor = module(shown_BCHW)
         return words_BLD
-    seen: Any = module(pixel_values=shown_BCHW, output_hidden_states=sight is Sight.PENULTIMATE)
-    states_BLD: Tensor = seen.image_embeds.unsqueeze(1) if sight is Sight.PROJECTED else seen.hidden_states[-2]
+    seen: Any = module(pixel_values=shown_BCHW, output_hidden_states=vision_use is VisionEncoderUse.PENULTIMATE)
+    states_BLD: Tensor = (
+        seen.image_embeds.unsqueeze(1) if vision_use is VisionEncoderUse.PROJECTED else seen.hidden_states[-2]
+    )
     return states_BLD
 
 
-def states_shape(module: nn.Module, sight: Sight) -> tuple[int, int]:
-    """How many states there are, and how wide each is."""
+def states_shape(module: nn.Module, vision_use: VisionEncoderUse) -> tuple[int, int]:
+    """Return the number of states, and their width."""
     config: Any = module.config  # transformers is not typed
-    if sight is Sight.PROJECTED:
+    if vision_use is VisionEncoderUse.PROJECTED:
         return 1, int(config.projection_dim)
-    if sight is Sight.WORDS:
+    if vision_use is VisionEncoderUse.WORDS:
         width: Any = module.width
         return (int(config.image_size) // int(config.patch_size)) ** 2, int(width)
     return 1 + (int(config.image_size) // int(config.patch_size)) ** 2, int(config.hidden_size)
 
 
 def side_of(module: nn.Module) -> int:
-    """The pixels along a side of what the encoder is shown."""
+    """Return the side of the encoder's input in pixels."""
     config: Any = module.config
     return int(config.image_size)
 
@@ -78,8 +80,8 @@ def _between_ones(pixels_HWC: PixelArray) -> Tensor:
 
 
 def _squeezed(pixels_BCHW: Tensor, side: int) -> Tensor:
-    """All of an image in a square; what is made smaller is blurred first, so that fine patterns do not become coarse
-    ones. Source of the figures: diffusers, StableVideoDiffusionPipeline, and scikit-image 0.19, `resize`."""
+    """Resize an image to a square; blur first when downscaling, to avoid aliasing. Source of the figures: diffusers,
+    StableVideoDiffusionPipeline, and scikit-image 0.19, `resize`."""
     for dim in (3, 2):
         deviation = (pixels_BCHW.shape[dim] / side - 1.0) * _DEVIATION_PER_FACTOR
         if deviation > _LEAST_DEVIATION:
@@ -89,7 +91,7 @@ def _squeezed(pixels_BCHW: Tensor, side: int) -> Tensor:
 
 
 def _blurred(pixels_BCHW: Tensor, dim: int, deviation: float) -> Tensor:
-    """Blurred along one dimension, with an odd window; beyond the edges the image is mirrored."""
+    """Blur along one dimension with an odd window; the image is mirrored at its edges."""
     window = int(max(_WINDOW * deviation, _LEAST_WINDOW)) | 1
     reach = window // 2
     places = torch.arange(window, dtype=torch.float32) - reach
@@ -103,10 +105,10 @@ def _blurred(pixels_BCHW: Tensor, dim: int, deviation: float) -> Tensor:
 
 
 def _middle(pixels_HWC: PixelArray, side: int) -> PixelArray:
-    """The square in the middle of an image, whose shorter side becomes `side`."""
+    """Return the centre square of an image, resized so that the shorter side is `side`."""
     height, width = pixels_HWC.shape[:2]
     shorter = min(height, width)
-    reach = MOST_PROPORTION * shorter  # what is far outside of the square would cost memory for nothing
+    reach = MOST_PROPORTION * shorter  # pixels far outside of the square would only cost memory
     top, left = max(0, (height - reach) // 2), max(0, (width - reach) // 2)
     pixels_HWC = pixels_HWC[top : top + reach, left : left + reach]
     height, width = pixels_HWC.shape[:2]

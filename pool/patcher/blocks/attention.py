@@ -1,4 +1,4 @@
-"""Attention of a UNet with a run's patches: what goes in, what replaces the softmax product, what comes out.
+"""Patches the attention of a UNet: its inputs, the softmax product, and its output.
 
 Knows one attention module; `pool.patcher.blocks.unet` knows where it is in the model.
 
@@ -21,7 +21,7 @@ from modelpool.pool.options.transformer_options import BlockKey, Extra, PatchPoi
 
 @dataclass(frozen=True, slots=True)
 class AttentionPoints:
-    """Where options reach one kind of attention: before it, after it, in its place."""
+    """The points where options apply to one kind of attention: before it, after it, instead of it."""
 
     patch: PatchPoint
     output: PatchPoint
@@ -29,7 +29,7 @@ class AttentionPoints:
 
     @property
     def patches(self) -> tuple[PatchPoint, PatchPoint]:
-        """Before and after."""
+        """The points before and after it."""
         return self.patch, self.output
 
 
@@ -44,12 +44,12 @@ ATTENTION_POINTS: Mapping[str, AttentionPoints] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlace:
-    """Where an attention is.
+    """The position of an attention in a UNet.
 
     name               "attn1" (of the image with itself) or "attn2" (with the text)
     block              ("input", 4)
-    block_index        which transformer block of that block
-    transformer_index  which transformer block of the model
+    block_index        index of the transformer block in that block
+    transformer_index  index of the transformer block in the model
     """
 
     name: str
@@ -59,12 +59,12 @@ class AttentionPlace:
 
     @property
     def keys(self) -> tuple[BlockKey, BlockKey]:
-        """What a replacement may call this place, the preferred name first."""
+        """The keys of replacements for this position, the preferred one first."""
         return (*self.block, self.block_index), self.block
 
 
 class PatchedAttention:
-    """What runs in place of one attention's forward."""
+    """Replaces the forward of one attention."""
 
     def __init__(
         self,
@@ -84,28 +84,28 @@ class PatchedAttention:
 
     @property
     def does_something(self) -> bool:
-        """There is a patch or a replacement for this place."""
+        """Whether there is a patch or a replacement for this position."""
         return self.computes or bool(self._output_patches)
 
     @property
     def computes(self) -> bool:
-        """The attention's own computation is taken over, not only what it returns."""
+        """Whether the attention's computation is replaced, not only its result changed."""
         return bool(self._patches) or self._replacement is not None
 
     def __call__(
         self,
-        below: Callable[..., Tensor],
+        original: Callable[..., Tensor],
         hidden_states: Tensor,
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The attention's result [B, L, D] with the patches of this place."""
+        """Return the attention's result [B, L, D] with the patches of this position."""
         extra = self._extra()
         if self.computes:
             out_BLD = self._compute(hidden_states, encoder_hidden_states, attention_mask, extra)
         else:
-            out_BLD = below(hidden_states, encoder_hidden_states, attention_mask, **kwargs)
+            out_BLD = original(hidden_states, encoder_hidden_states, attention_mask, **kwargs)
         for patch in self._output_patches:
             out_BLD = patch(out_BLD, extra)
         return out_BLD
@@ -139,7 +139,7 @@ class PatchedAttention:
 
 
 def _attend(attention: Any, q_BLD: Tensor, k_BLD: Tensor, v_BLD: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax attention over heads that lie side by side in D, as the unpatched module computes it."""
+    """Softmax attention over heads that are contiguous in D, as the unpatched module computes it."""
     heads = attention.heads
     if mask is not None:
         mask = attention.prepare_attention_mask(mask, k_BLD.shape[1], k_BLD.shape[0])

@@ -1,7 +1,7 @@
-"""The names inside diffusers' modules that options act on, and a test that they still mean what they did.
+"""Names inside diffusers' modules that options act on, and a self-test that they still have the same meaning.
 
 Everything here is an attribute, an argument or an order of results that diffusers does not document. diffusers is
-pinned to a minor version in pyproject.toml; `self_test` tells whether another one still fits.
+pinned to a minor version in pyproject.toml; `self_test` checks whether another version is compatible.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.transformers import auraflow_transformer_2d
 from torch import nn
 
-#: lists of blocks of a transformer -> what its blocks are called in options
+#: lists of blocks of a transformer -> the name of its blocks in options
 BLOCK_LISTS = {
     "joint_transformer_blocks": "double_block",
     "transformer_blocks": "double_block",
@@ -30,7 +30,7 @@ BLOCK_LISTS = {
     "single_transformer_blocks": "single_block",
     "single_stream_blocks": "single_block",
 }
-#: what a block calls the tokens of the image, those of the text, the modulation and the rotary positions
+#: argument names of a block: tokens of the image, tokens of the text, modulation, rotary positions
 IMAGE_ARGUMENTS = ("hidden_states", "x")
 TEXT_ARGUMENTS = ("encoder_hidden_states",)
 VECTOR_ARGUMENTS = ("temb", "temb_mod", "temb_mod_img", "adaln_input", "embedded_timestep")
@@ -38,7 +38,7 @@ POSITION_ARGUMENTS = ("image_rotary_emb", "rotary_emb", "freqs_cis")
 #: columns of `img_ids`: time, height, width
 IDS_T, IDS_Y, IDS_X = 0, 1, 2
 
-#: blocks that return text and image in this order, and those that return them the other way round
+#: blocks that return (text, image), and those that return (image, text)
 TEXT_FIRST = frozenset(
     {
         "FluxTransformerBlock",
@@ -59,7 +59,7 @@ IMAGE_FIRST = frozenset(
         "HiDreamBlock",
     }
 )
-#: blocks that return what a block inside them returns
+#: blocks that return the result of a block inside them
 _WRAPPED = {"HiDreamBlock": "HiDreamImageTransformerBlock"}
 
 
@@ -68,12 +68,12 @@ class NamesChangedError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class UnetBlock:
-    """One block of a UNet, counted as the original implementation counts them.
+class UnetBlockInfo:
+    """One block of a UNet, numbered as in the original implementation.
 
     key            ("input", n), ("middle", 0) or ("output", n)
-    layers         names of its residual, attention and resampling layers, in the order in which they run
-    skip_channels  channels of the skip connection that an output block joins to what it gets; 0 for the others
+    layers         names of its residual, attention and resampling layers, in execution order
+    skip_channels  channels of the skip connection that an output block joins to its input; 0 for the others
     """
 
     key: tuple[str, int]
@@ -82,40 +82,41 @@ class UnetBlock:
 
 
 def is_unet(module: nn.Module) -> bool:
-    """`module` is a UNet of the Stable Diffusion kind."""
+    """Whether `module` is a UNet of the Stable Diffusion kind."""
     return isinstance(module, diffusers.UNet2DConditionModel)
 
 
-def unet_blocks(unet: nn.Module) -> tuple[UnetBlock, ...]:
-    """The blocks of `unet` in the order in which they run.
+def unet_blocks(unet: nn.Module) -> tuple[UnetBlockInfo, ...]:
+    """Return the blocks of `unet` in execution order.
 
-    Input block 0 is the first convolution; each residual layer begins a block, its attention and the up-sampling after
-    it belong to it, and each down-sampling is a block of its own.
+    Input block 0 is the first convolution; each residual layer begins a block, which includes its attention and the
+    up-sampling after it; each down-sampling is a separate block.
     """
     plain: Any = unet  # diffusers is not typed
-    blocks, skips = [UnetBlock(("input", 0), ("conv_in",))], [int(plain.conv_in.out_channels)]
+    blocks, skips = [UnetBlockInfo(("input", 0), ("conv_in",))], [int(plain.conv_in.out_channels)]
     for i, down in enumerate(plain.down_blocks):
         for j, resnet in enumerate(down.resnets):
-            blocks.append(UnetBlock(("input", len(blocks)), tuple(_with_attention(down, f"down_blocks.{i}", j))))
+            blocks.append(UnetBlockInfo(("input", len(blocks)), tuple(_with_attention(down, f"down_blocks.{i}", j))))
             skips.append(int(resnet.out_channels))
         for j, sampler in enumerate(down.downsamplers or ()):
-            blocks.append(UnetBlock(("input", len(blocks)), (f"down_blocks.{i}.downsamplers.{j}",)))
+            blocks.append(UnetBlockInfo(("input", len(blocks)), (f"down_blocks.{i}.downsamplers.{j}",)))
             skips.append(int(sampler.out_channels))
     if plain.mid_block is not None:
-        blocks.append(UnetBlock(("middle", 0), tuple(_middle_layers(plain.mid_block))))
+        blocks.append(UnetBlockInfo(("middle", 0), tuple(_middle_layers(plain.mid_block))))
     number = 0
     for i, up in enumerate(plain.up_blocks):
         for j, _ in enumerate(up.resnets):
             layers = [*_with_attention(up, f"up_blocks.{i}", j)]
             if j == len(up.resnets) - 1:
                 layers += [f"up_blocks.{i}.upsamplers.{k}" for k, _ in enumerate(up.upsamplers or ())]
-            blocks.append(UnetBlock(("output", number), tuple(layers), skips.pop()))
+            blocks.append(UnetBlockInfo(("output", number), tuple(layers), skips.pop()))
             number += 1
     return tuple(blocks)
 
 
 def attentions_of(layer: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """(transformer block, "attn1" or "attn2", the attention) of an attention layer of a UNet; none of other layers."""
+    """Yield (transformer block, "attn1" or "attn2", the attention) of an attention layer of a UNet; nothing for other
+    layers."""
     plain: Any = layer
     for index, block in enumerate(getattr(plain, "transformer_blocks", ())):
         for name in ("attn1", "attn2"):
@@ -125,7 +126,7 @@ def attentions_of(layer: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
 
 
 def is_plain_attention(attention: nn.Module) -> bool:
-    """`attention` projects, multiplies and projects, and does nothing else that a patched one would leave out."""
+    """Whether `attention` only projects, multiplies and projects, so that a patched one omits nothing."""
     a: Any = attention
     return (
         isinstance(attention, Attention)
@@ -137,7 +138,8 @@ def is_plain_attention(attention: nn.Module) -> bool:
 
 
 def block_lists(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
-    """("double_block" or "single_block", the blocks) of each list of blocks of a transformer, in running order."""
+    """Yield ("double_block" or "single_block", the blocks) of each list of blocks of a transformer, in execution
+    order."""
     for name, kind in BLOCK_LISTS.items():
         blocks = getattr(module, name, None)
         if isinstance(blocks, nn.ModuleList) and len(blocks):
@@ -145,7 +147,7 @@ def block_lists(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 
 
 def text_comes_first(block: nn.Module) -> bool | None:
-    """Whether a block that returns two results returns the text's first; None when this is not known."""
+    """Whether a block that returns two results returns the text's first; None if unknown."""
     names = {base.__name__ for base in type(block).__mro__}
     if names & TEXT_FIRST:
         return True
@@ -153,7 +155,8 @@ def text_comes_first(block: nn.Module) -> bool | None:
 
 
 def self_test() -> None:
-    """Check arguments and results of the classes that options act on. Raises NamesChangedError saying which differ."""
+    """Check arguments and results of the classes that options act on. Raises NamesChangedError naming those that
+    differ."""
     problems = [f"{c.__name__} returns {order}" for c, first, order in _known_results() if order != _ORDERS[first]]
     arguments = set(inspect.signature(Attention.forward).parameters)
     if not {"hidden_states", "encoder_hidden_states", "attention_mask"} <= arguments:
@@ -161,7 +164,7 @@ def self_test() -> None:
     block = BasicTransformerBlock(8, 2, 4, cross_attention_dim=8)
     for _, name, attention in attentions_of(nn.ModuleDict({"transformer_blocks": nn.ModuleList([block])})):
         if not is_plain_attention(attention):
-            problems.append(f"{name} of BasicTransformerBlock is no plain attention")
+            problems.append(f"{name} of BasicTransformerBlock is not a plain attention")
     if problems:
         raise NamesChangedError("diffusers differs from what options act on: " + "; ".join(problems))
 
@@ -195,7 +198,7 @@ def _known_results() -> Iterator[tuple[type, bool, tuple[str, ...]]]:
 
 
 def _result_names(block: type) -> tuple[str, ...]:
-    """The names that the last `return` of a block's forward lists."""
+    """Return the names in the last `return` of a block's forward."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(block.forward))))  # type: ignore[attr-defined]
     returns = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
     last = returns[-1] if returns else None

@@ -1,7 +1,8 @@
-"""A run's options on a diffusion transformer: blocks replaced, patched after they ran, first inputs, rotary positions.
+"""Applies a run's options to a diffusion transformer: replaced blocks, patched results and first inputs, rotary
+positions.
 
-Works on every transformer of diffusers whose blocks are in lists: how a block names its arguments is read from its
-signature, in which order it returns them from `diffusers_names`.
+Works on every transformer of diffusers whose blocks are in lists: argument names come from a block's signature, the
+order of its results from `diffusers_names`.
 
 Shape legend: B batch, L tokens, D model width.
 """
@@ -30,12 +31,12 @@ from modelpool.pool.patcher.blocks import diffusers_names as names
 from modelpool.pool.patcher.blocks.overlays import Overlays
 
 Values = dict[str, Any]
-#: options that a transformer has a place for
-_OWN = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
+#: options that apply to a transformer
+_SUPPORTED = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
 
 
 class DitInstaller:
-    """Puts the overlays for one run's options on one transformer. Only blocks that an option names get one."""
+    """Installs the overlays for one run's options on one transformer. Only blocks that an option names get one."""
 
     def __init__(self, module: nn.Module, options: TransformerOptions, overlays: Overlays) -> None:
         self._module, self._options, self._overlays = module, options, overlays
@@ -46,8 +47,8 @@ class DitInstaller:
         self._call: Values = {}
 
     def install(self) -> None:
-        """Put all overlays on. Raises UnusableField, with some of them on, when an option cannot act here."""
-        self._refuse_what_is_foreign()
+        """Install all overlays. Raises UnusableField, with some of them installed, if an option does not apply here."""
+        self._refuse_unsupported()
         self._overlays.put(self._module, self._enter)
         table = self._options.patches_replace.get(ReplacePoint.DIT, {})
         after = self._options.patches.get(PatchPoint.DOUBLE_BLOCK, ())
@@ -59,9 +60,9 @@ class DitInstaller:
             if replacement is not None or patches or inputs:
                 self._overlays.put(block, self._around(block, (kind, number), replacement, patches, inputs))
 
-    def _refuse_what_is_foreign(self) -> None:
+    def _refuse_unsupported(self) -> None:
         kind = type(self._module).__name__
-        found = [point.value for point in self._options.patches if point not in _OWN]
+        found = [point.value for point in self._options.patches if point not in _SUPPORTED]
         found += [where.value for where in self._options.patches_replace if where is not ReplacePoint.DIT]
         kinds = {block_kind for block_kind, _, _ in self._blocks}
         if not kinds and self._options.patches.get(PatchPoint.POST_INPUT):
@@ -71,13 +72,13 @@ class DitInstaller:
         if self._options.rope is not None and "img_ids" not in self._signature.parameters:
             found.append("rope_options")
         if found:
-            raise unusable_field("transformer options", ", ".join(found), f"options that {kind} has a place for")
+            raise unusable_field("transformer options", ", ".join(found), f"options that apply to {kind}")
         known = {(block_kind, number) for block_kind, number, _ in self._blocks}
         for key in self._options.patches_replace.get(ReplacePoint.DIT, {}):
             if key not in known:
                 raise unusable_field("block replacement", key, f"a block of this {kind}: {sorted(known)}")
 
-    def _enter(self, below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(self._module, *args, **kwargs)
         if self._options.rope is not None:
             if not isinstance(bound.arguments.get("img_ids"), Tensor):
@@ -85,7 +86,7 @@ class DitInstaller:
             bound.arguments["img_ids"] = _placed(bound.arguments["img_ids"], self._options.rope)
         self._call = bound.arguments
         try:
-            return below(*bound.args[1:], **bound.kwargs)
+            return forward(*bound.args[1:], **bound.kwargs)
         finally:
             self._call = {}
 
@@ -99,7 +100,7 @@ class DitInstaller:
     ) -> Callable[..., Any]:
         form = BlockForm.of(block, key[0])
 
-        def around(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def wrapper(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             bound = form.signature.bind(block, *args, **kwargs)
             extra = self._extra(block=key, block_index=key[1])
             for patch in inputs:
@@ -107,25 +108,25 @@ class DitInstaller:
 
             def original(values: Values, _: Any = None) -> Values:
                 form.put(bound.arguments, values)
-                return form.result(below(*bound.args[1:], **bound.kwargs))
+                return form.result(forward(*bound.args[1:], **bound.kwargs))
 
-            given = {**form.values(bound.arguments), "transformer_options": extra}
+            inputs_of_block = {**form.values(bound.arguments), "transformer_options": extra}
             if replacement is None:
-                out = original(given)
+                out = original(inputs_of_block)
             else:
-                out = {**given, **replacement(given, {"original_block": original})}
+                out = {**inputs_of_block, **replacement(inputs_of_block, {"original_block": original})}
             for patch in patches:
-                told = {"block_index": key[1], "transformer_options": extra}
-                out = {**out, **patch({"txt": None, **form.only_tokens(out), **told})}
+                context = {"block_index": key[1], "transformer_options": extra}
+                out = {**out, **patch({"txt": None, **form.only_tokens(out), **context})}
             return form.packed(out)
 
-        return around
+        return wrapper
 
     def _post_input(self, patch: Patch, values: Values, extra: Extra) -> Values:
         ids = {name: self._call.get(name) for name in ("img_ids", "txt_ids")}
-        given = {"img": values["img"], "txt": values.get("txt")}
-        out = {**given, **patch({**given, **ids, "transformer_options": extra})}
-        return {**values, **{k: v for k, v in out.items() if k in given and v is not None}}
+        tokens = {"img": values["img"], "txt": values.get("txt")}
+        out = {**tokens, **patch({**tokens, **ids, "transformer_options": extra})}
+        return {**values, **{k: v for k, v in out.items() if k in tokens and v is not None}}
 
     def _extra(self, **known: Any) -> Extra:
         sample = next((v for v in self._call.values() if isinstance(v, Tensor)), None)
@@ -135,10 +136,10 @@ class DitInstaller:
 
 @dataclass(frozen=True, slots=True)
 class BlockForm:
-    """How one block takes and returns its tokens.
+    """The form in which one block takes and returns its tokens.
 
-    img, txt, vec, pe  names of its arguments; None for one that it has not
-    joined             a single block with both kinds of tokens: options see them as one, the text first
+    img, txt, vec, pe  names of its arguments; None if it lacks one
+    joined             a single block with both kinds of tokens: options get them concatenated, the text first
     text_first         order of a result of two
     """
 
@@ -153,7 +154,7 @@ class BlockForm:
 
     @staticmethod
     def of(block: nn.Module, kind: str) -> BlockForm:
-        """The form of `block`. Raises UnusableField when its arguments have unknown names."""
+        """Return the form of `block`. Raises UnusableField if its arguments have unknown names."""
         signature = inspect.signature(type(block).forward)
 
         def found(known: tuple[str, ...]) -> str | None:
@@ -167,7 +168,7 @@ class BlockForm:
         return BlockForm(signature, type(block).__name__, img, txt, vec, pe, joined, names.text_comes_first(block))
 
     def values(self, arguments: Values) -> Values:
-        """What options see of a call's `arguments`."""
+        """Return the values that options get from a call's `arguments`."""
         txt = arguments.get(self.txt) if self.txt else None
         values = {"img": arguments[self.img], "vec": arguments.get(self.vec or ""), "pe": arguments.get(self.pe or "")}
         if self.joined and isinstance(txt, Tensor):
@@ -178,7 +179,7 @@ class BlockForm:
         return values
 
     def put(self, arguments: Values, values: Values) -> None:
-        """Write `values` back into a call's `arguments`."""
+        """Write `values` back to a call's `arguments`."""
         img, txt = values["img"], values.get("txt")
         if self.joined and "text_tokens" in values:
             txt, img = img[:, : values["text_tokens"]], img[:, values["text_tokens"] :]
@@ -188,7 +189,8 @@ class BlockForm:
                 arguments[name] = value
 
     def result(self, out: Any) -> Values:
-        """What options see of the block's result. Raises UnusableField for two results in an unknown order."""
+        """Return the values that options get from the block's result. Raises UnusableField for two results in an
+        unknown order."""
         if not isinstance(out, tuple):
             return {"img": out}
         if self.text_first is None:
@@ -199,7 +201,7 @@ class BlockForm:
         return {"img": img, "txt": txt, "is_pair": True}
 
     def packed(self, values: Values) -> Any:
-        """The block's result made of what options see."""
+        """Convert `values` back to the block's result."""
         has_text = "txt" in values or "text_tokens" in values
         img, txt = values["img"], values.get("txt")
         if not values.get("is_pair", self.text_first is not None and has_text):
@@ -209,7 +211,7 @@ class BlockForm:
         return (txt, img) if self.text_first else (img, txt)
 
     def only_tokens(self, values: Values) -> Values:
-        """The tokens of both kinds, of what options see."""
+        """Return the tokens of both kinds among `values`."""
         return {k: v for k, v in values.items() if k in ("img", "txt")}
 
 

@@ -1,7 +1,7 @@
-"""Functions around the `forward` of modules, for the time of one run.
+"""Wraps the `forward` of modules for the duration of one run.
 
-An overlay is an instance attribute named `forward`, which torch calls in place of the class's. Taking it away restores
-the module exactly, so nothing needs to be remembered. Knows no architecture and no option.
+An overlay is an instance attribute named `forward`, which torch calls instead of the class's. Removing it restores the
+module exactly, so nothing needs to be saved. Knows no architecture and no option.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from modelpool.pool.options.run_context import Run, current_run
+from modelpool.pool.options.run_context import ModuleRun, current_run
 
-#: (the forward below it, *the module's arguments) -> the module's result
-Around: TypeAlias = Callable[..., Any]
+#: (the wrapped forward, *the module's arguments) -> the module's result
+ForwardWrapper: TypeAlias = Callable[..., Any]
 
 _NONE = object()
 
 
 class Overlays:
-    """The overlays of one run, put on in order and taken off in the opposite order.
+    """The overlays of one run, installed in order and removed in the opposite order.
 
     They act only while that run is the current one of its module: another run of the module that is nested in this one,
-    or goes on in another thread, sees the plain module, even with the very same options.
+    or runs in another thread, uses the plain module, even with the same options.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ModuleRun) -> None:
         self._run = run
         self._below: list[tuple[nn.Module, object]] = []
 
-    def put(self, module: nn.Module, around: Around) -> None:
-        """Call `around` in place of `module`'s forward. One that is put on later is further out."""
+    def put(self, module: nn.Module, wrapper: ForwardWrapper) -> None:
+        """Call `wrapper` instead of `module`'s forward. A later overlay wraps the earlier ones."""
         run = self._run
-        below = module.forward
+        original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if current_run(run.module) is not run:
-                return below(*args, **kwargs)
-            return around(below, *args, **kwargs)
+                return original(*args, **kwargs)
+            return wrapper(original, *args, **kwargs)
 
         self._below.append((module, module.__dict__.get("forward", _NONE)))
         module.__dict__["forward"] = forward
 
     def remove(self) -> None:
-        """Take all off. Every module is as it was before `put`."""
+        """Remove all overlays. Every module is as before `put`."""
         while self._below:
             module, before = self._below.pop()
             if before is _NONE:

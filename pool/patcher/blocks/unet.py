@@ -1,6 +1,7 @@
-"""A run's options on a UNet of the Stable Diffusion kind: attention, blocks, skip connections, timestep embedding.
+"""Applies a run's options to a UNet of the Stable Diffusion kind: attention, blocks, skip connections, timestep
+embedding.
 
-Knows what each option means between the UNet's layers; the names of the layers are `diffusers_names`' business.
+Knows what each option means between the UNet's layers; `diffusers_names` knows the names of the layers.
 
 Shape legend: B batch, C channels, H W cells.
 """
@@ -24,29 +25,29 @@ from modelpool.pool.options.transformer_options import (
     TransformerOptions,
 )
 from modelpool.pool.patcher.blocks.attention import ATTENTION_POINTS, AttentionPlace, PatchedAttention
-from modelpool.pool.patcher.blocks.diffusers_names import UnetBlock, attentions_of, is_plain_attention, unet_blocks
-from modelpool.pool.patcher.blocks.overlays import Around, Overlays
+from modelpool.pool.patcher.blocks.diffusers_names import UnetBlockInfo, attentions_of, is_plain_attention, unet_blocks
+from modelpool.pool.patcher.blocks.overlays import ForwardWrapper, Overlays
 
-#: options that mean nothing in a UNet
-_FOREIGN = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
+#: options that do not apply to a UNet
+_UNSUPPORTED = (PatchPoint.DOUBLE_BLOCK, PatchPoint.POST_INPUT)
 
 
 class UnetInstaller:
-    """Puts the overlays for one run's options on one UNet. Only layers that an option names get one."""
+    """Installs the overlays for one run's options on one UNet. Only layers that an option names get one."""
 
     def __init__(self, unet: nn.Module, options: TransformerOptions, overlays: Overlays) -> None:
         self._unet, self._options, self._overlays = unet, options, overlays
         self._blocks = unet_blocks(unet)
         self._input_shape: tuple[int, ...] = ()
-        #: what the attentions of this UNet are called in options
+        #: the positions of this UNet's attentions, as options name them
         self._attentions: list[AttentionPlace] = []
 
     def install(self) -> None:
-        """Put all overlays on. Raises UnusableField, with some of them on, when an option cannot act here."""
-        self._refuse_what_is_foreign()
+        """Install all overlays. Raises UnusableField, with some of them installed, if an option does not apply here."""
+        self._refuse_unsupported()
         self._overlays.put(self._unet, self._remember_shape)
         self._install_attention()
-        self._refuse_what_met_no_attention()
+        self._refuse_unmatched()
         self._install_handlers()
         for block in self._blocks:
             self._install_block(block)
@@ -55,19 +56,19 @@ class UnetInstaller:
             width = int(plain.config.block_out_channels[0])
             self._overlays.put(plain.time_embedding, _after(lambda e: _each(patches, e, width, self._extra())))
 
-    def _refuse_what_is_foreign(self) -> None:
-        found = [point.value for point in _FOREIGN if self._patches(point)]
+    def _refuse_unsupported(self) -> None:
+        found = [point.value for point in _UNSUPPORTED if self._patches(point)]
         found += [ReplacePoint.DIT.value] * bool(self._options.patches_replace.get(ReplacePoint.DIT))
         found += ["rope_options"] * (self._options.rope is not None)
         if found:
-            raise unusable_field("transformer options", ", ".join(found), "options that a UNet has a place for")
+            raise unusable_field("transformer options", ", ".join(found), "options that apply to a UNet")
         if self._patches(PatchPoint.MIDDLE_BLOCK_PATCH) and not any(b.key[0] == "middle" for b in self._blocks):
             raise unusable_field(
                 PatchPoint.MIDDLE_BLOCK_PATCH.value, "a UNet without a middle block", "one that has it"
             )
 
-    def _refuse_what_met_no_attention(self) -> None:
-        """After all attentions were seen: patches and replacements that none of them is the place of."""
+    def _refuse_unmatched(self) -> None:
+        """Refuse patches and replacements that match no attention; call after all attentions were visited."""
         for name, points in ATTENTION_POINTS.items():
             places = [place for place in self._attentions if place.name == name]
             for point in points.patches:
@@ -112,23 +113,23 @@ class UnetInstaller:
             if first is not None:
                 self._overlays.put(layer, self._handled(layer, first, block.key))
 
-    def _handled(self, layer: nn.Module, handler: LayerHandler, key: tuple[str, int]) -> Around:
-        def around(below: Callable[..., Any], x_BCHW: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _handled(self, layer: nn.Module, handler: LayerHandler, key: tuple[str, int]) -> ForwardWrapper:
+        def wrapper(original: Callable[..., Any], x_BCHW: Tensor, *args: Any, **kwargs: Any) -> Any:
             emb = kwargs.get("temb", args[0] if args and isinstance(args[0], Tensor) else None)
             context = kwargs.get("encoder_hidden_states")
             out_BCHW = handler(layer, x_BCHW, emb, context, self._extra(block=key))
             return (out_BCHW,) if attention_layer else out_BCHW
 
         attention_layer = any(True for _ in attentions_of(layer))
-        return around
+        return wrapper
 
-    def _install_block(self, block: UnetBlock) -> None:
+    def _install_block(self, block: UnetBlockInfo) -> None:
         kind = block.key[0]
         first, last = (self._unet.get_submodule(block.layers[i]) for i in (0, -1))
         if kind == "input":
             self._change(last, _after, PatchPoint.INPUT_BLOCK_PATCH, block)
             if self._patches(PatchPoint.INPUT_BLOCK_PATCH_AFTER_SKIP):
-                # the skip connection has kept its own by then: only what the next block reads is changed
+                # the skip connection is stored by then: only the input of the next block changes
                 reader = self._unet.get_submodule(self._reader_of(block).layers[0])
                 self._change(reader, _before, PatchPoint.INPUT_BLOCK_PATCH_AFTER_SKIP, block)
         elif kind == "middle":
@@ -139,26 +140,26 @@ class UnetInstaller:
     def _change(
         self,
         layer: nn.Module,
-        place: Callable[[Callable[[Tensor], Tensor]], Around],
+        place: Callable[[Callable[[Tensor], Tensor]], ForwardWrapper],
         point: PatchPoint,
-        block: UnetBlock,
+        block: UnetBlockInfo,
     ) -> None:
-        """Put the patches of `point` on what `layer` reads or returns."""
+        """Install the patches of `point` on the input or the result of `layer`."""
         patches = self._patches(point)
         if patches:
             self._overlays.put(layer, place(lambda h: _each(patches, h, self._extra(block=block.key))))
 
-    def _join_patched(self, patches: tuple[Patch, ...], joined_BCHW: Tensor, block: UnetBlock) -> Tensor:
+    def _join_patched(self, patches: tuple[Patch, ...], joined_BCHW: Tensor, block: UnetBlockInfo) -> Tensor:
         width = joined_BCHW.shape[1] - block.skip_channels
         h_BCHW, skip_BCHW = joined_BCHW[:, :width], joined_BCHW[:, width:]
         for patch in patches:
             h_BCHW, skip_BCHW = patch(h_BCHW, skip_BCHW, self._extra(block=block.key))
         return torch.cat([h_BCHW, skip_BCHW], dim=1)
 
-    def _reader_of(self, block: UnetBlock) -> UnetBlock:
-        """The block that reads what the input block `block` returns, the skip connections left out."""
+    def _reader_of(self, block: UnetBlockInfo) -> UnetBlockInfo:
+        """Return the block that reads the result of the input block `block`, skip connections excluded."""
         following = self._blocks[self._blocks.index(block) + 1]
-        if following.key[0] == "output":  # its input has the skip connection in it already
+        if following.key[0] == "output":  # its input already includes the skip connection
             raise unusable_field("input_block_patch_after_skip", "a UNet without a middle block", "one that has it")
         return following
 
@@ -168,32 +169,32 @@ class UnetInstaller:
     def _extra(self, **known: Any) -> Extra:
         return extra_options(self._options, original_shape=self._input_shape, **known)
 
-    def _remember_shape(self, below: Callable[..., Any], sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _remember_shape(self, original: Callable[..., Any], sample: Tensor, *args: Any, **kwargs: Any) -> Any:
         self._input_shape = tuple(sample.shape)
-        return below(sample, *args, **kwargs)
+        return original(sample, *args, **kwargs)
 
 
 def _each(patches: tuple[Patch, ...], value: Tensor, *more: Any) -> Tensor:
-    """`value` through all `patches`."""
+    """Apply all `patches` to `value` in turn."""
     for patch in patches:
         value = patch(value, *more)
     return value
 
 
-def _after(change: Callable[[Tensor], Tensor]) -> Around:
-    """Changes a layer's result; of an attention layer's tuple, the first."""
+def _after(change: Callable[[Tensor], Tensor]) -> ForwardWrapper:
+    """Change a layer's result; of an attention layer's tuple, the first element."""
 
-    def around(below: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        out = below(*args, **kwargs)
+    def wrapper(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
         return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)
 
-    return around
+    return wrapper
 
 
-def _before(change: Callable[[Tensor], Tensor]) -> Around:
-    """Changes a layer's first argument."""
+def _before(change: Callable[[Tensor], Tensor]) -> ForwardWrapper:
+    """Change a layer's first argument."""
 
-    def around(below: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return below(change(x), *args, **kwargs)
+    def wrapper(original: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return original(change(x), *args, **kwargs)
 
-    return around
+    return wrapper

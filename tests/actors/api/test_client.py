@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from modelpool.actors.api.client import CHUNK, ModelPool, WorkersFailed
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
 from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage
 from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine, image_of
-from tests.actors.loop_line import open_pool
+from tests.actors.loop_connection import open_pool
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
 
 
 def expected(wanted: GenerateRequest) -> np.ndarray:
-    _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+    _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
     return image_of(cut.works, cut.job.tasks).pixels_HWC
 
 
@@ -264,13 +264,13 @@ def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_
 def test_an_interrupt_while_a_image_is_fetched_does_not_lose_it(pool) -> None:
     jobs = pool.submit(request())
     jobs.wait(60)
-    fetch = pool._line.fetch
+    fetch = pool._connection.fetch
 
     def interrupted(ref):
-        pool._line.fetch = fetch
+        pool._connection.fetch = fetch
         raise KeyboardInterrupt
 
-    pool._line.fetch = interrupted
+    pool._connection.fetch = interrupted
     with pytest.raises(KeyboardInterrupt):
         next(jobs.images())
     (image,) = jobs.images()
@@ -412,7 +412,7 @@ def test_readiness_raises_when_a_worker_was_given_up(pool, monkeypatch) -> None:
 
     status = pool.status()
     given_up = replace(status.workers[0], state="given_up", trouble="no such device")
-    monkeypatch.setattr(pool._line, "ask", lambda question, *args: replace(status, workers=(given_up,)))
+    monkeypatch.setattr(pool._connection, "call", lambda question, *args: replace(status, workers=(given_up,)))
     with pytest.raises(WorkersFailed, match="gpu-0: no such device"):
         pool.wait_ready(5)
     monkeypatch.undo()
@@ -435,7 +435,7 @@ def test_a_pool_that_goes_away_is_told_to_everyone_who_waits(endless_pool) -> No
     jobs = endless_pool.submit(request(ENDLESS))
     SignallingEngine.begun.wait()
     late = endless_pool.sample(text, model="shapes", seed=5)
-    endless_pool._line.lose()
+    endless_pool._connection.lose()
     with pytest.raises(PoolLost):
         list(jobs.images())
     with pytest.raises(PoolLost):

@@ -16,7 +16,7 @@ import numpy as np
 
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
-from modelpool.actors.outputs.folder import Finished, OutputFolder
+from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.results.progress import Progress, RunningJob
@@ -25,7 +25,7 @@ from modelpool.pool.core.stage_params import ImagePixels
 from modelpool.pool.registry.listings import LoraListing, ModelListing
 from modelpool.pool.sampling.names import resolve_sampler
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
-from modelpool.scheduler.tables.placement_record import Candidate, Rule, Why
+from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, Why
 
 MODELS = ("shapes", "portraits")
 LORAS = ("light", "outline")
@@ -34,10 +34,10 @@ LORAS = ("light", "outline")
 def task(worker: str, resident: bool, stage: Stage = Stage.SAMPLE) -> TaskSummary:
     """One task with round figures."""
     uploaded = 0 if resident else 4 << 20
-    chosen = Candidate(WorkerId(worker), 0.0, 0.0 if resident else 0.5, 1.0)
-    waited_for = Candidate(WorkerId("gpu-9"), 2.1, 0.0, 1.0)
+    chosen = PlacementOption(WorkerId(worker), 0.0, 0.0 if resident else 0.5, 1.0)
+    waited_for = PlacementOption(WorkerId("gpu-9"), 2.1, 0.0, 1.0)
     switches = int(not resident)
-    why = Why(Rule.CHEAPEST, chosen, (waited_for,), 1, 1, upload_bytes=uploaded, switches=switches)
+    why = Why(PlacementRule.CHEAPEST, chosen, (waited_for,), 1, 1, upload_bytes=uploaded, switches=switches)
     return TaskSummary(stage, WorkerId(worker), 1.5, 0.5, resident, uploaded, 0, switches, False, why=why)
 
 
@@ -133,7 +133,7 @@ class FakeJobs:
         recipe = recipe_for(request)
         tasks = (task("gpu-0", True, Stage.ENCODE), task(f"gpu-{index % 2}", index % 3 != 0))
         pixels = pixels_for(recipe)
-        finished = Finished(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
+        finished = FinishedOutput(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
         path = self._output.write(finished)
         return ImageResult(
             index=index,

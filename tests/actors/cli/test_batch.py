@@ -37,7 +37,7 @@ def test_a_batch_makes_every_line_and_a_second_run_none(command: Command) -> Non
     second = command(*ARGUMENTS, "--json", pool=again)
     assert second.code == 0
     assert again.submitted == []
-    assert "4 images are in p already, and left as found" in second.err
+    assert "4 images are already in p and skipped" in second.err
     key = "index"
     for one, other in zip(sorted(first.objects, key=lambda o: o[key]), second.objects, strict=True):
         assert other == one | {"skipped": True}
@@ -48,9 +48,9 @@ def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) ->
     ended = command(*ARGUMENTS, "--json", pool=FakePool())
     told = [line for line in ended.err.splitlines() if line.startswith("job ")]
     assert told[:2] == [
-        "job 1: encode gpu-0 (all there), sample gpu-0 "
+        "job 1: encode gpu-0 (all resident), sample gpu-0 "
         "(upload 4.0 MiB, 1 patch switch, would have waited 2.1 s for gpu-9)",
-        "job 2: encode gpu-0 (all there), sample gpu-1 (all there)",
+        "job 2: encode gpu-0 (all resident), sample gpu-1 (all resident)",
     ]
     assert [line.split(":")[0] for line in told] == ["job 1", "job 2", "job 3", "job 4"]
     for made in (ended.objects, OutputFolder(Path("p")).kept().values()):
@@ -63,7 +63,7 @@ def test_of_very_many_jobs_the_first_are_told(command: Command, jobs: Path, monk
     monkeypatch.setattr("modelpool.actors.cli.run_jobs.MOST_WHYS", 3)
     ended = command(*ARGUMENTS)
     assert sum(line.startswith("job ") for line in ended.err.splitlines()) == 3
-    assert "... and 1 job more; the manifest says it of each" in ended.err
+    assert "... and 1 more job; the manifest lists all" in ended.err
 
 
 def test_a_batch_goes_on_with_lines_that_are_new_or_whose_image_is_gone(command: Command, jobs: Path) -> None:
@@ -92,7 +92,7 @@ def test_again_makes_everything_again(command: Command) -> None:
 
 
 def test_broken_and_refused_lines_are_told_by_number_and_the_others_are_made(command: Command, jobs: Path) -> None:
-    """Line 2 is no request; line 3 names a LoRA that the pool does not have, which only the pool can tell."""
+    """Connection 2 is no request; line 3 names a LoRA that the pool does not have, which only the pool can tell."""
     jobs.write_text('{"prompt": "a"}\n{"promt": "b"}\n{"prompt": "c", "loras": ["ligth"]}\n{"prompt": "d"}\n')
     pool = FakePool()
     ended = command(*ARGUMENTS, "--json", pool=pool)
@@ -101,14 +101,14 @@ def test_broken_and_refused_lines_are_told_by_number_and_the_others_are_made(com
     assert sorted(o["prompt"] for o in ended.objects) == ["a", "d"]
     assert "jobs.jsonl:2: unknown field of GenerateRequest 'promt'; did you mean 'prompt'?" in ended.err
     assert "jobs.jsonl:3: unknown LoRA 'ligth'; did you mean 'light'?" in ended.err
-    assert "1 line of jobs.jsonl cannot be used, 3 can" in ended.err
+    assert "jobs.jsonl: 1 invalid line, 3 valid" in ended.err
 
 
 def test_a_line_without_a_model_needs_the_option(command: Command) -> None:
     ended = command("batch", "jobs.jsonl", "--out", "p")
     assert ended.code == 2
     assert ended.opened == ()
-    assert "jobs.jsonl:1: model: found 'nothing', expected a value" in ended.err
+    assert "jobs.jsonl:1: model: missing; this field is required" in ended.err
 
 
 def test_failures_name_their_line(command: Command) -> None:
@@ -134,7 +134,7 @@ def test_ctrl_c_and_the_same_command_make_every_image_once(command: Command) -> 
     pool.before_each = interrupt
     ended = command(*ARGUMENTS, pool=pool)
     assert ended.code == 130
-    assert "Stopped. To go on: modelpool batch jobs.jsonl --out p --model shapes\n" in ended.err
+    assert "Stopped. To resume: modelpool batch jobs.jsonl --out p --model shapes\n" in ended.err
     assert len(OutputFolder("p").finished()) == 2
     rest = FakePool()
     assert command(*ARGUMENTS, pool=rest).code == 0

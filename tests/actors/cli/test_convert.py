@@ -27,7 +27,7 @@ def test_weights_get_the_dtype(command: Command, model: Path, tmp_path: Path, na
     before = model.read_bytes()
     ended = command("convert", "toy", "-o", "out.safetensors", "--dtype", name)
     assert ended.code == 0
-    assert "out.safetensors is written: 503 tensors" in ended.err
+    assert "written: out.safetensors (503 tensors" in ended.err
     assert "patched" not in ended.err
     converted = load_file(tmp_path / "out.safetensors")
     for key, value in load_file(model).items():
@@ -45,12 +45,12 @@ def test_a_folder_of_diffusers_is_replaced_with_force_and_another_is_not(command
     assert command(*arguments, "folder", "--force").code == 0
     refused = command(*arguments, "models", "--force")
     assert refused.code == 2
-    assert "models: holds other things, which would be lost: toy.safetensors" in refused.err
+    assert "models: contains other files, which would be lost: toy.safetensors" in refused.err
     assert (tmp_path / "models" / "toy.safetensors").is_file()
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     refused = command(*arguments, "folder", "--force")
     assert refused.code == 2
-    assert "folder: holds other things, which would be lost: notes.txt; expected a new name" in refused.err
+    assert "folder: contains other files, which would be lost: notes.txt; expected a new name" in refused.err
     assert (tmp_path / "folder" / "notes.txt").read_text() == "mine"
 
 
@@ -59,7 +59,7 @@ def test_a_folder_of_diffusers_becomes_a_file_again(command: Command, model: Pat
     assert command("convert", "toy", "-o", "folder", "--to", "diffusers").code == 0
     ended = command("convert", "./folder", "-o", "again.safetensors")
     assert ended.code == 0, ended.err
-    assert "again.safetensors is written: 502 tensors" in ended.err
+    assert "written: again.safetensors (502 tensors" in ended.err
     before, after = load_file(model), load_file(tmp_path / "again.safetensors")
     assert before.keys() - after.keys() == {"cond_stage_model.transformer.text_model.embeddings.position_ids"}
     assert all(torch.equal(value, before[key]) for key, value in after.items())
@@ -74,7 +74,7 @@ def test_a_folder_of_diffusers_becomes_a_file_again(command: Command, model: Pat
     assert command("convert", "flux", "-o", "other", "--to", "diffusers").code == 0
     refused = command("convert", "./other", "-o", "flux.safetensors")
     assert refused.code == 2
-    assert "a folder of diffusers of Flux dev, expected it to be saved as a folder" in " ".join(refused.err.split())
+    assert "a folder of diffusers of Flux dev, expected to save it as a folder" in " ".join(refused.err.split())
     assert not (tmp_path / "flux.safetensors").exists()
 
 
@@ -85,7 +85,7 @@ def test_tensors_that_a_folder_has_no_place_for_are_told(command: Command, model
     [said] = command(*arguments, "--json").objects
     assert said["left_out"] == {"tensors": 0, "first": []}
     save_file({**tensors, "extra.0": torch.ones(1)}, model)
-    assert "1 tensor that no component takes is left out: extra.0" in " ".join(command(*arguments).err.split())
+    assert "1 tensor that belongs to no component was left out: extra.0" in " ".join(command(*arguments).err.split())
     names = [f"extra.{i}" for i in range(7)]
     save_file({**tensors, **{name: torch.ones(1) for name in names}}, model)
     told = "7 tensors that no component takes are left out: extra.0, extra.1, extra.2, extra.3, extra.4 and 2 more"

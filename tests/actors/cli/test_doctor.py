@@ -10,14 +10,14 @@ import typer
 from typer.testing import CliRunner, Result
 
 from modelpool.actors.cli.doctor import device_lines, doctor, make_report, views
-from modelpool.actors.cli.options import DeviceKind, PoolOptions
+from modelpool.actors.cli.options import DeviceOption, PoolOptions
 from modelpool.actors.settings.config import CONFIG_VARIABLE
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.capabilities import other_capabilities
 from modelpool.pool.devices.detection import Detected, DetectedDevice
 from modelpool.pool.devices.kind_names import DeviceKind as Kind
 from modelpool.pool.devices.memory_limits import host_memory
-from modelpool.pool.engine.diagnosis import Wanted, diagnose
+from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ def test_what_was_not_asked_is_said(kind: Kind, said: str) -> None:
     """Found in a review: to know what is free, each card was asked in a way that takes its memory."""
     total = 0 if kind is Kind.DIRECTML else 24 << 30
     device = DetectedDevice(kind, 0, other_capabilities(kind, "a card", total, True), None)
-    (one,) = [d for d in diagnose(Detected((device,), host_memory(), ()), Wanted(kind)).devices if d.is_used]
+    (one,) = [d for d in diagnose(Detected((device,), host_memory(), ()), DiagnosisSettings(kind)).devices if d.is_used]
     (memory,) = [text for name, text in device_lines(one) if name == "memory"]
     assert memory.startswith(said)
 
@@ -102,5 +102,5 @@ def test_a_wrong_option_is_told_as_everywhere() -> None:
 
 
 def test_views_name_every_device() -> None:
-    report = make_report(PoolOptions(device=DeviceKind.CPU))
+    report = make_report(PoolOptions(device=DeviceOption.CPU))
     assert len(views(report)) >= 1 + 2 * len(report.diagnosis.devices)

@@ -9,7 +9,7 @@ import re
 from modelpool.pool.specs.spec import RunCost, RunErrorKind, UserId, WorkerId
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.tables.placement_record import Candidate, Rule, Start, Why
+from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, TaskStart, Why
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
 from tests.scheduler.world import Shell, image
@@ -46,7 +46,7 @@ def afternoon() -> RememberingPool:
 def test_why_tells_each_start_with_expected_and_measured_figures(command: Command) -> None:
     ended = command("why", "s-0", "--pool", "mine", pool=afternoon())
     assert ended.code == 0
-    assert re.match(r"job s-0: succeeded after \d+\.\d\d s \(of ann, priority 2\)\n", ended.out)
+    assert re.match(r"job s-0: succeeded after \d+\.\d\d s \(user ann, priority 2\)\n", ended.out)
     assert re.search(r"^encode: a, 0\.00 s after the job came, of 1 idle and 0 busy, .*: worker lost$", ended.out, re.M)
     assert re.search(r"^encode: a, attempt 2, \d\.\d\d s after .*: done$", ended.out, re.M)
     assert re.search(r"^expected +a +0\.00 s +1\.00 s +1\.00 s +2\.00 s +4 B +0 B +0$", ended.out, re.M)
@@ -62,27 +62,27 @@ def test_why_tells_what_is_waited_for(command: Command) -> None:
 
 def test_a_shared_task_says_that_it_ran_for_an_earlier_job(command: Command) -> None:
     out = command("why", "s-1", "--pool", "mine", pool=afternoon()).out
-    assert re.search(r"^encode: a, attempt 2, \d+\.\d\d s before, for an earlier job, .*: done$", out, re.M)
+    assert re.search(r"^encode: a, attempt 2, \d+\.\d\d s before submission, for an earlier job, .*: done$", out, re.M)
 
 
 def test_the_others_are_told_that_could_have_run_it(command: Command) -> None:
     pool = afternoon()
     why = Why(
-        Rule.CHEAPEST,
-        Candidate(WorkerId("gpu-1"), 0.0, 0.4, 2.0),
-        (Candidate(WorkerId("gpu-0"), 2.1, 0.0, 2.0),),
+        PlacementRule.CHEAPEST,
+        PlacementOption(WorkerId("gpu-1"), 0.0, 0.4, 2.0),
+        (PlacementOption(WorkerId("gpu-0"), 2.1, 0.0, 2.0),),
         idle=1,
         busy=1,
         upload_bytes=5 << 20,
     )
     entries = pool.state.log._entries
     for number, (*move, note) in enumerate(entries):
-        if isinstance(note, Start):
+        if isinstance(note, TaskStart):
             entries[number] = (*move, dataclasses.replace(note, why=why))
     out = command("why", "s-0", "--pool", "mine", pool=pool).out
     assert re.search(r"^expected +gpu-1 +0\.00 s +0\.40 s +2\.00 s +2\.40 s +5\.0 MiB +0 B +0$", out, re.M)
     assert re.search(r"^instead of +gpu-0 +2\.10 s +0\.00 s +2\.00 s +4\.10 s$", out, re.M)
-    assert "because it costs least to bring its weights there" in out
+    assert "because it costs least to load" in out
 
 
 def test_why_for_programs_holds_all_of_it(command: Command) -> None:
@@ -122,7 +122,7 @@ def test_a_job_whose_story_is_gone_says_so(command: Command) -> None:
     pool = afternoon()
     pool.state.log._entries.clear()
     ended = command("why", "s-0", "--pool", "mine", pool=pool)
-    assert ended.out == "job s-0: succeeded; its story is not remembered any more\n"
+    assert ended.out == "job s-0: succeeded; event log no longer available\n"
 
 
 def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(command: Command) -> None:
@@ -133,11 +133,11 @@ def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(co
     shell.finish("a")
     pool = RememberingPool(state=shell.state)
     entries = pool.state.log._entries
-    while not isinstance(entries[0][5], Start) or entries[0][2] == pool.history("s-0").tasks[0].task_id:
+    while not isinstance(entries[0][5], TaskStart) or entries[0][2] == pool.history("s-0").tasks[0].task_id:
         entries.popleft()
     out = command("why", "s-0", "--pool", "mine", pool=pool).out
     said = re.match(
-        r"job s-0: active \(of ann, priority 2, wanted (\d+\.\d) s from now\); when it came is not remembered", out
+        r"job s-0: active \(user ann, priority 2, wanted (\d+\.\d) s from now\); when it came is not remembered", out
     )
     assert said is not None
     assert float(said[1]) < 30.0

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from modelpool.actors.cli.generate import how_to_go_on, prompts_and_seeds
+from modelpool.actors.cli.generate import prompts_and_seeds, resume_command
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.png import read_recipe
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
@@ -75,7 +75,7 @@ def test_every_option_about_images_reaches_the_pool(command: Command, tmp_path: 
 def test_a_image_that_is_not_there_is_told_before_a_pool_is_started(command: Command) -> None:
     ended = command("generate", "x", "--image", "nowhere.png")
     assert ended.code == 2
-    assert "image: found 'nowhere.png', expected a file that is there" in ended.err
+    assert "image: found 'nowhere.png', expected an existing file" in ended.err
     assert not ended.opened
 
 
@@ -133,7 +133,7 @@ def test_people_read_stderr_in_plain_lines_where_there_is_no_terminal(command: C
     assert re.search(r"^\[1/2\] a-red-circle-8-[0-9a-f]{8}\.png  gpu-1  3\.0 s$", ended.err, re.MULTILINE)
     assert re.search(r"^\[2/2\] a-red-circle-7-[0-9a-f]{8}\.png  gpu-0  3\.0 s$", ended.err, re.MULTILINE)
     assert re.search(r"^gpu-0 +3 +2 \(67%\) +1 +4\.5 s +4\.0 MiB +0 B +1$", ended.err, re.MULTILINE)
-    assert re.search(r"^together +4 +3 \(75%\)", ended.err, re.MULTILINE)
+    assert re.search(r"^total +4 +3 \(75%\)", ended.err, re.MULTILINE)
     assert "images: p   contact sheet: p/contact_sheet.png" in ended.err
     assert Path("p/contact_sheet.png").exists()
 
@@ -218,7 +218,7 @@ def test_requests_are_checked_before_a_pool_is_started(command: Command) -> None
 def test_without_a_model_the_only_one_is_used_and_a_choice_is_asked_for(command: Command) -> None:
     ended = command("generate", "x", pool=FakePool(model_names=("shapes", "portraits")))
     assert ended.code == 2
-    assert "expected one of the models that the pool has: portraits, shapes" in ended.err
+    assert "--model is required; models of this pool: portraits, shapes" in ended.err
 
 
 def test_failed_jobs_are_listed_and_the_exit_code_is_1(command: Command) -> None:
@@ -263,7 +263,7 @@ def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(com
     assert len(list(Path("p").glob("a-red-circle-*.png"))) == 2
     assert "contact sheet: p/contact_sheet.png" in ended.err
     [line] = [line for line in ended.err.splitlines() if line.startswith("The pool has ended; ")]
-    assert re.search(rf"To go on: modelpool generate .* --seed {pool.submitted[0].seed} --resume$", line)
+    assert re.search(rf"To resume: modelpool generate .* --seed {pool.submitted[0].seed} --resume$", line)
     assert ended.err.endswith("modelpool: the pool's controller is gone\n")
 
 
@@ -285,11 +285,11 @@ def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Comm
     assert pool.closed
     assert "stopping at the next step" in ended.err
     assert "1 image in 12.5 s" in ended.err
-    assert "3 not made" in ended.err
+    assert "3 cancelled" in ended.err
     [finished] = Path("p").glob("a-red-circle-*.png")
 
     [line] = [line for line in ended.err.splitlines() if line.startswith("Stopped. To go on: ")]
-    again = re.fullmatch(r"Stopped\. To go on: modelpool (generate 'a red circle' .* --seed \d+ --resume)", line)
+    again = re.fullmatch(r"Stopped\. To resume: modelpool (generate 'a red circle' .* --seed \d+ --resume)", line)
     assert again, line
     arguments = again[1].replace("'a red circle'", "CIRCLE").split()
     later = FakePool()
@@ -307,17 +307,17 @@ def test_a_second_ctrl_c_ends_the_process_at_once(tmp_path: Path) -> None:
 
     code = (
         "import os, signal\n"
-        "from actors.cli.interrupts import StopRequest\n"
+        "from modelpool.actors.cli.interrupts import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    assert stop.asked\n"
+        "    assert stop.requested\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('still here')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 130
     assert done.stdout == ""
-    assert done.stderr == "modelpool: ended at once\n"
+    assert done.stderr == "modelpool: terminated\n"
 
 
 def test_resume_leaves_out_what_is_there_and_tells(command: Command) -> None:
@@ -326,7 +326,7 @@ def test_resume_leaves_out_what_is_there_and_tells(command: Command) -> None:
     ended = command("generate", "a red circle", "--seed", "7", "-n", "4", "--out", "p", "--resume", "--json", pool=pool)
     assert ended.code == 0
     assert [r.seed for r in pool.submitted] == [9, 10]
-    assert "2 images are in p already" in ended.err
+    assert "2 images are already in p" in ended.err
     kept = {o["index"]: o for o in ended.objects if o["skipped"]}
     assert sorted(kept) == [0, 1]
     assert (
@@ -359,4 +359,4 @@ def test_every_prompt_gets_the_same_seeds_and_they_never_leave_their_range() -> 
     ],
 )
 def test_the_way_on_is_the_same_command_with_the_same_seed(arguments: list[str], line: str) -> None:
-    assert how_to_go_on(arguments, 5) == line
+    assert resume_command(arguments, 5) == line

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
 import pytest
 
+import modelpool
 from modelpool.actors.cli import options
 from modelpool.actors.cli.batch import BATCH_HELP
 from modelpool.actors.request.requests import GenerateRequest
@@ -46,7 +46,7 @@ def loaded_by(*arguments: str) -> set[str]:
     """Top-level packages in a fresh interpreter after the command ran."""
     code = (
         "import sys\n"
-        "from actors.cli.main import run\n"
+        "from modelpool.actors.cli.main import run\n"
         "code = run(sys.argv[1:])\n"
         "print('LOADED', *sorted({name.split('.')[0] for name in sys.modules}))\n"
         "sys.exit(code)"
@@ -110,7 +110,7 @@ def test_the_help_of_batch_names_every_field_of_a_request() -> None:
 def test_told_names_are_all_there_are() -> None:
     assert set(re.findall(r"\w+", help_of(options.Sampler).split("(")[0])) == set(SAMPLERS)
     assert set(re.findall(r"\w+", help_of(options.Schedule).split("(")[0])) <= set(SCHEDULES)
-    assert [kind.value for kind in options.DeviceKind] == ["auto", *(kind.value for kind in DeviceKind)]
+    assert [kind.value for kind in options.DeviceOption] == ["auto", *(kind.value for kind in DeviceKind)]
     assert "(default: 400MiB)" in help_of(options.Reserve)
     assert default_reserve_bytes(DeviceKind.CUDA, 8 << 30) == 400 * MIB
 
@@ -121,10 +121,7 @@ def test_a_configuration_takes_the_names_that_there_are(key: str) -> None:
     assert get_args(PoolSection.model_fields[key].annotation) == ("auto", *(member.value for member in known))
 
 
-def test_the_version_is_told(command: Command) -> None:
+def test_the_version_is_printed(command: Command) -> None:
     ended = command("--version")
     assert ended.code == 0
-    try:
-        assert ended.out == f"modelpool {version('modelpool')}\n"
-    except PackageNotFoundError:
-        assert "not installed" in ended.out
+    assert re.fullmatch(rf"modelpool {re.escape(modelpool.__version__)}(, scheduler compiled)?\n", ended.out)

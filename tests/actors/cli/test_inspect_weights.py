@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.mapping.file_hash import file_sha256, weights_sha256
 from modelpool.pool.registry import registry
-from modelpool.pool.registry.remembered import Memory
+from modelpool.pool.registry.registry_store import RegistryStore
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.test_looking import LIGHT, MODEL, weights_file
 from tests.pool.controlnets.layouts import ldm_controlnet
@@ -33,7 +33,7 @@ def test_a_family_without_an_architecture_is_named_with_what_is_missing(command:
     keys = listed(tmp_path / "ace.json", shapes_of("ace_step", "model.diffusion_model."))
     ended = command("inspect", keys)
     assert ended.code == 0
-    assert "recognised as ACE-Step 1 (3.3 B parameters, F16); recognised, does not run: nothing" in ended.out
+    assert "recognised as ACE-Step 1 (3.3 B parameters, F16); recognised, does not run: none" in ended.out
     assert re.search(
         r"^diffusion model +ACE-Step 1 +874 +3,305,659,264 +6\.2 GiB +F16 6\.2 GiB +model\.", ended.out, re.M
     )
@@ -50,7 +50,7 @@ def test_a_list_without_types_has_no_bytes(command: Command, tmp_path: Path) -> 
     path.write_text(json.dumps({key: list(shape) for key, shape in shapes_of("flux_dev").items()}))
     ended = command("inspect", str(path))
     assert "recognised as Flux dev (11.9 B parameters); its family runs\n" in ended.out
-    assert re.search(r"^architecture +FluxTransformer2DModel of diffusers$", ended.out, re.MULTILINE)
+    assert re.search(r"^architecture +FluxTransformer2DModel \(diffusers\)$", ended.out, re.MULTILINE)
 
 
 def test_a_model_that_this_version_does_not_run_says_why(command: Command, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_model_that_this_version_does_not_run_says_why(command: Command, tmp_p
     [found] = command("inspect", str(path), "--json").objects
     assert found["components"][0]["name"] == "hunyuan_image_21"
     assert found["problem"].startswith(f"recognised as {found['title']}, ")
-    assert re.search(rf"^to run it +recognised as {found['title']}, ", command("inspect", str(path)).out, re.M)
+    assert re.search(rf"^problem +recognised as {found['title']}, ", command("inspect", str(path)).out, re.M)
 
 
 def test_what_is_used_beside_a_model_says_how(command: Command, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_is_used_beside_a_model_says_how(command: Command, tmp_path: Path) 
         path = write_hollow_checkpoint(tmp_path / f"{place}.safetensors", shapes)
         shown = command("inspect", str(path)).out
         assert re.search(rf"^to use it +.*{re.escape(use)}", shown, re.M), shown
-        assert "expected a whole checkpoint" not in shown
+        assert "expected a complete checkpoint" not in shown
 
 
 def _small(model: str) -> dict[str, tuple[int, ...]]:
@@ -95,7 +95,7 @@ def test_what_is_no_model_is_told_as_what_it_is(
 ) -> None:
     ended = command("inspect", str(weights_file(tmp_path / "x.safetensors", **shapes)))
     assert ended.code == 0
-    assert re.search(rf"^what it is +{re.escape(said)}$", ended.out, re.MULTILINE)
+    assert re.search(rf"^description +{re.escape(said)}$", ended.out, re.MULTILINE)
     assert re.search(r"^to use it +", ended.out, re.MULTILINE)
 
 
@@ -130,7 +130,7 @@ def test_a_folder_of_diffusers_is_told_by_component(command: Command, tmp_path: 
     ended = command("inspect", str(root))
     assert ended.code == 0
     for line in (
-        "what it is +Stable Diffusion 1",
+        "description +Stable Diffusion 1",
         "pipeline +StableDiffusionPipeline",
         "prediction +v \\(configuration of scheduler\\)",
         "scheduler +DDIMScheduler",
@@ -161,7 +161,7 @@ def test_the_hash_is_the_registrys_and_a_file_is_read_for_it_once(
     monkeypatch.setattr(registry, "SETTLED_NS", -(10**12))  # as if the file had been there for long
     [found] = command("inspect", str(MODEL), "--json").objects
     assert found["sha256"] == file_sha256(MODEL)
-    record = Memory(tmp_path / "state" / "modelpool").hash_record(str(MODEL))
+    record = RegistryStore(tmp_path / "state" / "modelpool").hash_record(str(MODEL))
     assert record is not None
     assert record.hashes.sha256 == found["sha256"]
     monkeypatch.setattr(registry, "hash_file", lambda *_: pytest.fail("hashes again"))
@@ -187,7 +187,7 @@ def test_a_pickle_is_read_where_that_is_allowed(command: Command, tmp_path: Path
     torch.save({"state_dict": load_file(MODEL)}, path)
     ended = command("inspect", str(path))
     assert (ended.code, ended.out) == (2, "")
-    assert "a PyTorch pickle, which can carry a program" in ended.err
+    assert "a PyTorch pickle, which can contain code" in ended.err
     for ended in (
         command("inspect", str(path), "--allow-pickle", "--check", "--json"),
         command("inspect", str(path), "--config", _allowing(tmp_path / "mine.toml"), "--check", "--json"),
@@ -213,7 +213,7 @@ def test_a_weight_that_is_no_finite_number_is_found_when_all_are_read(command: C
         assert (ended.code, ended.out) == (2, "")
         assert f"bad.safetensors: 1 tensors hold infinite or undefined numbers: {key} (1 of" in ended.err
     ended = command("inspect", str(MODEL), "--check")
-    assert re.search(r"^checked +every weight is a finite number$", ended.out, re.MULTILINE)
+    assert re.search(r"^checked +all weights are finite numbers$", ended.out, re.MULTILINE)
 
 
 def test_all_components_of_a_folder_of_diffusers_are_checked(command: Command, tmp_path: Path) -> None:
@@ -238,12 +238,12 @@ def test_what_strangers_wrote_is_shown_and_not_obeyed(command: Command, tmp_path
     light = tmp_path / "light.safetensors"
     lora = load_file(LIGHT)
     save_file({**lora, evil: torch.zeros(2)}, light, {evil: evil, "[/]": "[bold]no[/]"})
-    for file, said in ((light, "not understood"), (path, "what it is")):
+    for file, said in ((light, "not recognised"), (path, "what it is")):
         ended = command("inspect", str(file))
         assert ended.code == 0, ended.err
         assert said in ended.out
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", ended.out + ended.err)
-        assert not re.search("^to run it +yes", ended.out, re.MULTILINE)
+        assert not re.search("^problem +yes", ended.out, re.MULTILINE)
     shown = command("inspect", str(light)).out
     assert re.search(r"^\[/\] +\[bold\]no\[/\]$", shown, re.MULTILINE)
     assert r"\x1b[2J\x9b1m\nto run it  yes\u202e [red]" in shown

@@ -68,8 +68,8 @@ def test_broken_lines_are_told_by_number_and_the_others_stand(tmp_path: Path) ->
     assert told[4].startswith("found list, expected an object")
     assert told[5] == "not UTF-8 text (byte 12 of the line)"
     assert told[6].startswith("steps: found -3, expected")
-    assert told[7].startswith("prompt: found 'nothing', expected a value")
-    assert told[8] == "field 'prompt' is given twice"
+    assert told[7].startswith("prompt: missing; this field is required")
+    assert told[8] == "field 'prompt' occurs twice"
     assert told[9].startswith("steps: found nan")
     assert told[10].startswith("loras.0.strength: found 'x'")
     assert told[11].startswith("found half of a character")
@@ -187,7 +187,7 @@ def test_images_are_named_in_both_kinds_of_file(tmp_path: Path) -> None:
     (other,) = read(tmp_path, json.dumps({**fields, "strength": 0.6})).lines
     assert other.request.seed != line.request.seed
     broken = read(tmp_path, json.dumps({**fields, "image": "nowhere.png"})).broken
-    assert "image: found 'nowhere.png', expected a file that is there" in broken[0].message
+    assert "image: found 'nowhere.png', expected an existing file" in broken[0].message
 
 
 def test_several_references_stand_in_one_cell_as_controls_do(tmp_path: Path) -> None:

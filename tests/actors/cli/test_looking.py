@@ -14,7 +14,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from modelpool.actors.graph.recipe import RecipeImages
-from modelpool.actors.outputs.folder import write_whole
+from modelpool.actors.outputs.folder import write_atomically
 from modelpool.actors.outputs.output_file import encoded
 from modelpool.actors.outputs.png import RECIPE_KEY, encode_png
 from modelpool.pool.core.stage_params import AudioSamples, VideoFrames
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_told_by_component(command: Command) -> None:
     assert {c["role"] for c in found["components"]} == {"text_encoder", "diffusion_model", "vae"}
     assert all(c["parameters"] > 0 and c["storage_bytes"] > 0 for c in found["components"])
     assert found["running"]["components"].keys() == {c["role"] for c in found["components"]}
-    assert " because the weights rest in float16" in found["running"]["components"]["diffusion_model"]
+    assert " because the weights are stored" in found["running"]["components"]["diffusion_model"]
     ended = command("inspect", str(MODEL))
     assert f"on this machine  {found['running']['device']}" in ended.out
     assert f"sha256       {found['sha256']}" in ended.out
@@ -119,10 +119,10 @@ def test_a_lora_of_another_architecture_says_how_many_of_its_keys_matched(
 
 def test_a_image_shows_its_recipe(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "p.png"
-    write_whole(path, encode_png(pixels_for(RECIPE), RECIPE))
+    write_atomically(path, encode_png(pixels_for(RECIPE), RECIPE))
     [found] = command("inspect", str(path), "--json").objects
     assert found == {
-        "kind": "picture",
+        "kind": "image",
         "path": str(path),
         "digest": RECIPE.digest,
         "recipe": json.loads(json.dumps(RECIPE.as_json())),
@@ -162,9 +162,9 @@ def test_a_video_and_a_audio_show_their_recipe(
         else AudioSamples(np.zeros((9, 2), np.float32), 8000)
     )
     path = tmp_path / f"made.{recipe.ending}"
-    write_whole(path, encoded(made, recipe))
+    write_atomically(path, encoded(made, recipe))
     [found] = command("inspect", str(path), "--json").objects
-    kind = "film" if recipe.frames else "sound"
+    kind = "video" if recipe.frames else "audio"
     assert (found["kind"], found["digest"]) == (kind, recipe.digest)
     assert re.search(rf"^{fact}", command("inspect", str(path)).out, re.MULTILINE)
 
@@ -211,7 +211,7 @@ def test_status_shows_workers_queues_and_troubles(command: Command) -> None:
     ended = command("status", "mine")
     assert ended.opened[0].pool == "mine"
     assert re.search(r"^gpu-0 +busy +sim:0 +sample +12\.0 MiB +64\.0 MiB +shapes/vae$", ended.out, re.MULTILINE)
-    assert re.search(r"^gpu-1 +starting \(start 2\)", ended.out, re.MULTILINE)
+    assert re.search(r"^gpu-1 +starting \(restarts: 1\)", ended.out, re.MULTILINE)
     assert re.search(r"^jobs +4 live, 10 succeeded, 1 failed, 0 cancelled$", ended.out, re.MULTILINE)
     assert re.search(r"^waiting +3 sample$", ended.out, re.MULTILINE)
     assert re.search(r"^tasks +27 of 30 found their weights resident$", ended.out, re.MULTILINE)
@@ -231,5 +231,5 @@ def test_status_and_down_say_when_nothing_runs(
     for arguments in (["status"], ["down"], ["down", "other"]):
         ended = command(*arguments)
         assert ended.code == 2
-        assert "runs here; `modelpool up` starts one" in ended.err
+        assert "is running on this machine; start one with `modelpool up`" in ended.err
         assert ended.opened == ()

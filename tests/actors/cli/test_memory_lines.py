@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelpool.actors.cli.run_jobs import memory_lines
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.pool.specs.spec import Division, Stage, WorkerId
+from modelpool.pool.specs.spec import ExecutionMode, Stage, WorkerId
 
 
 def task(stage: Stage, divided: str = "", rungs: tuple[str, ...] = (), shared: bool = False) -> TaskSummary:
@@ -16,12 +16,12 @@ def test_nothing_is_said_of_ordinary_runs() -> None:
 
 
 def test_equal_divisions_and_rungs_are_counted_together_and_shared_runs_once() -> None:
-    tiles = Division(1, tile=24).words
+    tiles = ExecutionMode(1, tile=24).words
     rungs = ("drop caches", "stream more")
     tasks = [task(Stage.DECODE, tiles), task(Stage.DECODE, tiles, rungs), task(Stage.DECODE, tiles, shared=True)]
-    tasks.append(task(Stage.SAMPLE, Division(1, batch=1).words))
+    tasks.append(task(Stage.SAMPLE, ExecutionMode(1, batch=1).words))
     assert memory_lines(tasks) == [
-        "decode by tiles of 24: 2 runs, for want of GPU memory",
-        "sample by 1 at a time: 1 run, for want of GPU memory",
+        "decode by tiles of 24: 2 runs, due to limited GPU memory",
+        "sample by 1 at a time: 1 run, due to limited GPU memory",
         "out of GPU memory in 1 run; helped: drop caches, stream more",
     ]

@@ -31,7 +31,7 @@ def test_loras_are_merged_at_their_strengths_in_order(command: Command, here: Pa
     ended = command("merge", "toy", "light:0.8", "loras/dark.safetensors:-0.5", "-o", "out.safetensors")
     assert ended.code == 0
     assert ended.out == ""
-    assert "out.safetensors is written: 503 tensors, 9.6 MiB, 6 weights of the model patched\n" in ended.err
+    assert "written: out.safetensors (503 tensors, 9.6 MiB, 6 weights patched)\n" in ended.err
     assert ended.opened == ()
     with safe_open(here / "out.safetensors", "pt") as file:
         metadata = file.metadata()
@@ -62,7 +62,10 @@ def test_a_lora_for_one_of_two_models_is_refused_where_a_model_is_one(command: C
     for half in ("high", "low"):
         ended = command("merge", "toy", f"light:1:{half}", "-o", "out.safetensors")
         assert ended.code != 0
-        assert f"loras.noise: found '{half}', expected nothing: model 'toy' is one diffusion model" in ended.err
+        assert (
+            f"loras.noise: found '{half}', not supported by model 'toy', which has a single diffusion model"
+            in ended.err
+        )
     assert not (here / "out.safetensors").exists()
 
 
@@ -70,7 +73,7 @@ def test_nothing_is_written_over_without_force(command: Command, here: Path) -> 
     (here / "out.safetensors").write_bytes(b"before")
     refused = command("merge", "toy", "light", "-o", "out.safetensors")
     assert refused.code == 2
-    assert "out.safetensors: is there already, expected a new name, or --force to write over it" in refused.err
+    assert "out.safetensors: already exists; use --force to overwrite it" in refused.err
     assert (here / "out.safetensors").read_bytes() == b"before"
     assert command("merge", "toy", "light", "-o", "out.safetensors", "--force").code == 0
     assert len(load_file(here / "out.safetensors")) == 503
@@ -86,7 +89,7 @@ def test_nothing_is_written_over_without_force(command: Command, here: Path) -> 
         (["nobody", "light", "-o", "o.safetensors"], "unknown model 'nobody'"),
         (["toy", "light", "-o", "o.ckpt"], "found 'o.ckpt', expected a name that ends in .safetensors"),
         (["toy", "light", "-o", "no/o.safetensors"], "there is no folder no"),
-        (["toy", "light", "-o", "o", "--to", "diffusers", "--ema"], "--ema: folders of diffusers have no place"),
+        (["toy", "light", "-o", "o", "--to", "diffusers", "--ema"], "--ema: diffusers folders cannot hold EMA weights"),
         (["toy", "light:1e9", "-o", "o.safetensors"], "beyond the range of F16"),
     ],
 )

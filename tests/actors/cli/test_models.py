@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.actors.cli.open_pool import settings_for
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.pool.registry.remembered import Memory, default_folder
+from modelpool.pool.registry.registry_store import RegistryStore, default_folder
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.test_help import loaded_by
 from tests.architecture.source_tree import ROOT
@@ -55,8 +55,8 @@ def test_a_folder_is_added_hashed_listed_and_removed(command: Command, comfy: Pa
     assert added.code == 0
     assert added.out == ""
     assert f"{comfy} is added: 4 files, 1 unfinished download\n" in added.err
-    assert re.search(r"^not used: .*torn\.safetensors: truncated", added.err, re.MULTILINE)
-    assert re.search(r"^not used: .*mine\.safetensors: a link out of the folder", added.err, re.MULTILINE)
+    assert re.search(r"^unusable: .*torn\.safetensors: truncated", added.err, re.MULTILINE)
+    assert re.search(r"^unusable: .*mine\.safetensors: a link out of the folder", added.err, re.MULTILINE)
     assert re.search(r"^hashed light: DC64DE0699 \(594\.5 KiB in ", added.err, re.MULTILINE)
     listed = command("models")
     assert re.search(
@@ -109,11 +109,11 @@ def test_a_scan_hashes_what_is_new_and_ends_with_1_where_something_is_wrong(comm
     scanned = command("models", "scan")
     assert scanned.code == 1
     assert len(re.findall(r"^hashed ", scanned.err, re.MULTILINE)) == 4
-    assert scanned.err.endswith("4 files, 2 not used, 1 unfinished download\n")
+    assert scanned.err.endswith("4 files, 2 unusable, 1 unfinished download\n")
     (comfy / "checkpoints" / "torn.safetensors").unlink()
     (comfy / "loras" / "mine.safetensors").unlink()
     again = command("models", "scan")
-    assert (again.code, again.err) == (0, "4 files, 0 not used, 1 unfinished download\n")
+    assert (again.code, again.err) == (0, "4 files, 0 unusable, 1 unfinished download\n")
 
 
 def test_an_alias_is_made_changed_and_told(command: Command, comfy: Path) -> None:
@@ -136,21 +136,21 @@ def test_what_cannot_be_added_is_one_line_and_nothing_is_registered(command: Com
         assert ended.code == 2
         [line] = ended.err.splitlines()
         assert complaint in line
-    assert Memory(default_folder()).places() == ()
+    assert RegistryStore(default_folder()).locations() == ()
 
 
 def test_options_before_a_subcommand_are_told_where_they_belong(command: Command) -> None:
     ended = command("models", "--json", "scan")
     assert ended.code == 2
-    assert "--json belongs after scan" in ended.err
+    assert "place --json after scan" in ended.err
 
 
 def test_a_configuration_may_keep_its_registry_elsewhere(command: Command, comfy: Path, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('[models]\nregistry = "kept here"\n')
     command("models", "add", "--no-hash", str(comfy), "--config", "own.toml")
-    assert Memory(tmp_path / "kept here").places() == (comfy,)
+    assert RegistryStore(tmp_path / "kept here").locations() == (comfy,)
     assert command("models", "--json", "--config", "own.toml").objects
-    assert Memory(default_folder()).places() == ()
+    assert RegistryStore(default_folder()).locations() == ()
 
 
 def test_added_models_go_before_the_example_and_its_small_budget(command: Command, comfy: Path) -> None:
@@ -182,7 +182,7 @@ def test_pickles_are_listed_scanned_and_named_where_they_are_allowed(command: Co
     for given in (("list",), ()):
         assert [row["path"] for row in command("models", *given, "--allow-pickle", "--json").objects] == [str(old)]
         [refused] = command("models", *given, "--json").objects
-        assert "allow_pickle to be set" in refused["problem"]
+        assert "allow_pickle for files" in refused["problem"]
     assert command("models", "scan", "--allow-pickle").code == 0
     assert command("models", "scan").code == 1
     assert command("models", "alias", "mine", "old").code == 2
@@ -218,7 +218,7 @@ def test_separate_files_are_made_one_model(command: Command, apart: Path) -> Non
     assert (made.code, made.err) == (0, f"whole is Stable Diffusion 1, of 3 files: {apart / 'whole.model.json'}\n")
     taken = command("models", "assemble", "whole", *files)
     assert taken.code == 2
-    assert "is there already" in taken.err
+    assert "already exists" in taken.err
     assert command("models", "assemble", "whole", *files, "--force").code == 0
     listed = command("models")
     assert re.search(r"^whole +checkpoint +Stable Diffusion 1, 512x512 +9\.6 MiB +\w{10} +/", listed.out, re.MULTILINE)
@@ -234,7 +234,7 @@ def test_a_model_is_not_assembled_under_the_name_of_an_alias(command: Command, a
     parts = ("--diffusion-model", "shapes_unet", "--vae", "shapes_vae", "--text-encoder", "shapes_clip")
     refused = command("models", "assemble", "Mine", *parts)
     assert refused.code == 2
-    assert f"'mine' is an alias already, of {apart / 'vae' / 'shapes_vae.safetensors'}" in refused.err
+    assert f"'mine' is already an alias of {apart / 'vae' / 'shapes_vae.safetensors'}" in refused.err
     assert "`modelpool models remove mine`" in refused.err
     assert not (apart / "Mine.model.json").exists()
     assert command("models", "remove", "mine").code == 0
@@ -262,7 +262,7 @@ def test_a_folder_here_that_is_named_without_its_path_is_pointed_at(
     unknown = command("plan", "fold")
     assert unknown.code == 2
     assert "unknown model 'fold'" in unknown.err
-    assert "There is a folder of it here: ./fold" in unknown.err
+    assert "There is a folder of that name here: ./fold" in unknown.err
     assert command("plan", "./fold").code == 0
 
 
@@ -271,10 +271,10 @@ def test_a_model_is_assembled_where_all_files_lie(command: Command, apart: Path,
     given = ("--diffusion-model", files[0], "--vae", files[1], "--text-encoder", files[2])
     nowhere = command("models", "assemble", "whole", *given)
     assert nowhere.code == 2
-    assert f"expected a folder that all of them lie in (--folder {apart})" in nowhere.err
+    assert f"expected a folder that does (--folder {apart})" in nowhere.err
     outside = command("models", "assemble", "whole", *given, "--folder", str(apart / "unet"))
     assert outside.code == 2
-    assert "does not lie in" in outside.err
+    assert "is not in" in outside.err
     made = command("models", "assemble", "whole", *given, "--folder", str(apart))
     assert made.code == 0
     assert f"no pool looks there yet: modelpool models add {apart}" in made.err

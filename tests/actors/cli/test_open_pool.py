@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.cli.open_pool import output_for, settings_for
-from modelpool.actors.cli.options import DeviceKind, PoolOptions
+from modelpool.actors.cli.options import DeviceOption, PoolOptions
 from modelpool.actors.settings.config import CONFIG_NAME, CONFIG_VARIABLE
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -53,7 +53,7 @@ def test_a_configuration_here_a_named_one_and_the_option_go_before_folders(
 
 
 def test_options_change_single_settings() -> None:
-    settings = settings_for(PoolOptions(gpus=3, device=DeviceKind.SIM, vram="48MiB"))
+    settings = settings_for(PoolOptions(gpus=3, device=DeviceOption.SIM, vram="48MiB"))
     assert (settings.pool.workers, settings.pool.device, settings.pool.budget_bytes) == (3, "sim", 48 << 20)
     settings = settings_for(PoolOptions(vram_policy=VramPolicy.LOW, reserve_vram="1GiB"))
     assert (settings.pool.policy, settings.pool.reserve_bytes) == (VramPolicy.LOW, 1 << 30)
@@ -75,7 +75,7 @@ def test_pickles_are_allowed_by_the_configuration_or_by_the_option(empty_folder:
 def test_images_go_where_they_are_told_else_as_configured_else_to_outputs(empty_folder: Path) -> None:
     given = config(empty_folder / "given.toml", "/given")
     assert output_for(PoolOptions(config=given), Path("mine")) == Path("mine")
-    assert output_for(PoolOptions(config=given), None) == Path("pictures")
+    assert output_for(PoolOptions(config=given), None) == Path("images")
     assert output_for(PoolOptions(pool="running"), None) == Path("outputs")
     assert output_for(PoolOptions(), None) == Path("outputs"), "the example's images go where the command was run"
     (empty_folder / "models").mkdir()

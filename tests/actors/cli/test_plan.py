@@ -17,8 +17,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.cli.plan import ahead_bytes_of, as_plain, memory_for, memory_plan, plan_memory, shown
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.cli.plan import ahead_bytes_of, as_plain, memory_for, memory_plan, plan_memory, tables_of
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import MIB, DoesNotFit, UnknownName, UnusableField, UserError, parse_bytes
@@ -55,7 +55,7 @@ def test_figures_are_those_of_the_tasks_of_the_same_request(config: str) -> None
         model="shapes", prompt="a circle", loras=("light:0.8",), steps=7, width=128, height=96, seed=0
     )
     catalog = Catalog([SHAPES / "models"], [SHAPES / "loras"], "sim")
-    _, cut = cut_request(request, JobId("j"), catalog)
+    _, cut = build_graph(request, JobId("j"), catalog)
     specs = {component.key: component for component in cut.components}
     stages = said["forecast"]["first"]
     assert len(stages) == len(cut.job.tasks) == 4
@@ -87,7 +87,7 @@ def test_the_limits_that_it_names_hold(config: str) -> None:
 
 def test_people_are_told_what_is_assumed_and_what_a_batch_would_take(config: str) -> None:
     said = plan("shapes", "--size", "256x256", "--vram", "16MiB", "--batch", "4", "--config", config).stdout
-    assert "link 12 GB/s, assumed; computing is a guess" in said
+    assert "link 12 GB/s, assumed; compute speed is a rough estimate" in said
     assert re.search(r"^each later one +weights", said, re.MULTILINE)
     assert re.search(r"^decode, tiles of \d+ ", said, re.MULTILINE)
     assert re.search(r"^4 images +one at a time: about ", said, re.MULTILINE)
@@ -100,7 +100,7 @@ def test_people_are_told_what_is_assumed_and_what_a_batch_would_take(config: str
     assert re.search(r"^sample +shapes/diffusion_model@\w+: .* streams: ", said, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("limit", "so_many"), [(2, "at most 2"), (4, "all"), (9, "all")])
+@pytest.mark.parametrize(("limit", "so_many"), [(2, "up to 2"), (4, "all"), (9, "all")])
 def test_what_is_said_of_a_batch_is_what_the_configuration_lets_a_pool_do(
     config: str, tmp_path: Path, limit: int, so_many: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_what_is_said_of_a_batch_is_what_the_configuration_lets_a_pool_do(
     found = memory_plan("shapes", "", {}, 4, None, PoolOptions(path, vram="1GiB"))
     assert found.batch_limit == limit
     said = plan("shapes", "--vram", "1GiB", "--batch", "4", "--config", str(path)).stdout
-    assert f"with batch_limit {limit} the pool makes {so_many} together where that fits" in said
+    assert f"with batch_limit {limit} the pool batches {so_many} images if they fit" in said
 
 
 def test_both_models_of_a_pair_are_planned_and_told_apart(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_both_models_of_a_pair_are_planned_and_told_apart(tmp_path: Path) -> Non
     assert [stage.sampled_by for stage in first.forecast.first] == ["", "high noise", "low noise", ""]
     assert [stage["sampled_by"] for stage in as_plain(first)["forecast"]["first"]][1:3] == ["high noise", "low noise"]
     console = Console(width=200, file=io.StringIO(), record=True)
-    for part in shown(first):
+    for part in tables_of(first):
         console.print(part)
     assert re.search(r"^ *sample, high noise .*\n *sample, low noise ", console.export_text(), re.MULTILINE)
 
@@ -183,7 +183,7 @@ def test_policy_and_reserve_count(config: str) -> None:
     sim = json.loads(plan(*arguments, *reserved).stdout)
     assert sim["forecast"]["capacity_bytes"] == 1 << 30
     said = plan("shapes", "--vram", "1GiB", *reserved, "--device", "cuda", "--config", config).stdout
-    assert "of which 256.0 MiB are left to other programs and 24.0 MiB are for copies ahead" in said
+    assert "of which 256.0 MiB reserved for other programs and 24.0 MiB used for copies ahead" in said
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, 1, 31, 10**6 + 7, 8 << 30, 200 << 30])

@@ -90,7 +90,7 @@ def test_ctrl_c_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelP
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == 130, err
-    assert f"Stopped. To go on: modelpool {' '.join(command)}\n" in err
+    assert f"Stopped. To resume: modelpool {' '.join(command)}\n" in err
     finished = len(OutputFolder(tmp_path / "p").finished())
     assert finished < 3
     wait_until(lambda: pool.status().workers[0].task is None)

@@ -49,7 +49,7 @@ def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
     beside = {BESIDE[field]: OTHERS[BESIDE[field]]} if field in BESIDE else {}
     before = replace(IMAGES, **beside)
     after = replace(before, **{field: OTHERS[field]})
-    assert shown(replace(RECIPE, images=after)) != shown(replace(RECIPE, images=before))
+    assert shown(replace(RECIPE, pictures=after)) != shown(replace(RECIPE, pictures=before))
     assert {each.name for each in fields(RecipeImages)} == set(OTHERS)
 
 
@@ -61,15 +61,15 @@ def test_every_field_of_what_it_was_made_from_is_shown(field: str) -> None:
 )  # fmt: skip
 def test_every_field_of_a_controlnet_is_shown(other: dict[str, Any]) -> None:
     changed = replace(IMAGES, controls=(replace(CONTROL, **other),))
-    assert shown(replace(RECIPE, images=changed)) != shown(replace(RECIPE, images=IMAGES))
+    assert shown(replace(RECIPE, pictures=changed)) != shown(replace(RECIPE, pictures=IMAGES))
 
 
 def test_a_image_made_from_others_is_told_in_words() -> None:
-    facts = dict(recipe_facts(replace(RECIPE, steps=20, images=replace(IMAGES, hires=OTHERS["hires"]))))
+    facts = dict(recipe_facts(replace(RECIPE, steps=20, pictures=replace(IMAGES, hires=OTHERS["hires"]))))
     assert facts["image"] == "photo.png, from step 10 of 20 on  (sha256 of its pixels 11)"
     assert facts["mask"] == "hole.png, what it keeps is pasted back  (sha256 of its pixels 22)"
     assert facts["second pass"] == "2 times as large, strength 0.5, via latent"
     assert facts["ControlNet canny"] == "strength 0.5; reads edges.png  (sha256 of its pixels bb)  (sha256 aa)"
     regions = replace(IMAGES, regions=OTHERS["regions"])
-    told = dict(recipe_facts(replace(RECIPE, images=regions)))["region"]
+    told = dict(recipe_facts(replace(RECIPE, pictures=regions)))["region"]
     assert told == "'a red circle', strength 9, 32x64 at 0,8"

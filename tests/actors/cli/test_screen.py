@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from modelpool.actors.cli.progress_view import BarsView, LinesView, bars, view_for
-from modelpool.actors.cli.screen import counted, duration, people_console
+from modelpool.actors.cli.screen import counted, duration, user_console
 from modelpool.actors.cli.tables import summary_table
 from modelpool.actors.results.outcomes import Summary
 from modelpool.actors.results.progress import Progress, RunningJob
@@ -41,7 +41,7 @@ def shown(progress: Progress, width: int, most_running: int = 16) -> list[str]:
 def test_a_long_prompt_never_hides_workers_stages_or_counts(width: int) -> None:
     lines = shown(Progress(200, 30, 2, 0, running(3)), width)
     assert all(len(line) <= width for line in lines)
-    assert lines[0].startswith("pictures")
+    assert lines[0].startswith("images")
     assert "32/200" in lines[0]
     for i, line in enumerate(lines[1:]):
         assert line.startswith(f"gpu-{i}")
@@ -50,7 +50,7 @@ def test_a_long_prompt_never_hides_workers_stages_or_counts(width: int) -> None:
 
 
 def test_the_first_line_tells_time_what_is_left_and_what_went_wrong() -> None:
-    assert "1:15, 3:45 to go, 1 failed, 4 cancelled" in shown(Progress(40, 5, 1, 4), 120)[0]
+    assert "1:15, 3:45 left, 1 failed, 4 cancelled" in shown(Progress(40, 5, 1, 4), 120)[0]
     assert "to go" not in shown(Progress(40, 0, 0, 0), 120)[0], "nothing is known before the first image"
 
 
@@ -63,7 +63,7 @@ def test_more_jobs_than_lines_are_counted() -> None:
 def test_bars_are_drawn_on_terminals_only() -> None:
     terminal = Console(file=Terminal(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
     assert isinstance(view_for(terminal), BarsView)
-    assert isinstance(view_for(people_console(io.StringIO())), LinesView)
+    assert isinstance(view_for(user_console(io.StringIO())), LinesView)
     dumb = Console(file=Terminal(), force_terminal=True, _environ={"TERM": "dumb"})
     assert isinstance(view_for(dumb), LinesView)
 
@@ -86,7 +86,7 @@ def test_bars_leave_the_terminal_as_they_found_it() -> None:
 
 def test_lines_count_up_to_the_number_of_jobs() -> None:
     stream = io.StringIO()
-    with LinesView(people_console(stream)) as view:
+    with LinesView(user_console(stream)) as view:
         view.update(Progress(10, 0, 0, 0))
         view.image("one")
         view.failure("two [not markup] :smile:")
@@ -100,7 +100,7 @@ def test_the_summary_adds_up() -> None:
     rows = [line.split() for line in stream.getvalue().splitlines()]
     assert rows[2] == ["gpu-0", "2", "1", "(50%)", "1", "3.0", "s", "4.0", "MiB", "0", "B", "1"]
     assert rows[3] == ["gpu-1", "1", "0", "(0%)", "1", "1.5", "s", "4.0", "MiB", "0", "B", "1"]
-    assert rows[-1] == ["together", "3", "1", "(33%)", "2", "4.5", "s", "8.0", "MiB", "0", "B", "2"]
+    assert rows[-1] == ["total", "3", "1", "(33%)", "2", "4.5", "s", "8.0", "MiB", "0", "B", "2"]
 
 
 @pytest.mark.parametrize(

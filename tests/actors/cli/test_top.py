@@ -168,13 +168,13 @@ def test_mates_deadlines_and_gpu_time_of_users_are_shown(command: Command) -> No
     assert "deadlines" not in plain
     assert "GPU time" not in plain
 
-    class Told(TopPool):
+    class ModelKwargs(TopPool):
         def status(self) -> PoolStatus:
             return now
 
-    ended = command("status", "mine", pool=Told())
+    ended = command("status", "mine", pool=ModelKwargs())
     assert re.search(r"^deadlines +3 met, 1 missed$", ended.out, re.MULTILINE)
-    [found] = command("status", "mine", "--json", pool=Told()).objects
+    [found] = command("status", "mine", "--json", pool=ModelKwargs()).objects
     assert (found["deadlines_met"], found["deadlines_missed"], found["seconds_by_user"]) == (3, 1, seconds)
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from modelpool.actors.control import client_events as feed
-from modelpool.actors.control.client_events import ClientFeed
-from modelpool.actors.wire.messages import News
+from modelpool.actors.control.client_events import ClientEvents
+from modelpool.actors.wire.messages import DriverEvents
 
 
 class Talk:
     """A feed and whoever listens to it. Jobs are numbers here: a feed does not look into them."""
 
     def __init__(self) -> None:
-        self.feed = ClientFeed(0.0)
+        self.feed = ClientEvents(0.0)
         self.more_to_come = True
         self._cursor = 0
 
@@ -28,7 +28,7 @@ class Talk:
         self.feed.ended(job)
 
     async def hear(self) -> tuple[Any, ...]:
-        news: News = await self.feed.news(self._cursor, 60.0, tuple, lambda: 0.0, lambda: self.more_to_come)
+        news: DriverEvents = await self.feed.events(self._cursor, 60.0, tuple, lambda: 0.0, lambda: self.more_to_come)
         self._cursor = news.cursor
         return news.ended
 

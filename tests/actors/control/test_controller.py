@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, UnknownDriver
-from modelpool.actors.graph.build_graph import cut_request
-from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, GivenLatent, SampleOrder
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, SampleOrder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import StageSubmission, SubmissionId
 from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, UnknownName
 from modelpool.pool.core.stage_params import Latent
-from modelpool.pool.specs.spec import JobId, RunErrorKind, Rung, Stage, TaskId
+from modelpool.pool.specs.spec import JobId, OomStep, RunErrorKind, Stage, TaskId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import LookAgain, Outcome, RunEnded, RunTask, Submitted, Tick
+from modelpool.scheduler.tables.messages import Outcome, RunEnded, RunTask, ScheduleTick, Submitted, Tick
 from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FAIL, FakeCatalog, image_of, text_of
 
@@ -26,7 +26,7 @@ def request(prompt: str = "a red circle", **fields) -> GenerateRequest:
 
 
 def expected_image(wanted: GenerateRequest):
-    _, cut = cut_request(wanted, JobId("x"), FakeCatalog())
+    _, cut = build_graph(wanted, JobId("x"), FakeCatalog())
     return image_of(cut.works, cut.job.tasks)
 
 
@@ -108,7 +108,7 @@ async def test_a_report_that_comes_after_the_news_of_its_workers_death_counts_fo
     assert [(s.task_id, s.request.attempt) for s in desk.fleet.running] == [(first.task_id, 2)]
     (ended,) = await desk.run_dry()
     assert ended.outcome is Outcome.SUCCEEDED
-    assert len(desk.controller._book) == desk.state.snapshot().results_held
+    assert len(desk.controller._tasks) == desk.state.snapshot().results_held
 
 
 @dialogue
@@ -232,7 +232,7 @@ async def test_a_poison_task_is_quarantined_and_all_other_work_is_done() -> None
     (failed,) = [job for job in ended if job.outcome is Outcome.FAILED]
     assert failed.index == 2
     assert failed.error.kind is RunErrorKind.OUT_OF_VRAM
-    assert failed.error.rungs == (Rung.OTHER_WORKER, Rung.RECYCLE, Rung.QUARANTINE)
+    assert failed.error.oom_steps == (OomStep.OTHER_WORKER, OomStep.RECYCLE, OomStep.QUARANTINE)
     for part in ("gpu-0", "gpu-1", "quarantined", "attempt 3", "another worker", "recycle the process", "smaller"):
         assert part in failed.error.message
     attempts = [sent.request for sent in desk.fleet.sent if sent.request.attempt > 1]
@@ -274,7 +274,7 @@ async def test_a_run_that_hangs_is_asked_to_stop_and_then_its_worker_is_ended() 
     assert desk.fleet.running[0].incarnation == 2
     (ended,) = await desk.run_dry()
     assert ended.outcome is Outcome.SUCCEEDED
-    assert len(desk.controller._book) == desk.state.snapshot().results_held
+    assert len(desk.controller._tasks) == desk.state.snapshot().results_held
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "quarantined"])
@@ -293,7 +293,7 @@ def test_nothing_is_remembered_of_a_run_that_hung_when_nobody_wants_it_any_more(
         assert (hanging.worker_id, hanging.incarnation) in desk.fleet.ended
         (ended,) = await desk.run_dry()
         assert ended.outcome is (Outcome.CANCELLED if ends == "cancelled" else Outcome.FAILED)
-        assert len(desk.controller._book) == desk.state.snapshot().results_held == 0
+        assert len(desk.controller._tasks) == desk.state.snapshot().results_held == 0
 
     asyncio.run(talk())
 
@@ -421,7 +421,7 @@ async def test_progress_is_told_of_the_run_that_goes_on_and_of_no_other() -> Non
         await desk.finish(*desk.fleet.running)
     sample = desk.fleet.running[0]
     await desk.tell_step(sample, 2, 3)
-    (running,) = (await desk.controller.news(ME, desk.cursor, 0.0)).running
+    (running,) = (await desk.controller.events(ME, desk.cursor, 0.0)).running
     assert (running.index, running.stage, running.worker, running.step, running.steps) == (
         0,
         Stage.SAMPLE,
@@ -432,7 +432,7 @@ async def test_progress_is_told_of_the_run_that_goes_on_and_of_no_other() -> Non
     desk.fleet.kill("gpu-0")
     await settle()
     await desk.tell_step(sample, 3, 3)  # late news of the lost attempt
-    (running,) = (await desk.controller.news(ME, desk.cursor, 0.0)).running
+    (running,) = (await desk.controller.events(ME, desk.cursor, 0.0)).running
     assert (running.step, running.steps) == (0, 0)
 
 
@@ -445,14 +445,14 @@ async def test_steps_of_an_attempt_that_is_over_are_not_told_of_the_next() -> No
     await settle()
     assert desk.fleet.running[0].task_id == first.task_id
     await desk.tell_step(first, 1, 2)
-    (running,) = (await desk.controller.news(ME, desk.cursor, 0.0)).running
+    (running,) = (await desk.controller.events(ME, desk.cursor, 0.0)).running
     assert (running.step, running.steps) == (0, 0)
 
 
 @dialogue
 async def test_news_wait_until_there_is_something_to_tell() -> None:
     desk = await Desk().open()
-    waiting = asyncio.ensure_future(desk.controller.news(ME, 0, 3600.0))
+    waiting = asyncio.ensure_future(desk.controller.events(ME, 0, 3600.0))
     await settle()
     assert not waiting.done()
     await desk.submit(request(FAIL))
@@ -460,7 +460,7 @@ async def test_news_wait_until_there_is_something_to_tell() -> None:
         await desk.finish(*desk.fleet.running)
     news = await waiting
     while not news.ended:  # it was progress
-        news = await desk.controller.news(ME, news.cursor, 3600.0)
+        news = await desk.controller.events(ME, news.cursor, 3600.0)
     assert news.ended[0].outcome is Outcome.FAILED
 
 
@@ -470,11 +470,11 @@ async def test_news_that_did_not_arrive_are_told_again() -> None:
     await desk.submit(request())
     while desk.fleet.running:
         await desk.finish(*desk.fleet.running)
-    first = await desk.controller.news(ME, 0, 0.0)
-    again = await desk.controller.news(ME, 0, 0.0)
+    first = await desk.controller.events(ME, 0, 0.0)
+    again = await desk.controller.events(ME, 0, 0.0)
     assert first.ended == again.ended
     assert len(first.ended) == 1
-    assert (await desk.controller.news(ME, first.cursor, 0.0)).ended == ()
+    assert (await desk.controller.events(ME, first.cursor, 0.0)).ended == ()
 
 
 @dialogue
@@ -486,14 +486,14 @@ async def test_a_silent_driver_is_gone_and_its_jobs_are_cancelled() -> None:
     assert desk.fleet.running == []
     assert (await desk.controller.status()).jobs["live"] == 0
     with pytest.raises(UnknownDriver):
-        await desk.controller.news(ME, 0, 0.0)
+        await desk.controller.events(ME, 0, 0.0)
 
 
 @dialogue
 async def test_a_driver_that_waits_for_news_is_not_gone() -> None:
     desk = await Desk().open()
     await desk.submit(request())
-    waiting = asyncio.ensure_future(desk.controller.news(ME, 0, 3600.0))
+    waiting = asyncio.ensure_future(desk.controller.events(ME, 0, 3600.0))
     await settle()
     await desk.clock.advance(SILENCE_SECONDS * 10)
     assert desk.fleet.running
@@ -546,7 +546,7 @@ async def test_a_latent_of_the_drivers_own_is_decoded() -> None:
     import numpy as np
 
     mine = FakeRef(Latent(np.zeros((4, 8, 16), np.float32)))
-    order = DecodeOrder(GivenLatent(given, (8, 16)), "shapes")
+    order = DecodeOrder(InputLatent(given, (8, 16)), "shapes")
     await desk.controller.submit_stage(StageSubmission(ME, SubmissionId("a"), order, {given: mine}))
     await settle()
     assert desk.fleet.running[0].inputs == (mine,)
@@ -562,7 +562,7 @@ class WaitingState(SchedulerState):
     def handle(self, event):
         if isinstance(event, Tick):
             self.ticks.append(event.at)
-        return super().handle(event) + ([LookAgain(5.0)] if isinstance(event, Submitted) else [])
+        return super().handle(event) + ([ScheduleTick(5.0)] if isinstance(event, Submitted) else [])
 
 
 @dialogue
@@ -598,9 +598,11 @@ async def test_what_the_core_says_of_a_run_reaches_the_worker() -> None:
     desk.fleet.fail(desk.fleet.running[0], RunErrorKind.OUT_OF_VRAM)
     await settle()
     await desk.run_dry()
-    told = [(r.task.task_id, r.attempt, r.fresh, r.needed_next, r.rungs) for r in (s.request for s in desk.fleet.sent)]
-    assert told == [(c.task_id, c.attempt, c.fresh, c.needed_next, c.rungs) for c in state.asked]
-    for said in ("fresh", "needed_next", "rungs"):
+    told = [
+        (r.task.task_id, r.attempt, r.fresh, r.needed_next, r.oom_steps) for r in (s.request for s in desk.fleet.sent)
+    ]
+    assert told == [(c.task_id, c.attempt, c.fresh, c.needed_next, c.oom_steps) for c in state.asked]
+    for said in ("fresh", "needed_next", "oom_steps"):
         assert any(getattr(command, said) for command in state.asked), f"the core never said {said}"
 
 
@@ -642,6 +644,6 @@ async def test_nothing_is_remembered_of_jobs_that_ended_but_what_the_core_keeps(
     await desk.run_dry()
     held = desk.state.snapshot().results_held
     assert held <= 1
-    assert len(desk.controller._book) == held
+    assert len(desk.controller._tasks) == held
     assert desk.controller._jobs == {}
     assert desk.controller._clients[ME].submissions == {}

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.control.forecast import PLANNED_IMAGES, Forecast, Speeds, forecast
-from modelpool.actors.graph.build_graph import CutJob, cut_request
-from modelpool.actors.graph.fits import check_fits
+from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
@@ -25,9 +25,9 @@ GPU = Speeds(1e9, overlaps=True, ahead_bytes=MIB)
 PLAIN = Speeds(1e9, overlaps=False)
 
 
-def cut(prompt: str = "p", **fields: object) -> CutJob:
+def cut(prompt: str = "p", **fields: object) -> JobGraph:
     request = GenerateRequest(model="shapes", prompt=prompt, seed=1, **fields)
-    return cut_request(request, JobId("planned"), FakeCatalog())[1]
+    return build_graph(request, JobId("planned"), FakeCatalog())[1]
 
 
 WIDE = cut(width=4096, height=4096)
@@ -91,7 +91,7 @@ def test_policies_forecast_what_they_do() -> None:
     assert whole.smallest_bytes > LIMITS.smallest_bytes
     tight = forecast(WIDE, whole.smallest_bytes, PLAIN, 2, rules=high)
     assert all(stage.streamed_bytes == 0 for stage in (*tight.first, *tight.again))
-    with pytest.raises(DoesNotFit, match="the policy is not to stream"):
+    with pytest.raises(DoesNotFit, match="the policy does not allow streaming"):
         forecast(WIDE, whole.smallest_bytes - 1, PLAIN, rules=high)
 
 

@@ -19,7 +19,7 @@ from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.diagnosis import Wanted, diagnose
+from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models"
@@ -83,7 +83,7 @@ def test_a_worker_takes_what_the_doctor_says(seen) -> None:
     """Found in a review: on a machine with an Intel GPU alone, the doctor said sim and the pool cuda."""
     find = only(**{seen.value: UsualModule(Properties("a card", 16 * GIB), count=1)})
     plan = plan_pool(PoolConfig(), 1, False)
-    doctor = diagnose(detect(NvmlReading(), find, HostMemory(GIB, GIB)), Wanted())
+    doctor = diagnose(detect(NvmlReading(), find, HostMemory(GIB, GIB)), DiagnosisSettings())
     assert [d.device.kind for d in doctor.devices if d.is_used] == [seen]
     assert open_device(plan.open_engine.args[0], 0, None, find).kind is seen
     assert capabilities_here(plan.open_catalog.args[2], NvmlReading(), find).kind is seen
@@ -108,7 +108,7 @@ def test_on_a_machine_without_a_card_the_catalog_opens() -> None:
 
 def test_one_worker_where_workers_cannot_be_kept_apart() -> None:
     with pytest.raises(
-        UnusableField, match="workers: found 2, expected 1: Ray cannot give each worker its own Ascend NPU"
+        UnusableField, match="workers: found 2, expected 1: Ray cannot assign a separate Ascend NPU to each worker"
     ):
         plan_pool(PoolConfig().override(device="npu", workers=2), 0, can_grow=True)
 

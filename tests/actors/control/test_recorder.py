@@ -12,7 +12,7 @@ from modelpool.actors.control.recorder import FLUSH_SECONDS, Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.specs.spec import RunErrorKind, WorkerId
-from modelpool.scheduler.record.event_log import Entry, Header, read_entries, read_header
+from modelpool.scheduler.record.event_log import LogEntry, LogHeader, read_entries, read_header
 from modelpool.scheduler.record.log_trace import live_trace
 from modelpool.scheduler.record.replay import replay
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -26,7 +26,7 @@ def request(prompt: str, seed: int) -> GenerateRequest:
     return GenerateRequest(model="shapes", prompt=prompt, seed=seed, steps=2)
 
 
-def read_log(path: Path) -> tuple[Header, list[Entry]]:
+def read_log(path: Path) -> tuple[LogHeader, list[LogEntry]]:
     with path.open(encoding="ascii") as file:
         return read_header(file.readline()), list(read_entries(file))
 
@@ -111,7 +111,7 @@ def test_a_full_disk_ends_the_record_and_not_the_pool() -> None:
         recorder.path = Path("/dev/full")
         await desk.submit(request("a circle", 1))
         recorder.flush()
-        assert "no longer recorded (" in (await desk.controller.status()).record
+        assert "recording stopped (" in (await desk.controller.status()).record
         assert len(await desk.run_dry()) == 1
         recorder._file = None
         await desk.controller.close()
@@ -125,7 +125,7 @@ def test_no_more_than_a_bound_is_put_aside(tmp_path: Path, monkeypatch: pytest.M
     recorder.open()
     most = 0
     for number in range(23):
-        recorder.heard(Tick(float(number)), [StartWorker(WorkerId("gpu-0"), number)])
+        recorder.note(Tick(float(number)), [StartWorker(WorkerId("gpu-0"), number)])
         most = max(most, len(recorder._waiting))
     recorder.close()
     assert most < 5
@@ -135,7 +135,7 @@ def test_no_more_than_a_bound_is_put_aside(tmp_path: Path, monkeypatch: pytest.M
 def test_nothing_is_put_aside_without_a_file() -> None:
     recorder = Recorder()
     recorder.open()
-    recorder.heard(Tick(1.0), [])
+    recorder.note(Tick(1.0), [])
     assert (len(recorder._waiting), recorder.words) == (0, "")
     recorder.close()
 
@@ -188,7 +188,7 @@ def test_a_full_disk_does_not_break_the_end_of_the_pool() -> None:
     recorder = Recorder()
     recorder._file = open("/dev/full", "w", encoding="ascii")  # noqa: SIM115
     recorder.path = Path("/dev/full")
-    recorder.heard(Tick(1.0), [])
+    recorder.note(Tick(1.0), [])
     recorder.close()
-    assert "/dev/full: no longer recorded (" in recorder.words
+    assert "/dev/full: recording stopped (" in recorder.words
     recorder.close()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.actors.graph.build_graph import cut_order, cut_request
-from modelpool.actors.graph.fits import check_fits
-from modelpool.actors.graph.orders import DecodeOrder, GivenLatent, order_for
+from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
+from modelpool.actors.graph.memory_fit import check_fits
+from modelpool.actors.graph.orders import DecodeOrder, InputLatent, order_for
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import SampleWork
+from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.plan.residency import Residency, needed_bytes, plan
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import FakeCatalog, component_key, sha
@@ -35,7 +35,7 @@ REQUESTS = st.builds(
 
 
 def cut(request: GenerateRequest):
-    return cut_request(request, JOB, FakeCatalog())
+    return build_graph(request, JOB, FakeCatalog())
 
 
 @given(REQUESTS)
@@ -114,9 +114,9 @@ def test_an_equal_prompt_and_negative_prompt_are_one_task_read_twice() -> None:
 
 def test_what_is_given_is_not_made_and_neither_is_what_only_it_needs() -> None:
     order = order_for(GenerateRequest(model="shapes", prompt="p", seed=1))
-    whole = cut_order(order, JOB, FakeCatalog())
-    sample = next(t.task_id for t in whole.job.tasks if isinstance(whole.works[t.task_id], SampleWork))
-    rest = cut_order(order, JOB, FakeCatalog(), frozenset({sample, TaskId("of another job")}))
+    whole = build_stage_graph(order, JOB, FakeCatalog())
+    sample = next(t.task_id for t in whole.job.tasks if isinstance(whole.works[t.task_id], SampleParams))
+    rest = build_stage_graph(order, JOB, FakeCatalog(), frozenset({sample, TaskId("of another job")}))
     assert [task.stage for task in rest.job.tasks] == [Stage.DECODE]
     assert rest.job.given == (sample,)
     assert rest.job.wanted == whole.job.wanted
@@ -124,8 +124,8 @@ def test_what_is_given_is_not_made_and_neither_is_what_only_it_needs() -> None:
 
 
 def test_a_latent_of_ones_own_is_given() -> None:
-    order = DecodeOrder(GivenLatent(TaskId("mine"), (8, 16)), "shapes")
-    made = cut_order(order, JOB, FakeCatalog())
+    order = DecodeOrder(InputLatent(TaskId("mine"), (8, 16)), "shapes")
+    made = build_stage_graph(order, JOB, FakeCatalog())
     assert made.job.given == ("mine",)
     assert [task.needs for task in made.job.tasks] == [("mine",)]
     (work,) = made.works.values()
@@ -188,8 +188,8 @@ def test_what_is_refused_is_refused_by_what_was_counted() -> None:
 def test_the_message_is_about_the_task_that_needs_most() -> None:
     """So that who raises the budget to the figure in the message has raised it far enough."""
     _, made = cut(GenerateRequest(model="shapes", prompt="p", negative="n" * 3000, seed=1, width=4096, height=4096))
-    hungriest = max(made.job.tasks, key=lambda task: needed_bytes(task.uses, task.least_activation_bytes))
-    assert hungriest.stage is Stage.SAMPLE
+    largest_task = max(made.job.tasks, key=lambda task: needed_bytes(task.uses, task.least_activation_bytes))
+    assert largest_task.stage is Stage.SAMPLE
     with pytest.raises(DoesNotFit, match="to sample with"):
         check_fits(made.job, 1)
 

@@ -79,14 +79,22 @@ def test_sides_fit_or_the_complaint_names_those_that_do(side: int, step: int) ->
 @pytest.mark.parametrize(
     ("order", "facts", "message"),
     [
-        (Order(frames=5), PLAIN_SAMPLING, "frames: found 5, expected none: model 'm' makes images, and no videos"),
+        (
+            Order(frames=5),
+            PLAIN_SAMPLING,
+            "frames: found 5, not supported by model 'm', which generates images, not videos",
+        ),
         (
             Order(frame_rate=5.0),
             AUDIO,
-            "frame_rate: found 5.0, expected none: model 'm' makes audio clips, and no videos",
+            "frame_rate: found 5.0, not supported by model 'm', which generates audio clips, not videos",
         ),
-        (Order(seconds=5.0), video(), "seconds: found 5.0, expected none: model 'm' makes videos, and no audio"),
-        (Order(seconds=48.0), AUDIO, "seconds: found 48.0, expected up to the 47.5 that model 'm' makes"),
+        (
+            Order(seconds=5.0),
+            video(),
+            "seconds: found 5.0, not supported by model 'm', which generates videos, not audio",
+        ),
+        (Order(seconds=48.0), AUDIO, "seconds: found 48.0, expected up to 47.5 for model 'm'"),
     ],
 )
 def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFacts, message: str) -> None:
@@ -96,7 +104,7 @@ def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFact
 
 
 def test_audio_has_no_sides() -> None:
-    with pytest.raises(UserError, match=r"^height: found 64, expected none: model 'm' makes audio"):
+    with pytest.raises(UserError, match=r"^height: found 64, not supported by model 'm', which generates audio"):
         size_of(Order(height=64), "m", AUDIO, (0, 0))
 
 

@@ -54,7 +54,7 @@ def test_what_the_folder_of_a_controlnet_says_is_in_the_digest() -> None:
     """And nowhere, where it says nothing."""
     plain = OTHER_IMAGES["controls"][0]
     recipes = [
-        replace(RECIPE, images=replace(IMAGES, controls=(one,)))
+        replace(RECIPE, pictures=replace(IMAGES, controls=(one,)))
         for one in (plain, replace(plain, said={"zeros": False}))
     ]
     assert recipes[0].digest != recipes[1].digest
@@ -80,11 +80,11 @@ IMAGES = RecipeImages("ef", "a.png", "gh", "b.png", 2, paste=True)
 
 @pytest.mark.parametrize("field", sorted(OTHER_IMAGES))
 def test_what_a_image_was_made_from_is_in_the_digest_and_where_that_lay_is_not(field) -> None:
-    made = replace(RECIPE, images=IMAGES)
-    assert replace(made, images=replace(IMAGES, **{field: OTHER_IMAGES[field]})).digest != made.digest
+    made = replace(RECIPE, pictures=IMAGES)
+    assert replace(made, pictures=replace(IMAGES, **{field: OTHER_IMAGES[field]})).digest != made.digest
     moved = replace(
         made,
-        images=replace(
+        pictures=replace(
             IMAGES, image_file="c.png", mask_file="", reference_file="d.png", more_reference_files=("f",),
             last_image_file="e", video_file="g", video_mask_file="h",
         ),
@@ -92,7 +92,7 @@ def test_what_a_image_was_made_from_is_in_the_digest_and_where_that_lay_is_not(f
     if field == "controls":
         (control,) = OTHER_IMAGES[field]
         one, other = (replace(IMAGES, controls=(replace(control, image_file=file),)) for file in ("a.png", "b.png"))
-        assert replace(made, images=one).digest == replace(made, images=other).digest
+        assert replace(made, pictures=one).digest == replace(made, pictures=other).digest
     assert moved.digest == made.digest
     assert {f.name for f in fields(RecipeImages)} == {
         *OTHER_IMAGES,

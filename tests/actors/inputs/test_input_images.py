@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image, features
 from PIL.PngImagePlugin import PngImageFile
 
-from modelpool.actors.graph.orders import given_id
+from modelpool.actors.graph.orders import input_image_id
 from modelpool.actors.inputs import input_images as given_images
 from modelpool.actors.inputs.input_images import InputImages, wanted_size
-from modelpool.actors.request.image_fields import MOST_PIXELS, MOST_SIDE, InputImage, Pixels, steps_left_out
+from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE, InputImage, Pixels, skipped_steps
 from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.stage_params import ImagePixels, Mask, Result
@@ -84,7 +84,7 @@ def test_a_mask_is_scaled_with_its_image() -> None:
     assert mask.values_HW.shape == (32, 48)
     whole, _ = bring(image=PIXELS, mask=MASK == 255)
     assert sent.image.sha256 != whole.image.sha256
-    assert given_id(sent.mask, is_mask=True) != given_id(whole.mask, is_mask=True)
+    assert input_image_id(sent.mask, is_mask=True) != input_image_id(whole.mask, is_mask=True)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.none() | st.integers(1, 64), st.none() | st.integers(1, 64))
@@ -97,10 +97,10 @@ def test_sizes_are_whole_steps_and_what_is_said_holds(own_width, own_height, wid
         assert str(refused).startswith("width" if said[0] is None else "height")  # noqa: PT017
         side = next(n for n in said if n is not None)
         other = side * own_width / own_height if said[0] is None else side * own_height / own_width
-        assert other > MOST_SIDE - SIZE_STEP or other * side > MOST_PIXELS - side * SIZE_STEP
+        assert other > MAX_SIDE - SIZE_STEP or other * side > MAX_PIXELS - side * SIZE_STEP
         return
-    assert max(found) <= MOST_SIDE
-    assert found[0] * found[1] <= MOST_PIXELS
+    assert max(found) <= MAX_SIDE
+    assert found[0] * found[1] <= MAX_PIXELS
     for side, asked, own in zip(found, said, (own_width, own_height), strict=True):
         assert side % SIZE_STEP == 0
         assert side > 0
@@ -159,21 +159,21 @@ def test_images_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"image": "nowhere.png"}, r"image: found 'nowhere.png', expected a file that is there"),
+        ({"image": "nowhere.png"}, r"image: found 'nowhere.png', expected an existing file"),
         ({"image": 7}, r"image: found 'int', expected the path of an image"),
         ({"image": PIXELS.astype(float)}, r"image: found 'an array \[40, 64, 3\] of float64'"),
         ({"image": PIXELS[:, :, 0]}, r"image: found 'an array \[40, 64\] of uint8'"),
         ({"image": np.zeros((0, 5, 3), np.uint8)}, r"image: found 'an image of 5x0 pixels'"),
-        ({"image": Image.new("I;16", (8, 8))}, r"image: found 'an image of mode I;16', expected one of 8 bits"),
+        ({"image": Image.new("I;16", (8, 8))}, r"image: found 'an image of mode I;16', expected 8 bits per channel"),
         ({"image": PIXELS, "mask": PIXELS}, r"mask: found 'an array \[40, 64, 3\] of uint8'"),
-        ({"mask": MASK}, r"image: found 'nothing', expected an image to start from, since mask is given"),
-        ({"strength": 0.5}, r"image: found 'nothing', expected an image to start from, since strength is given"),
+        ({"mask": MASK}, r"mask requires image"),
+        ({"strength": 0.5}, r"strength requires image"),
         ({"image": PIXELS, "strength": 0.0}, r"strength: found 0.0, expected a number above 0"),
         ({"image": PIXELS, "strength": 1.5}, r"strength: found 1.5"),
-        ({"image": PIXELS, "mask": MASK, "hires": 2}, r"hires: found 'a second pass', expected none with a mask"),
-        ({"controls": ["canny:0.5"]}, r"controls.image: found 'nothing', expected the path .* in the field image"),
-        ({"controls": ["canny=nowhere.png:1"]}, r"controls.image: found 'nowhere.png', expected a file that is there"),
-        ({"controls": [{"model": "canny", "image": None}]}, r"controls.image: found 'nothing'"),
+        ({"image": PIXELS, "mask": MASK, "hires": 2}, r"hires cannot be combined with mask"),
+        ({"controls": ["canny:0.5"]}, r"controls.image: missing; set it to the path .* the field image"),
+        ({"controls": ["canny=nowhere.png:1"]}, r"controls.image: found 'nowhere.png', expected an existing file"),
+        ({"controls": [{"model": "canny", "image": None}]}, r"controls.image: missing"),
         (
             {"image": PIXELS, "controls": [{"model": "c", "mask": PIXELS}]},
             r"controls.mask: found 'an array \[40, 64, 3\]",
@@ -186,7 +186,7 @@ def test_images_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
             r"controls.start, controls.end: found '0 to 0'",
         ),
         ({"regions": ["0,0,8=x"]}, r"regions: found '0,0,8=x', expected X,Y,WIDTH,HEIGHT=TEXT"),
-        ({"regions": [{"prompt": "x"}]}, r"regions: found 'neither', expected a box or a mask for 'x'"),
+        ({"regions": [{"prompt": "x"}]}, r"regions: found 'neither', expected either a box or a mask for 'x'"),
         ({"regions": [{"prompt": "x", "mask": MASK, "box": (0, 0, 8, 8)}]}, r"regions: found 'both'"),
         ({"regions": [{"prompt": "x", "box": (0, 0, 0, 8)}]}, r"regions.box: found \(0, 0, 0, 8\)"),
         ({"regions": [{"prompt": "x", "box": (0, 0, 8, 8), "strength": -1}]}, r"regions.strength: found -1"),
@@ -195,8 +195,8 @@ def test_images_are_upright_opaque_and_of_three_colours(tmp_path: Path) -> None:
         ({"hires": "1:2:3:4"}, r"hires: found '1:2:3:4', expected SCALE"),
         ({"hires": {"scale": 2, "by": 3}}, r"unknown field of Hires 'by'"),
         ({"hires": {"via": "magic"}}, r"via: found 'magic'"),
-        ({"regions": ["0,0,8,8=x"] * 17}, r"regions: found '17 of them', expected up to 16: each is computed with"),
-        ({"controls": ["canny=nowhere.png"] * 17}, r"controls: found '17 of them', expected up to 16"),
+        ({"regions": ["0,0,8,8=x"] * 17}, r"regions: found '17 entries', expected up to 16: each is computed"),
+        ({"controls": ["canny=nowhere.png"] * 17}, r"controls: found '17 entries', expected up to 16"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any], message: str) -> None:
@@ -208,7 +208,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(fields: dict[str, Any
     ("fields", "message"),
     [
         ({"mask": MASK[:, :32]}, r"mask: found '32x40', expected 64x40 pixels, the size of the image"),
-        ({"mask": MASK * 0}, r"mask: found 'a mask that is black all over'"),
+        ({"mask": MASK * 0}, r"mask: found 'a black mask'"),
         (
             {"mask": MASK // 255},
             r"mask: found 'a mask whose brightest pixel is 1 of 255', expected white \(255\).*bool",
@@ -234,7 +234,7 @@ def test_images_that_do_not_go_together_are_refused_when_they_are_brought(fields
         ((4000, 100), {"width": 1024}, r"height: found '1024x40960, in proportion to an image of 100x4000', expected"),
         ((16384, 1), {"width": 512}, r"height: found '512x8388608, in proportion"),
         ((8, 16384), {"height": 16384}, r"width: found '33554432x16384, in proportion"),
-        ((1000, 900), {"height": 8192 + 512}, r"width: found '7832x8704, in proportion.* and 67108864 in all"),
+        ((1000, 900), {"height": 8192 + 512}, r"width: found '7832x8704, in proportion.* and 67108864 pixels in total"),
         ((40, 64), {"height": 8200, "width": 8200}, r"width, height: found '8200x8200', expected"),
     ],
 )
@@ -341,23 +341,23 @@ def test_files_that_are_no_images_are_named(tmp_path: Path) -> None:
 def test_a_part_of_the_steps_is_made_as_diffusers_counts_them(steps: int, strength: float) -> None:
     made = min(int(steps * strength), steps)
     if made:
-        assert steps - steps_left_out("strength", strength, steps) == made
+        assert steps - skipped_steps("strength", strength, steps) == made
     else:
         with pytest.raises(UnusableField, match="strength"):
-            steps_left_out("strength", strength, steps)
+            skipped_steps("strength", strength, steps)
 
 
 @given(st.integers(1, 999), st.floats(0.001, 1))
 def test_flows_make_the_whole_of_a_step_that_is_made_in_part(steps: int, strength: float) -> None:
     """As diffusers' pipelines of flows count them."""
     begins = int(max(steps - min(steps * strength, steps), 0))
-    assert steps_left_out("strength", strength, steps, rounds_up=True) == begins
+    assert skipped_steps("strength", strength, steps, rounds_up=True) == begins
     assert 0 <= begins < steps
 
 
 def test_a_strength_that_is_lost_among_the_steps_is_refused() -> None:
     with pytest.raises(UnusableField, match=r"strength: found 1e-20, expected at least 0.25: with 4 steps"):
-        steps_left_out("strength", 1e-20, 4, rounds_up=True)
+        skipped_steps("strength", 1e-20, 4, rounds_up=True)
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,19 @@ from av.video.reformatter import Colorspace
 from PIL import Image
 
 from modelpool.actors.cli.job_file import read_job_file
-from modelpool.actors.graph.build_graph import CutJob, cut_request
-from modelpool.actors.graph.orders import given_id, given_video_id
+from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.orders import input_image_id, input_video_id
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import recipe_from_json
 from modelpool.actors.outputs.video import write_video
 from modelpool.actors.request import control_video_fields as video_fields
 from modelpool.actors.request import image_fields as image_fields
-from modelpool.actors.request.control_video_fields import Frames, GivenVideo
+from modelpool.actors.request.control_video_fields import Frames, InputVideo
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
-from modelpool.pool.core.sampling_facts import MadeFor, SamplingFacts, VideoFacts
-from modelpool.pool.core.stage_params import EncodeImageWork, ModelRef, Result, SampleWork, VideoFrames, VideoMask
+from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingFacts, VideoFacts
+from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, Result, SampleParams, VideoFrames, VideoMask
 from modelpool.pool.specs.spec import JobId, TaskId
 from tests.actors.fakes import VIDEOS, FakeCatalog
 
@@ -51,10 +51,10 @@ def bring(**fields: Any) -> tuple[GenerateRequest, dict[TaskId, Result]]:
     return sent, refs  # type: ignore[return-value] # here a reference is the result itself
 
 
-def brought(**fields: Any) -> tuple[VideoFrames, GivenVideo]:
+def brought(**fields: Any) -> tuple[VideoFrames, InputVideo]:
     sent, refs = bring(**fields)
-    assert isinstance(sent.video, GivenVideo)
-    video = refs[given_video_id(sent.video)]
+    assert isinstance(sent.video, InputVideo)
+    video = refs[input_video_id(sent.video)]
     assert isinstance(video, VideoFrames)
     return video, sent.video
 
@@ -130,7 +130,7 @@ def test_a_frame_that_is_larger_than_the_first_is_told_by_its_size(
     """The head of a video speaks of its first frame."""
     frames = [PATCHES, np.repeat(np.repeat(PATCHES, 2, axis=0), 2, axis=1)]
     path = _video_of(tmp_path / "a.mkv", frames, "mjpeg", "yuvj420p")
-    monkeypatch.setattr(image_fields, "MOST_PIXELS", 64 * 128)
+    monkeypatch.setattr(image_fields, "MAX_PIXELS", 64 * 128)
     with pytest.raises(UnusableField, match="video: found 'an image of 256x128 pixels', expected up to"):
         bring(video=path)
 
@@ -157,7 +157,7 @@ def test_a_mask_comes_in_every_form(tmp_path: Path) -> None:
     write_video(moving, np.repeat(MASK[..., None].astype(np.uint8) * 255, 3, axis=-1), 8.0)
     for form, frames in ((MASK, 7), (list(MASK), 7), (moving, 7), (still, 1), (path, 1)):
         sent, refs = bring(video=VIDEO, video_mask=form)
-        mask = refs[given_video_id(sent.video_mask, is_mask=True)]
+        mask = refs[input_video_id(sent.video_mask, is_mask=True)]
         assert isinstance(mask, VideoMask)
         assert len(mask.values_THW) == sent.video_mask.frames == frames
         assert ((mask.values_THW >= 128) == MASK[:frames]).all()
@@ -206,7 +206,7 @@ def _text(folder: Path, name: str, content: bytes) -> Path:
         ("a.mp4", b"", "video: .*a.mp4: cannot be read"),
         ("a.png", b"no image", "video: .*a.png cannot be read as an image"),
         # which videos are read, of one that is none of them
-        ("a.wmv", b"no image", r"video: .*a.wmv cannot be read .*, or a video, whose name ends in \.mp4, "),
+        ("a.wmv", b"no image", r"video: .*a.wmv cannot be read .*, or a video file \(\.mp4, "),
         # lists of other files
         (
             "a.mp4",
@@ -234,15 +234,18 @@ def test_a_video_that_breaks_off_is_told_where_it_is_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"video": "nowhere.mp4"}, "video: found 'nowhere.mp4', expected a file that is there"),
+        ({"video": "nowhere.mp4"}, "video: found 'nowhere.mp4', expected an existing file"),
         ({"video": 3}, "video: found 'int', expected the path of a video"),
         ({"video": []}, "video: found '0 frames', expected 1 to"),
         ({"video": VIDEO[0]}, r"video: found 'an array \[40, 64, 3\] of uint8', expected an array \[frames"),
         ({"video": VIDEO.astype(float)}, "video: .* of float64"),
-        ({"video": [VIDEO[0], VIDEO[1][:8]]}, "video: found 'frames of 64x8 and 64x40 pixels', expected one size"),
-        ({"video": [VIDEO[0], None]}, "video: found 'nothing among several'"),
+        (
+            {"video": [VIDEO[0], VIDEO[1][:8]]},
+            "video: found 'frames of 64x8 and 64x40 pixels', expected frames of one size",
+        ),
+        ({"video": [VIDEO[0], None]}, "video: found 'None in a list'"),
         ({"video": VIDEO, "video_mask": MASK.astype(float)}, "video_mask: .* of float64"),
-        ({"video_mask": MASK}, "video: found 'nothing', expected a video to follow"),
+        ({"video_mask": MASK}, "video_mask requires video"),
     ],
 )
 def test_what_cannot_be_a_video_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -251,7 +254,7 @@ def test_what_cannot_be_a_video_is_refused(fields: dict[str, Any], message: str)
 
 
 def test_a_video_has_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_fields, "MOST_FILM_PIXELS", 4 * 40 * 64)
+    monkeypatch.setattr(video_fields, "MAX_VIDEO_PIXELS", 4 * 40 * 64)
     with pytest.raises(UnusableField, match="video: found '7 frames of 2560 pixels'"):
         request(video=VIDEO)
     bring(video=VIDEO[:4])
@@ -267,21 +270,21 @@ FOLLOWS = SamplingFacts(
 class Following(FakeCatalog):
     """The model of videos follows one."""
 
-    def made_for(self, model: ModelRef) -> MadeFor:
-        own = super().made_for(model)
+    def model_defaults(self, model: ModelRef) -> ModelDefaults:
+        own = super().model_defaults(model)
         return replace(own, sampling=FOLLOWS) if model.name == VIDEOS else own
 
 
-def cut(**fields: Any) -> tuple[Recipe, CutJob, GenerateRequest]:
+def cut(**fields: Any) -> tuple[Recipe, JobGraph, GenerateRequest]:
     sent, _ = bring(**fields)
-    return *cut_request(sent, JobId("job"), Following()), sent
+    return *build_graph(sent, JobId("job"), Following()), sent
 
 
-def encoded(job: CutJob) -> tuple[EncodeImageWork, tuple[TaskId, ...]]:
+def encoded(job: JobGraph) -> tuple[EncodeImageParams, tuple[TaskId, ...]]:
     (found,) = [
         (work, task.needs)
         for task in job.job.tasks
-        if isinstance(work := job.works[task.task_id], EncodeImageWork) and work.follows
+        if isinstance(work := job.works[task.task_id], EncodeImageParams) and work.follows
     ]
     return found
 
@@ -292,15 +295,15 @@ def test_what_is_followed_is_encoded_by_one_task_that_texts_and_seeds_share() ->
     recipe, job, sent = cut(video=VIDEO, video_mask=MASK, reference=reference)
     work, needs = encoded(job)
     assert needs == (
-        given_video_id(sent.video),
-        given_video_id(sent.video_mask, is_mask=True),
-        *(given_id(each) for each in sent.references),
+        input_video_id(sent.video),
+        input_video_id(sent.video_mask, is_mask=True),
+        *(input_image_id(each) for each in sent.references),
     )
     assert (work.width, work.height, work.frames) == (64, 32, 5), "in whole steps of the model"
     _, other, _ = cut(video=VIDEO, video_mask=MASK, reference=reference, seed=2, prompt="q")
     shared = {task.task_id for task in job.job.tasks} & {task.task_id for task in other.job.tasks}
     assert any(job.works[task] == work for task in shared)
-    (sample,) = [one for one in job.works.values() if isinstance(one, SampleWork)]
+    (sample,) = [one for one in job.works.values() if isinstance(one, SampleParams)]
     assert (sample.follows, sample.leading, sample.reference, sample.imaged) == (True, 2, None, False)
     assert recipe.pictures is not None
     assert recipe.pictures.video_sha256 == sent.video.sha256
@@ -314,7 +317,7 @@ def test_without_a_video_all_is_grey_and_nothing_is_read() -> None:
     work, needs = encoded(job)
     assert (needs, work.frames, recipe.pictures) == ((), 17, None)
     referring = cut(reference=np.zeros((200, 40, 3), np.uint8))[1]
-    (sample,) = [one for one in referring.works.values() if isinstance(one, SampleWork)]
+    (sample,) = [one for one in referring.works.values() if isinstance(one, SampleParams)]
     assert (sample.width, sample.height, sample.frames, sample.leading) == (64, 64, 17, 1)
 
 
@@ -333,8 +336,8 @@ def test_more_frames_than_the_video_has_can_be_made() -> None:
 
 def test_a_model_that_follows_nothing_says_so() -> None:
     sent, _ = bring(video=VIDEO)
-    with pytest.raises(UnusableField, match="video: found 'one', expected none: model 'videos' is told of no video"):
-        cut_request(sent, JobId("job"), FakeCatalog())
+    with pytest.raises(UnusableField, match="video: not supported by model 'films', which accepts no control video"):
+        build_graph(sent, JobId("job"), FakeCatalog())
 
 
 def test_job_files_name_videos(tmp_path: Path) -> None:

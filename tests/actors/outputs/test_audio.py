@@ -91,11 +91,11 @@ def test_a_audio_is_written_whole_under_its_name(kind: AudioKind, tmp_path: Path
 
 def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"unknown audio format '\.mp3'.*Known: \.flac, \.wav"):
-        write_audio(tmp_path / "sound.mp3", samples(), 44100)
+        write_audio(tmp_path / "audio.mp3", samples(), 44100)
     with pytest.raises(UnknownName, match="unknown audio format"):
-        audio_kind("sound")
+        audio_kind("audio")
     with pytest.raises(OutputFailed, match=r"missing/audio\.wav: cannot be written \(No such file or directory\)"):
-        write_audio(tmp_path / "missing" / "sound.wav", samples(), 44100)
+        write_audio(tmp_path / "missing" / "audio.wav", samples(), 44100)
     with pytest.raises(UnusableField, match=r"samples: found 'float64 \(2, 3\)', expected int16 numbers"):
         encode_audio(np.zeros((2, 3)), 44100)  # type: ignore[arg-type]
     with pytest.raises(UnusableField, match="of one or two channels"):
@@ -105,5 +105,5 @@ def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     for rate in (0, -1, 10**9):
         with pytest.raises(UnusableField, match="samples per second: found"):
             encode_audio(samples(), rate)
-    with pytest.raises(UnusableField, match="samples: found 'numbers that are infinite or none'"):
+    with pytest.raises(UnusableField, match="samples: found 'infinite or NaN'"):
         as_16_bits(np.array([[0.0, np.nan]]))

@@ -18,7 +18,14 @@ from PIL import Image
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs import atomic_write as whole_file
 from modelpool.actors.outputs import folder as folder_module
-from modelpool.actors.outputs.folder import Finished, OutputFolder, file_name, pixels_sha256, plain, write_whole
+from modelpool.actors.outputs.folder import (
+    FinishedOutput,
+    OutputFolder,
+    file_name,
+    pixels_sha256,
+    plain,
+    write_atomically,
+)
 from modelpool.actors.outputs.png import read_recipe
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import ImagePixels
@@ -35,15 +42,17 @@ class FakeTask:
     worker: str
 
 
-def image(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> Finished:
+def image(seed: int = 7, prompt: str = "a red circle", index: int = 0) -> FinishedOutput:
     recipe = dataclasses.replace(RECIPE, prompt=prompt, seed=seed)
     pixels = np.random.default_rng(seed % 1000).integers(0, 256, size=(8, 8, 3), dtype=np.uint8)
-    return Finished(recipe, ImagePixels(pixels), index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),))
+    return FinishedOutput(
+        recipe, ImagePixels(pixels), index, f"job-{index}", "gpu-0", 1.25, (FakeTask(Colour.RED, "gpu-0"),)
+    )
 
 
-def pixels_of(finished: Finished) -> np.ndarray:
-    assert isinstance(finished.made, ImagePixels)
-    return finished.made.pixels_HWC
+def pixels_of(finished: FinishedOutput) -> np.ndarray:
+    assert isinstance(finished.output, ImagePixels)
+    return finished.output.pixels_HWC
 
 
 def visible(path: Path) -> list[str]:
@@ -96,9 +105,9 @@ def test_a_deleted_image_is_not_finished_and_is_written_again_without_a_second_l
 @pytest.mark.parametrize(
     ("prompt", "start"),
     [
-        ("", "picture-7-"),
+        ("", "image-7-"),
         ("../../etc/passwd", "etc-passwd-7-"),
-        ("\u9ad8\u5c71", "picture-7-"),
+        ("\u9ad8\u5c71", "image-7-"),
         ("A  Hill, at (dawn:1.2)!", "a-hill-at-dawn-1-2-7-"),
         ("very " * 100, "very-very-"),
     ],
@@ -212,10 +221,10 @@ def test_a_torn_manifest_line_is_repaired_and_its_image_counts_as_not_made(tmp_p
 
 def test_write_whole_replaces_or_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "sheet.png"
-    write_whole(path, b"old")
+    write_atomically(path, b"old")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
-        write_whole(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert visible(tmp_path) == ["sheet.png"]
     assert partials(tmp_path) == []
@@ -276,7 +285,9 @@ def test_the_contact_sheet_shows_the_runs_one_after_the_other_each_in_its_order(
 
     def solid(value: int, index: int, out: OutputFolder) -> None:
         recipe = dataclasses.replace(RECIPE, seed=value)
-        out.write(Finished(recipe, ImagePixels(np.full((64, 64, 3), value, np.uint8)), index, "job", "gpu-0", 1.0))
+        out.write(
+            FinishedOutput(recipe, ImagePixels(np.full((64, 64, 3), value, np.uint8)), index, "job", "gpu-0", 1.0)
+        )
 
     first, second = OutputFolder(tmp_path), OutputFolder(tmp_path)
     solid(60, 1, first)

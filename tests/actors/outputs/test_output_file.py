@@ -13,10 +13,10 @@ import pytest
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.folder import OutputFolder, file_name
-from modelpool.actors.outputs.output_file import Finished, encoded, read_video_recipe
+from modelpool.actors.outputs.output_file import FinishedOutput, encoded, read_video_recipe
 from modelpool.actors.outputs.preview_image import first_image, wave_image
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import AudioSamples, Made, VideoFrames
+from modelpool.pool.core.stage_params import AudioSamples, Output, VideoFrames
 from tests.actors.outputs.test_png import RECIPE
 
 VIDEO_RECIPE = dataclasses.replace(RECIPE, width=32, height=16, frames=5, frame_rate=8.0)
@@ -45,7 +45,7 @@ CASES = [
 ]
 
 
-def made(recipe: Recipe) -> Made:
+def made(recipe: Recipe) -> Output:
     return video() if recipe.frames else audio()
 
 
@@ -66,7 +66,7 @@ def test_a_folder_keeps_it_under_the_rules_of_images(name: str, recipe: Recipe, 
     """Whole, once, listed; and the sheet shows it."""
     recipe = dataclasses.replace(recipe, format=name)
     out = OutputFolder(tmp_path)
-    finished = Finished(recipe, made(recipe), 0, "job", "gpu-0", 1.0)
+    finished = FinishedOutput(recipe, made(recipe), 0, "job", "gpu-0", 1.0)
     path = out.write(finished)
     assert out.write(finished) == path
     assert out.finished() == {recipe.digest: path}

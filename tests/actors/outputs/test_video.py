@@ -123,11 +123,11 @@ def test_a_video_is_written_whole_under_its_name(kind: VideoKind, tmp_path: Path
 
 def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match=r"unknown video format '\.avi'.*Known: \.gif, \.mp4, \.webm"):
-        write_video(tmp_path / "film.avi", frames(1), 8)
+        write_video(tmp_path / "video.avi", frames(1), 8)
     with pytest.raises(UnknownName, match="unknown video format"):
-        video_kind("film")
+        video_kind("video")
     with pytest.raises(OutputFailed, match=r"missing/video\.mp4: cannot be written \(No such file or directory\)"):
-        write_video(tmp_path / "missing" / "film.mp4", frames(1), 8)
+        write_video(tmp_path / "missing" / "video.mp4", frames(1), 8)
     with pytest.raises(UnusableField, match=r"frames: found 'float64 \(1, 4, 4, 3\)', expected uint8 numbers"):
         encode_video(np.zeros((1, 4, 4, 3)), 8)  # type: ignore[arg-type]
     with pytest.raises(UnusableField, match="expected uint8 numbers"):

@@ -42,7 +42,7 @@ def test_a_run_of_the_second_model_is_read(said: Any, meant: tuple[Any, ...]) ->
         ([3], "low_noise: found .*, expected CFG or CFG:BOUNDARY"),
         ("much", r"low_noise\.cfg: found 'much', expected a number from 1"),
         ("0.5", r"low_noise\.cfg: found '0\.5', expected a number from 1"),
-        ("3:875", r"boundary: found '875', expected .* to 1 \(it makes what begins with noise alone\)"),
+        ("3:875", r"boundary: found '875', expected .* to 1 \(it runs only steps from pure noise\)"),
         ({"boundary": float("nan")}, r"low_noise\.boundary: found nan"),
         ({"boundry": 0.9}, "did you mean 'boundary'"),
     ],

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.plan import memory_plan
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.request.placeholders import with_stand_ins
+from modelpool.actors.request.placeholders import with_placeholders
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.specs.spec import JobId
@@ -36,7 +36,7 @@ def _catalog(folder: Path, name: str) -> Catalog:
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "pictures"),
+    ("name", "fields", "images"),
     [
         ("svd", {"frames": 3, **SIZE}, {"image": (64, 64)}),
         ("sv3d_p", {"frames": 3, **SIZE}, {"image": (64, 64)}),
@@ -49,11 +49,11 @@ def test_a_plan_without_a_image_is_that_of_a_image_of_its_size(
 ) -> None:
     catalog = _catalog(tmp_path, name)
     said = {"model": "tiny", "prompt": "", "seed": 0, "steps": 2, **fields}
-    planned = with_stand_ins(GenerateRequest(**said), catalog.made_for(catalog.find_model("tiny")))
+    planned = with_placeholders(GenerateRequest(**said), catalog.model_defaults(catalog.find_model("tiny")))
     assert {key: (getattr(planned, key).width, getattr(planned, key).height) for key in images} == images
     own = {key: image(seed, *size) for seed, (key, size) in enumerate(images.items())}
     given, _ = InputImages(lambda result: result).bring(GenerateRequest(**said, **own))
-    (_, found), (_, expected) = (cut_request(each, JobId("j"), catalog) for each in (planned, given))
+    (_, found), (_, expected) = (build_graph(each, JobId("j"), catalog) for each in (planned, given))
     assert sorted(map(str, found.works.values())) == sorted(map(str, expected.works.values()))
     figures = [sorted(task.activation_bytes for task in cut.job.tasks) for cut in (found, expected)]
     assert figures[0] == figures[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.cli.job_file import read_job_file
-from modelpool.actors.request.qos import parse_seconds, too_late, user_of_this_process
+from modelpool.actors.request.qos import deadline_warning, parse_seconds, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -89,9 +89,9 @@ def test_somebody_runs_this() -> None:
 
 
 def test_warnings_say_how_many_and_how_long() -> None:
-    assert "an image cannot" in too_late([3.0])
-    assert "2 images cannot" in too_late([3.0, 4.5])
-    assert "4.5 s" in too_late([3.0, 4.5])
+    assert "an image cannot" in deadline_warning([3.0])
+    assert "2 images cannot" in deadline_warning([3.0, 4.5])
+    assert "4.5 s" in deadline_warning([3.0, 4.5])
 
 
 # ---- users in a configuration ----------------------------------------------------------------------------------------

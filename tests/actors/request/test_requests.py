@@ -51,7 +51,7 @@ def test_what_is_wrong_is_named(fields, error, message) -> None:
 
 
 def test_a_field_that_must_be_there_is_named() -> None:
-    with pytest.raises(UnusableField, match=r"prompt: found 'nothing'"):
+    with pytest.raises(UnusableField, match=r"prompt: missing"):
         GenerateRequest(model="m")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.cli.options import DeviceKind as OfferedKind
+from modelpool.actors.cli.options import DeviceOption as OfferedKind
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import MIB, UnknownName, UnusableField, UserError
 from modelpool.pool.devices.kind_names import AUTO, DeviceKind

@@ -8,16 +8,16 @@ import pytest
 from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.wire.packing import SMALL_BYTES, packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import result_bytes
-from modelpool.pool.core.stage_params import Encoded, Halfway, ImagePixels, Latent, LoraRef, ModelRef, SampleWork
+from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, LoraRef, ModelRef, SampleParams, SamplerState
 from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentUse,
-    Division,
+    ExecutionMode,
+    OomStep,
     RunCost,
     RunError,
     RunErrorKind,
-    Rung,
     Stage,
     TaskId,
     TaskReport,
@@ -28,20 +28,26 @@ from modelpool.pool.specs.spec import (
 RAY_MESSAGE_BYTES = 100 << 10
 
 KEY = ComponentKey("shapes/vae@0123456789")
-WORK = SampleWork(
+WORK = SampleParams(
     ModelRef("shapes", "/m", "a" * 64), (LoraRef("light", "/l", "b" * 64, 0.5),), 64, 64, 4, 5.0, "euler", "normal", 7
 )
 TASK = TaskSpec(
-    TaskId("t"), Stage.SAMPLE, (ComponentUse(KEY, 5, "digest", 7),), 3, 0.5, (TaskId("n"),), (Division(2, batch=1),)
+    TaskId("t"),
+    Stage.SAMPLE,
+    (ComponentUse(KEY, 5, "digest", 7),),
+    3,
+    0.5,
+    (TaskId("n"),),
+    (ExecutionMode(2, batch=1),),
 )
-REQUEST = RunRequest(TASK, WORK, 2, 9, fresh=True, needed_next=(KEY,), rungs=(Rung.DROP_CACHES,))
+REQUEST = RunRequest(TASK, WORK, 2, 9, fresh=True, needed_next=(KEY,), oom_steps=(OomStep.DROP_CACHES,))
 REPORT = TaskReport(
     TaskId("t"),
     2,
     WorkerId("gpu-0"),
     1,
     Residency(64, (Resident(KEY, 8, "digest", 7),)),
-    RunCost(0.5, 0.25, division=Division(2, batch=1), rungs=(Rung.DIVIDE,)),
+    RunCost(0.5, 0.25, division=ExecutionMode(2, batch=1), oom_steps=(OomStep.DIVIDE,)),
     RunError(RunErrorKind.OUT_OF_VRAM, "full", "trace"),
     99,
 )
@@ -55,9 +61,9 @@ def test_requests_and_reports_come_out_as_they_went_in(value: object) -> None:
 def test_all_that_is_handed_on_between_two_models_is_counted() -> None:
     """What a sampler remembers too, which is several times the latent."""
     latent = np.zeros((4, 2, 3, 3), np.float32)
-    halfway = Halfway(latent, (0.9, 0.95, 1.0), np.stack([latent] * 3), latent)
+    halfway = SamplerState(latent, (0.9, 0.95, 1.0), np.stack([latent] * 3), latent)
     assert result_bytes(halfway) == 5 * latent.nbytes
-    assert result_bytes(Halfway(latent)) == latent.nbytes
+    assert result_bytes(SamplerState(latent)) == latent.nbytes
 
 
 @pytest.mark.parametrize("kind", [Encoded, Latent, ImagePixels])
@@ -85,12 +91,12 @@ def test_what_is_handed_on_between_two_models_travels_whole(side: int, remembers
     """A latent of 64 cells is small alone, and is not with what a sampler remembers."""
     draw = np.random.default_rng(1)
     latent = draw.random((4, side, side), np.float32)
-    whole = Halfway(latent, (0.9, 0.95, 1.0), draw.random((3, *latent.shape), np.float32), latent + 1)
-    result = whole if remembers else Halfway(latent)
+    whole = SamplerState(latent, (0.9, 0.95, 1.0), draw.random((3, *latent.shape), np.float32), latent + 1)
+    result = whole if remembers else SamplerState(latent)
     sent = packed_result(result, result_bytes(result))
     assert isinstance(sent, bytes) == (side == 8 or not remembers)
     read = result_of(sent)
-    assert (type(read), read.levels) == (Halfway, result.levels)
+    assert (type(read), read.levels) == (SamplerState, result.levels)
     assert [array.tobytes() for array in read.arrays] == [array.tobytes() for array in result.arrays]
     assert [array.shape for array in read.arrays] == [array.shape for array in result.arrays]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from modelpool.pool.core.errors import CorruptFile, DoesNotFit
-from modelpool.pool.core.stage_params import Coming, Encoded, ImagePixels, Latent, SampleWork, Stopped
+from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, RunErrorKind, Rung, Stage, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FAIL, FakeCatalog, FakeEngine, result_of
 
@@ -30,7 +30,7 @@ class Bench:
         self.engine = engine or FakeEngine()
         self.worker = GpuWorker(WorkerId("gpu-0"), 4, lambda: self.engine, self.steps.append, progress_seconds=0.0)
         request = GenerateRequest(model="shapes", prompt=prompt, seed=1, steps=steps)
-        _, cut = cut_request(request, JobId("x"), FakeCatalog())
+        _, cut = build_graph(request, JobId("x"), FakeCatalog())
         self.task = next(task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
         self.work = cut.works[self.task.task_id]
         self.inputs = tuple(result_of(cut.works[need], ()) for need in self.task.needs)
@@ -147,16 +147,16 @@ def test_what_was_done_about_memory_is_told_from_the_first_attempt_on() -> None:
     """The rungs of the request come first, those of the worker after them; for good ends and for bad ones."""
     from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 
-    before, there = (Rung.DROP_CACHES, Rung.OTHER_WORKER), (Rung.DROP_CACHES, Rung.STREAM_MORE)
+    before, there = (OomStep.DROP_CACHES, OomStep.OTHER_WORKER), (OomStep.DROP_CACHES, OomStep.STREAM_MORE)
     bench = Bench(RaisingEngine(RanOutOfMemory("2 GiB are missing", there)))
     bench.worker.start()
-    request = RunRequest(bench.task, bench.work, 2, 1, rungs=before)
+    request = RunRequest(bench.task, bench.work, 2, 1, oom_steps=before)
     report, _ = bench.worker.run(request, *bench.inputs)
-    assert (report.error.kind, report.error.rungs) == (RunErrorKind.OUT_OF_VRAM, before + there)
+    assert (report.error.kind, report.error.oom_steps) == (RunErrorKind.OUT_OF_VRAM, before + there)
     bench.engine = FakeEngine()
     bench.worker.start()
     report, _ = bench.worker.run(request, *bench.inputs)
-    assert (report.error, report.cost.rungs) == (None, before)
+    assert (report.error, report.cost.oom_steps) == (None, before)
 
 
 def test_what_is_needed_next_reaches_the_engine() -> None:
@@ -176,22 +176,22 @@ def test_what_is_needed_next_reaches_the_engine() -> None:
 
 def test_what_is_to_come_reaches_the_run_that_it_was_told_for_and_no_other() -> None:
     class Listening(FakeEngine):
-        heard: Coming | None = None
+        heard: PreloadRequest | None = None
 
         def run(self, task, work, inputs, hooks, fresh=False, needed_next=()):
-            self.heard = hooks.coming()
+            self.heard = hooks.preload_request()
             return super().run(task, work, inputs, hooks, fresh, needed_next)
 
     engine = Listening()
     bench = Bench(engine)
     bench.worker.start()
-    coming = Coming(())
-    bench.worker.upload_ahead(7, coming)
+    preload_request = PreloadRequest(())
+    bench.worker.preload(7, preload_request)
     bench.run(run=6)
     assert engine.heard is None
     bench.run(run=7)
-    assert engine.heard is coming
-    bench.worker.upload_ahead(8, Coming(()))
+    assert engine.heard is preload_request
+    bench.worker.preload(8, PreloadRequest(()))
     bench.run(run=7)
     assert engine.heard is None, "another has taken its place"
 
@@ -269,7 +269,7 @@ def test_the_size_of_a_result_is_the_size_of_its_arrays(result, size_bytes) -> N
 
 
 def test_the_work_of_the_bench_is_a_sampling() -> None:
-    assert isinstance(Bench().work, SampleWork)
+    assert isinstance(Bench().work, SampleParams)
 
 
 def together(bench: Bench, *prompts: str, attempt: int = 1) -> tuple[list[RunRequest], list]:
@@ -288,7 +288,7 @@ def test_several_attempts_come_back_with_a_report_each() -> None:
     bench.worker.start()
     requests, inputs = together(bench, "one", "two", FAIL, "four")
     bench.worker.stop(13)
-    reports, results = bench.worker.run_together(requests, *inputs)
+    reports, results = bench.worker.run_batch(requests, *inputs)
     kinds = [report.error and report.error.kind for report in reports]
     assert kinds == [None, None, RunErrorKind.INTERNAL, RunErrorKind.CANCELLED]
     assert [report.task_id for report in reports] == [request.task.task_id for request in requests]
@@ -303,13 +303,13 @@ def test_several_attempts_come_back_with_a_report_each() -> None:
 
 def test_what_no_engine_should_raise_is_reported_by_all() -> None:
     class Broken(FakeEngine):
-        def run_together(self, members, needed_next=()):
+        def run_batch(self, members, needed_next=()):
             raise RuntimeError("not even this")
 
     bench = Bench(Broken())
     bench.worker.start()
     requests, inputs = together(bench, "one", "two")
-    reports, results = bench.worker.run_together(requests, *inputs)
+    reports, results = bench.worker.run_batch(requests, *inputs)
     assert [report.error.kind for report in reports] == [RunErrorKind.INTERNAL] * 2
     assert results == (None, None)
 
@@ -340,8 +340,8 @@ def test_what_was_read_ahead_is_no_business_of_the_run_after_it(tmp_path: Path) 
     path = cold_file(tmp_path / "weights", 16 * MIB)
     bench = Bench(ReadingEngine(path))
     bench.worker.start()
-    bench.worker.read_ahead([FilePart(str(path))])
-    assert bench.worker._read_ahead.wait(30.0)
+    bench.worker.prefetch([FilePart(str(path))])
+    assert bench.worker._prefetcher.wait(30.0)
     assert resident_pages(path).all()
     report, _ = bench.run()
     bench.worker.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.worker.prefetcher import BLOCK_BYTES, ReadAhead
+from modelpool.actors.worker.prefetcher import BLOCK_BYTES, Prefetcher
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.byte_ranges import ByteRange
@@ -20,13 +20,13 @@ LONG_SECONDS = 30.0
 
 
 @pytest.fixture
-def reader() -> Iterator[ReadAhead]:
-    reader = ReadAhead()
+def reader() -> Iterator[Prefetcher]:
+    reader = Prefetcher()
     yield reader
     reader.close()
 
 
-def test_pages_of_a_cold_file_are_in_memory_afterwards(reader: ReadAhead, tmp_path: Path) -> None:
+def test_pages_of_a_cold_file_are_in_memory_afterwards(reader: Prefetcher, tmp_path: Path) -> None:
     path = cold_file(tmp_path / "weights", 12 * MIB)
     meter = StorageMeter()
     before = meter.read_bytes()
@@ -41,7 +41,7 @@ def test_pages_of_a_cold_file_are_in_memory_afterwards(reader: ReadAhead, tmp_pa
 def test_only_the_ranges_of_the_component_are_read(tmp_path: Path) -> None:
     """But for what the kernel itself reads around them."""
     path = cold_file(tmp_path / "weights", 64 * MIB)
-    reader = ReadAhead(lambda part: {part.path: ((32 * MIB, 36 * MIB),)})
+    reader = Prefetcher(lambda part: {part.path: ((32 * MIB, 36 * MIB),)})
     reader.begin([FilePart(str(path))])
     assert reader.wait(LONG_SECONDS)
     reader.close()
@@ -50,7 +50,7 @@ def test_only_the_ranges_of_the_component_are_read(tmp_path: Path) -> None:
     assert not pages[: 16 * MIB // PAGE].any()
 
 
-def test_what_is_in_memory_is_not_read_from_the_disk_again(reader: ReadAhead, tmp_path: Path) -> None:
+def test_what_is_in_memory_is_not_read_from_the_disk_again(reader: Prefetcher, tmp_path: Path) -> None:
     path = cold_file(tmp_path / "weights", 8 * MIB)
     path.read_bytes()
     reader.begin([FilePart(str(path))])
@@ -72,7 +72,7 @@ def test_a_newer_wish_takes_the_place_of_one_that_is_not_done(tmp_path: Path) ->
         assert go_on.wait(LONG_SECONDS)
         return {part.path: ((0, 100),)}
 
-    reader = ReadAhead(ranges)
+    reader = Prefetcher(ranges)
     reader.begin([FilePart(str(paths[0])), FilePart(str(paths[1]))])
     assert at_the_first.wait(LONG_SECONDS)
     reader.begin([FilePart(str(paths[2]))])
@@ -94,7 +94,7 @@ def test_a_wish_that_is_under_way_is_not_begun_again(tmp_path: Path) -> None:
         assert go_on.wait(LONG_SECONDS)
         return {part.path: ((0, 100),)}
 
-    reader = ReadAhead(ranges)
+    reader = Prefetcher(ranges)
     reader.begin([FilePart(str(path))])
     assert at_the_first.wait(LONG_SECONDS)
     reader.begin([FilePart(str(path))])
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_left_to_the_run_that_needs_it(tmp_path: Path) ->
             raise CorruptFile("corrupt: cut short")
         return {part.path: ((0, 2 * BLOCK_BYTES),)}
 
-    reader = ReadAhead(ranges)
+    reader = Prefetcher(ranges)
     reader.begin([FilePart("corrupt"), FilePart(str(tmp_path / "missing")), FilePart(str(good))])
     assert reader.wait(LONG_SECONDS)
     reader.close()
@@ -123,8 +123,8 @@ def test_what_cannot_be_read_is_left_to_the_run_that_needs_it(tmp_path: Path) ->
 
 
 def test_closing_ends_the_thread_and_later_wishes_do_nothing(tmp_path: Path) -> None:
-    reader = ReadAhead()
+    reader = Prefetcher()
     reader.close()
     reader.begin([FilePart(str(tmp_path))])
     reader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "read ahead"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]

@@ -22,7 +22,7 @@ from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
-from modelpool.scheduler.tables.messages import CancelAsked, Outcome, WorkersWanted
+from modelpool.scheduler.tables.messages import CancelRequested, Outcome, WorkersWanted
 from modelpool.scheduler.workloads.arrivals import all_at_once, bursts
 from modelpool.scheduler.workloads.mix import Mix
 from modelpool.scheduler.workloads.models import InventedModel
@@ -89,11 +89,11 @@ def test_every_job_is_resolved_once(name: str, seed: int, count: int, sizes: lis
     if troubled:
         for submitted in jobs:
             if rng.random() < 0.2:
-                cluster.post(CancelAsked(submitted.at + rng.uniform(0.0, 9.0), submitted.job.job_id))
+                cluster.post(CancelRequested(submitted.at + rng.uniform(0.0, 9.0), submitted.job.job_id))
         cluster.lose(workers[0].worker_id, rng.uniform(0.0, 20.0))
         cluster.post(WorkersWanted(10.0, tuple(worker.worker_id for worker in workers[1:])))
         cluster.post(WorkersWanted(15.0, tuple(worker.worker_id for worker in workers)))
-        cluster.post(CancelAsked(1.0, JobId("unknown")))
+        cluster.post(CancelRequested(1.0, JobId("unknown")))
     cluster.run(after_each=lambda core: within_capacity(cluster))
     assert len(cluster.outcomes) == count
     if not troubled:

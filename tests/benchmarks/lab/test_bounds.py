@@ -16,9 +16,9 @@ from modelpool.benchmarks.lab.bounds import (
 from modelpool.benchmarks.lab.clairvoyant import FACTOR
 from modelpool.benchmarks.lab.planning import Prices, plan_batch
 from modelpool.benchmarks.lab.policies import POLICIES
-from modelpool.benchmarks.lab.reading_ahead import ReadingAhead
+from modelpool.benchmarks.lab.prefetch_order import PrefetchOrder
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Division, NodeId, Role, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, NodeId, Role, WorkerId
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
@@ -77,7 +77,7 @@ def test_what_need_not_be_done_is_in_no_bound() -> None:
     specs = {spec.key: spec for spec in InventedModel("m").components}
     whole, less = (least_load_seconds([one], gpus, specs) for one in (image, given))
     assert less == whole - specs[encode.uses[0].component].upload_bytes / gpus[0].link_bytes_per_second
-    faster = replace(sample, divisions=(Division(0, slowdown=0.5),))
+    faster = replace(sample, divisions=(ExecutionMode(0, slowdown=0.5),))
     assert chain_seconds(replace(image, tasks=(encode, faster, decode))) == pytest.approx(0.1 + 1.0 + 0.4)
 
 
@@ -154,7 +154,7 @@ def test_reading_ahead_asks_for_each_file_once_and_for_no_more_than_there_is_roo
     names = ["a", "c", "a", "d", "e"]
     tasks = [job(f"j{n}", name).job.tasks[0] for n, name in enumerate(names)]
     components = {spec.key: spec for spec in (model(name) for name in names)}
-    ahead = ReadingAhead()
+    ahead = PrefetchOrder()
     ahead.expect(tasks)
     asked = [ahead.at_step(step, 9 * GIB, components) for step in range(5)]
     assert asked == [("c/d", "d/d"), ("e/d",), (), (), ()]

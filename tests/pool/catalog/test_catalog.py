@@ -14,8 +14,8 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import AmbiguousName, CorruptFile, UnknownArchitecture, UnknownName
 from modelpool.pool.core.stage_params import ModelRef
 from modelpool.pool.registry import registry as registry_module
-from modelpool.pool.registry.changes import add_place, set_alias
-from modelpool.pool.registry.remembered import HashRecord
+from modelpool.pool.registry.changes import add_location, set_alias
+from modelpool.pool.registry.registry_store import HashRecord
 from tests.architecture.source_tree import ROOT
 
 SHAPES = ROOT / "examples" / "shapes"
@@ -57,10 +57,10 @@ def test_a_restart_hashes_nothing_again(folder: Path, monkeypatch: pytest.Monkey
     assert catalog_of(folder).find_model("shapes") == first
     # the record is believed as long as the file is unchanged: a digest planted in it comes back
     catalog = catalog_of(folder)
-    record = catalog.registry.memory.hash_record(os.path.realpath(path))
+    record = catalog.registry.store.hash_record(os.path.realpath(path))
     assert record is not None
     planted = HashRecord(record.fingerprint, type(record.hashes)("ab" * 32))
-    catalog.registry.memory.remember(os.path.realpath(path), planted)
+    catalog.registry.store.save_hashes(os.path.realpath(path), planted)
     assert catalog_of(folder).find_model("shapes").sha256 == "ab" * 32
 
 
@@ -70,7 +70,7 @@ def test_files_that_come_and_go_are_seen_by_a_catalog_that_is_open(folder: Path,
     later = tmp_path / "later"
     later.mkdir()
     copy = shutil.copy(folder / "shapes.safetensors", later / "more.safetensors")
-    add_place(catalog_of(folder).registry, later)
+    add_location(catalog_of(folder).registry, later)
     assert [model.name for model in catalog.models()] == ["more", "shapes"]
     assert catalog.find_model("more").path == str(copy)
     Path(copy).unlink()
@@ -79,7 +79,7 @@ def test_files_that_come_and_go_are_seen_by_a_catalog_that_is_open(folder: Path,
 
 
 def test_what_people_added_counts_only_where_it_is_asked_for(folder: Path, tmp_path: Path) -> None:
-    add_place(catalog_of(folder).registry, SHAPES / "models" / "shapes.safetensors")
+    add_location(catalog_of(folder).registry, SHAPES / "models" / "shapes.safetensors")
     without = Catalog([folder], [], "cpu", folder.parent / "state")
     assert [model.path for model in without.models()] == [str(folder / "shapes.safetensors")]
 
@@ -116,7 +116,7 @@ def test_a_folder_of_diffusers_that_does_not_run_is_listed_and_says_so_before_it
     (folder / "xl" / "transformer" / "config.json").write_text("{}")
     monkeypatch.setattr(registry_module, "hash_file", lambda *_: pytest.fail("reads it"))
     catalog = catalog_of(folder)
-    message = "xl: found no model that is known in the folder 'transformer'"
+    message = "xl: found no known model in the folder 'transformer'"
     assert message in {model.name: model.problem for model in catalog.models()}["xl"]
     with pytest.raises(UnknownArchitecture, match=message):
         catalog.find_model("xl")

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from modelpool.pool.catalog.controlnet_index import ControlShelf
+from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.stage_params import ControlRef, ModelRef, SampleWork, control_key, task_id, together_key
+from modelpool.pool.core.stage_params import ControlRef, ModelRef, SampleParams, batch_key, control_key, task_id
 from modelpool.pool.registry.registry import open_registry
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
@@ -26,14 +26,14 @@ ZEROS, IN_A_FOLDER = "force_zeros_for_pooled_projection", "diffusion_pytorch_mod
 File = dict[str, Any]
 
 
-def shelf_of(folder: Path) -> ControlShelf:
+def shelf_of(folder: Path) -> ControlNetIndex:
     def no_model(ref: ModelRef) -> Any:
         raise AssertionError(f"asked for {ref}")
 
-    return ControlShelf(open_registry([folder], [], folder / "registry"), "cpu", no_model)
+    return ControlNetIndex(open_registry([folder], [], folder / "registry"), "cpu", no_model)
 
 
-def found(shelf: ControlShelf, path: Path) -> ControlRef:
+def found(shelf: ControlNetIndex, path: Path) -> ControlRef:
     return shelf.find(str(path), 1.0, 0.0, 1.0)
 
 
@@ -49,9 +49,9 @@ def without_kind(state: Mapping[str, Any]) -> File:
     return {key: tensor for key, tensor in tiny_controls.sd35_file(state).items() if key != "control_type"}
 
 
-def sampled(control: ControlRef) -> SampleWork:
+def sampled(control: ControlRef) -> SampleParams:
     """Some work with it."""
-    return SampleWork(ModelRef("m", "m", "aa"), (), 64, 64, 4, 3.0, "euler", "normal", 1, controls=(control,))
+    return SampleParams(ModelRef("m", "m", "aa"), (), 64, 64, 4, 3.0, "euler", "normal", 1, controls=(control,))
 
 
 @pytest.mark.parametrize("zeros", [True, False])
@@ -80,7 +80,7 @@ def test_equal_files_beside_which_other_things_are_said_are_two(tmp_path: Path) 
             assert shelf.opened(ref).key == control_key(ref)
         works = [sampled(refs[zeros]) for zeros in order]
         assert len({task_id(work, ()) for work in works}) == 2
-        assert len({together_key(work) for work in works}) == 2
+        assert len({batch_key(work) for work in works}) == 2
         assert len({control_key(ref) for ref in refs.values()}) == 2
         plain = found(shelf, plain_path)
         assert plain.said == refs[True].said == ()

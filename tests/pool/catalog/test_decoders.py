@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.catalog.decoders import decoder_among, decoder_titles
+from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.core.errors import MissingParts, UnusableField
 from modelpool.pool.registry.listings import ModelListing
 
@@ -21,7 +21,7 @@ def damaged(path: str) -> ModelListing:
 
 
 def among(*listings: ModelListing) -> str:
-    return decoder_among(listings, "c", "/near/c", FAMILIES)
+    return choose_decoder(listings, "c", "/near/c", FAMILIES)
 
 
 def test_the_one_in_the_same_folder_comes_before_all_others() -> None:
@@ -33,7 +33,7 @@ def test_the_one_in_the_same_folder_comes_before_all_others() -> None:
 
 def test_a_damaged_one_beside_the_first_is_named_with_what_is_wrong() -> None:
     """Found: its user was told to put a file there, which lay there."""
-    with pytest.raises(MissingParts, match=r"field decoder\. There, but of no use: /near/b\.safetensors: truncated$"):
+    with pytest.raises(MissingParts, match=r"field decoder\. Unusable files there: /near/b\.safetensors: truncated$"):
         among(damaged("/near/b"), damaged("/far/b"), listing("/near/c", "Stable Cascade C"))
 
 

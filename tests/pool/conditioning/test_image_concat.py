@@ -15,7 +15,7 @@ from diffusers import EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import EncodeImageWork
+from modelpool.pool.core.stage_params import EncodeImageParams
 from modelpool.pool.pixels.image_ops import covering
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise
@@ -234,7 +234,7 @@ def test_a_image_to_work_from_is_told_as_diffusers_does(
     tiny = TinyFamilyModel(tmp_path, FAMILIES[name])
     reference = image(32, 96)
     made = tiny.made(reference=reference, width=WIDTH, height=HEIGHT, steps=STEPS, cfg=3.0)
-    (work,) = [work for work in made.works.values() if isinstance(work, EncodeImageWork)]
+    (work,) = [work for work in made.works.values() if isinstance(work, EncodeImageParams)]
     assert (work.width, work.height) == (32, 96)
     assert_equal(made.latents[0], pipeline(tiny, made, reference))
     tiny.close()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.regions import Regions, box_weights, region_weights
-from modelpool.pool.core.stage_params import Mask, RegionWork
+from modelpool.pool.core.stage_params import Mask, RegionParams
 from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.sampling.schedules import sd1_sigma_table
@@ -89,13 +89,13 @@ def test_a_box_over_all_counts_one_everywhere() -> None:
 
 
 @pytest.mark.parametrize("by_functions", [False, True])
-@pytest.mark.parametrize("most_at_once", [0, 1])
-def test_the_guess_is_that_of_the_reference(by_functions: bool, most_at_once: int) -> None:
+@pytest.mark.parametrize("max_batch", [0, 1])
+def test_the_guess_is_that_of_the_reference(by_functions: bool, max_batch: int) -> None:
     """Two texts of one length and one of another; a box, and a mask with half shares; plain, and through the sampler
     functions of a run's options."""
     mask = np.zeros((CELLS[0] * 8, CELLS[1] * 8), np.uint8)
     mask[:40, 20:90] = 255
-    works = [RegionWork(1.5, (0.25, 0.0, 0.5, 0.75)), RegionWork(0.5)]
+    works = [RegionParams(1.5, (0.25, 0.0, 0.5, 0.75)), RegionParams(0.5)]
     weights = region_weights(works, [[Mask(mask)]], CELLS)
     shares = mask.reshape(CELLS[0], 8, CELLS[1], 8).mean(axis=(1, 3)) / 255
     conditions = (text(0.7), text(-0.4, tokens=5))
@@ -108,7 +108,7 @@ def test_the_guess_is_that_of_the_reference(by_functions: bool, most_at_once: in
         text(-0.1),
         CFG,
         options if by_functions else None,
-        most_at_once=most_at_once,
+        max_batch=max_batch,
         regions=Regions(conditions, weights),
     )
     x, sigma = torch.randn((1, 4, *CELLS), generator=torch.Generator().manual_seed(1)), 1.7
@@ -123,7 +123,7 @@ def test_the_guess_is_that_of_the_reference(by_functions: bool, most_at_once: in
 
 
 def test_without_guidance_regions_count_all_the_same() -> None:
-    weights = region_weights([RegionWork(2.0, (0, 0, 0.5, 1))], [[]], CELLS)
+    weights = region_weights([RegionParams(2.0, (0, 0, 0.5, 1))], [[]], CELLS)
     regions = Regions((text(0.7),), weights)
     denoise = guided_denoiser(predict_noise, TABLE, text(0.3), None, 1.0, regions=regions)
     plain = guided_denoiser(predict_noise, TABLE, text(0.3), None, 1.0)

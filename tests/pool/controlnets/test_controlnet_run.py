@@ -9,9 +9,9 @@ import pytest
 
 from modelpool.pool.controlnets.controlnet_run import _images_of
 from modelpool.pool.controlnets.kinds import KINDS
-from modelpool.pool.core.stage_params import ControlRef, ImagePixels, ModelRef, SampleWork
+from modelpool.pool.core.stage_params import ControlRef, ImagePixels, ModelRef, SampleParams
 
-WORK = SampleWork(
+WORK = SampleParams(
     ModelRef("m", "m", "aa"), (), 64, 48, 4, 3.0, "euler", "normal", 1,
     controls=(ControlRef("c", "c", "bb", 1.0, 0.0, 1.0),),
 )  # fmt: skip

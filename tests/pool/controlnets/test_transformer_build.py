@@ -155,7 +155,7 @@ def test_what_is_not_whole_is_refused_by_name() -> None:
     ):
         plan_controlnet(without)
     odd = {**whole, "transformer_blocks.0.attn.norm_q.weight": (7,)}
-    with pytest.raises(UnknownArchitecture, match=r"found heads 7 wide, expected some that 64 is a multiple of"):
+    with pytest.raises(UnknownArchitecture, match=r"found head width 7, expected a divisor of 64"):
         plan_controlnet(odd)
 
 

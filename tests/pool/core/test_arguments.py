@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.arguments import given_text, real_number, size_in_bytes, whole_number
+from modelpool.pool.core.arguments import checked_text, real_number, size_in_bytes, whole_number
 from modelpool.pool.core.errors import UnusableField
 
 
@@ -56,6 +56,6 @@ def test_sizes_are_numbers_or_texts_with_a_unit() -> None:
 
 
 def test_a_text_is_a_text() -> None:
-    assert given_text("prompt", "", "a text") == ""
+    assert checked_text("prompt", "", "a text") == ""
     with pytest.raises(UnusableField, match="prompt: found None, expected a text"):
-        given_text("prompt", None, "a text")
+        checked_text("prompt", None, "a text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.core.expert_names import half_named
+from modelpool.pool.core.expert_names import expert_named
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from modelpool.pool.core.expert_names import half_named
     ],
 )
 def test_names_of_files_hint_at_one_model(name: str, half: str) -> None:
-    assert half_named(name) == half
+    assert expert_named(name) == half

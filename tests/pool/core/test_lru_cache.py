@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.core.lru_cache import Recent
+from modelpool.pool.core.lru_cache import LruCache
 
 
 @given(limit=st.integers(1, 5), keys=st.lists(st.integers(0, 8)))
 def test_answers_are_right_few_and_the_latest(limit: int, keys: list[int]) -> None:
-    recent: Recent[int, str] = Recent(limit)
+    recent: LruCache[int, str] = LruCache(limit)
     latest: list[int] = []  # oldest first
     for key in keys:
         asked = []
@@ -22,7 +22,7 @@ def test_answers_are_right_few_and_the_latest(limit: int, keys: list[int]) -> No
 
 
 def test_what_could_not_be_found_is_asked_for_again() -> None:
-    recent: Recent[str, int] = Recent(2)
+    recent: LruCache[str, int] = LruCache(2)
 
     def fail() -> int:
         raise ValueError("not now")

@@ -160,7 +160,7 @@ def _refusal(shapes: Shapes) -> str | None:
 def test_every_spelling_finds_its_own_layout_under_every_prefix(prefix: str) -> None:
     """No layout hides one that comes after it."""
     for layout in LAYOUTS:
-        for spelling in layout.spellings:
+        for spelling in layout.namings:
             found = find_layout({prefix + key: (1, 1) for key in spelling.keys})
             assert found is not None
             assert (found[0], found[1].title, found[2].naming) == (prefix, layout.title, spelling.naming)
@@ -268,7 +268,7 @@ def test_a_known_architecture_of_unknown_sizes_says_so() -> None:
     shapes = {key: shape for key, shape in shapes_of("sd15").items() if "transformer_blocks" not in key}
     found = recognise_diffusion(shapes)
     assert found is not None
-    assert (found.name, found.title) == ("", "a UNet of latent diffusion, of sizes that are not known")
+    assert (found.name, found.title) == ("", "a UNet of latent diffusion, of unknown sizes")
 
 
 def test_a_tensor_that_cannot_be_is_named_with_the_model() -> None:

@@ -148,14 +148,14 @@ def test_parts_without_a_diffusion_model_are_parts() -> None:
         (("encoder.pan_blocks.1.cv4.conv.weight",), "an RT-DETR v4 detector"),
         (("conv_first.weight",), "an upscaler"),
         ((), "the file holds no tensors"),
-        (("something.else",), "matches nothing that is known"),
+        (("something.else",), "unknown content"),
     ],
 )
 def test_what_is_no_checkpoint_is_said_to_be_what_it_is(keys: tuple[str, ...], title: str) -> None:
     facts = recognise_contents(contents(dict.fromkeys(keys, (4, 4))))
     assert (facts.title, facts.components, facts.other_tensors) == (title, (), len(keys))
     known = {"a LoRA": Kind.LORA, "the file holds no tensors": Kind.UNKNOWN}
-    assert facts.kind is known.get(title, Kind.UNKNOWN if "nothing" in title else Kind.OTHER)
+    assert facts.kind is known.get(title, Kind.UNKNOWN if "unknown" in title else Kind.OTHER)
 
 
 def test_the_sizes_of_vision_encoders_tell_them_apart() -> None:

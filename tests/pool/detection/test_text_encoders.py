@@ -132,7 +132,7 @@ def test_what_no_model_reads_and_wrong_counts_are_refused() -> None:
     )
     assert qwen3_8b is not None
     assert qwen3_8b.name == "qwen3_8b"
-    with pytest.raises(UnknownArchitecture, match=r"Qwen 3 8B: found no model that reads it, expected one of clip_g"):
+    with pytest.raises(UnknownArchitecture, match=r"Qwen 3 8B: no model reads it, expected one of clip_g"):
         route(ClipType.FLUX, [qwen3_8b])
     for count in (0, 5):
         with pytest.raises(UnknownArchitecture, match=f"found {count} files, expected one to four"):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnknownName, UserError
 from modelpool.pool.devices import torch_modules
-from modelpool.pool.devices.accelerator_memory import UNTOLD_BYTES, AcceleratorMemory, memory_calls
+from modelpool.pool.devices.accelerator_memory import UNREPORTED_BYTES, AcceleratorMemory, memory_calls
 from modelpool.pool.devices.capabilities import HalfStorage, default_device_kind, detect_capabilities, rocm_bfloat16
 from modelpool.pool.devices.kind_names import ACCELERATORS, DeviceKind
 from modelpool.pool.devices.kinds import CpuMemory, device_kind, open_device
@@ -115,7 +115,7 @@ def test_apples_gpu_has_what_the_system_recommends_and_the_host_has() -> None:
 @pytest.mark.parametrize("budget_bytes", [None, 4 * GIB])
 def test_a_device_that_does_not_tell_its_memory_has_its_budget(budget_bytes: int | None) -> None:
     memory = AcceleratorMemory(memory_calls(DeviceKind.DIRECTML, DirectMlModule(), 0), budget_bytes)
-    assert memory.total_bytes() == memory.free_bytes() == (budget_bytes or UNTOLD_BYTES)
+    assert memory.total_bytes() == memory.free_bytes() == (budget_bytes or UNREPORTED_BYTES)
 
 
 @pytest.mark.parametrize(("free", "expected"), [(20 * GIB, 8 * GIB), (3 * GIB, 3 * GIB)])
@@ -208,8 +208,8 @@ def test_this_machine_is_asked_without_importing_what_is_not_installed() -> None
     """In a fresh interpreter, so that nothing else has imported it."""
     code = (
         "import sys\n"
-        "from pool.devices.kind_names import DeviceKind\n"
-        "from pool.devices.torch_modules import device_count, device_module\n"
+        "from modelpool.pool.devices.kind_names import DeviceKind\n"
+        "from modelpool.pool.devices.torch_modules import device_count, device_module\n"
         "assert all(device_count(device_module(kind)) >= 0 for kind in DeviceKind)\n"
         "print(sorted({'torch_npu', 'torch_mlu', 'torch_directml'} & sys.modules.keys()))"
     )

@@ -35,7 +35,7 @@ def test_nvml_tells_of_cards_and_of_who_uses_them(is_old: bool) -> None:
     assert (first.name, first.total_bytes, first.free_bytes) == ("NVIDIA GeForce RTX 4090", 24 * GIB, 20 * GIB)
     mine, hidden = first.processes
     assert mine == GpuProcess(os.getpid(), psutil.Process().name(), 3 * GIB)
-    assert (hidden.name, hidden.used_bytes) == ("a process that cannot be seen from here", None)
+    assert (hidden.name, hidden.used_bytes) == ("a process that is not visible from here", None)
     assert second.processes == ()
     assert reading.card("card-1") == reading.card("GPU-card-1") == second
     assert reading.card("card-7") is None

@@ -10,7 +10,7 @@ from modelpool.pool.devices.copy_streams import CopyStreams
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.pinned_memory import PinnedLedger, PinnedPages, StagingRing
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import DirectUploader, StreamingUploader
 from tests.pool.devices.fake_streams import Trace
 
@@ -22,10 +22,10 @@ def test_without_streams_copies_are_direct(kind: str) -> None:
     sim.install()
     sim.configure(INDEX, 1 << 20)
     device = torch.device("cpu") if kind == "cpu" else torch.device("sim", INDEX)
-    with UploadRoad.open(device, HostMemory(1 << 30, 1 << 30)) as road:
-        assert not road.pin(torch.zeros(3))
-        assert road.ahead_bytes == 0
-        uploader = road.uploader()
+    with TransferPipeline.open(device, HostMemory(1 << 30, 1 << 30)) as pipeline:
+        assert not pipeline.pin(torch.zeros(3))
+        assert pipeline.ahead_bytes == 0
+        uploader = pipeline.uploader()
         assert isinstance(uploader, DirectUploader)
         assert torch.equal(uploader.upload(torch.arange(3)).cpu(), torch.arange(3))
         assert uploader.order.hosts == ()
@@ -37,76 +37,76 @@ def test_an_order_is_handed_from_run_to_run() -> None:
     sim.configure(INDEX, 1 << 20)
     trace, ledger = Trace(), PinnedLedger(1 << 20)
     staging = StagingRing.allocate(ledger, 64, 2, lambda size: torch.empty(size, dtype=torch.uint8))
-    road = UploadRoad(torch.device("sim", INDEX), CopyStreams(trace.maker), staging, None, ahead_bytes=1000)
+    pipeline = TransferPipeline(torch.device("sim", INDEX), CopyStreams(trace.maker), staging, None, ahead_bytes=1000)
     hosts = list(torch.arange(40.0).view(4, 10))
-    first = road.uploader()
+    first = pipeline.uploader()
     for host in hosts * 2:
         first.upload(host)
     order = first.order
     first.close()
-    second = road.uploader(order)
+    second = pipeline.uploader(order)
     assert isinstance(second, StreamingUploader)
     for host in hosts:
         assert torch.equal(second.upload(host).cpu(), host)
     assert (second.hits, second.misses) == (3, 1)
     second.close()
-    road.close()
-    road.close()
+    pipeline.close()
+    pipeline.close()
     assert ledger.pinned_bytes == 0
 
 
-def road_with_streams(trace: Trace) -> UploadRoad:
+def road_with_streams(trace: Trace) -> TransferPipeline:
     sim.install()
     sim.configure(INDEX, 1 << 20)
     staging = StagingRing.allocate(PinnedLedger(1 << 20), 64, 2, lambda size: torch.empty(size, dtype=torch.uint8))
-    return UploadRoad(torch.device("sim", INDEX), CopyStreams(trace.maker), staging, None)
+    return TransferPipeline(torch.device("sim", INDEX), CopyStreams(trace.maker), staging, None)
 
 
 def test_what_goes_on_beside_is_waited_for_when_it_is_caught_up_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not before; what stays is lent to the stream that computes, which may be far ahead or behind."""
     monkeypatch.setattr(loader, "LEAST_STAGED_BYTES", 64)
     trace = Trace()
-    road = road_with_streams(trace)
+    pipeline = road_with_streams(trace)
     side = "copy 2"  # the first two are the ring's
     trace.lending.add(side)
     hosts = [torch.arange(200.0), torch.arange(3.0)]
     trace.compute.steps += 5
     for _ in range(2):
-        with road.beside():
-            copies = [road.bring(host) for host in hosts]
-            road.keep(copies)
-            with road.beside():  # one inside another is one
+        with pipeline.overlapping():
+            copies = [pipeline.bring(host) for host in hosts]
+            pipeline.keep(copies)
+            with pipeline.overlapping():  # one inside another is one
                 pass
     assert all(torch.equal(copy.cpu(), host) for copy, host in zip(copies, hosts, strict=True))
     assert not trace.compute.seen, "what computes waited for nothing"
     assert not any("compute" in stream.seen for stream in trace.streams), "nor was it waited for"
     assert [name for _, name in trace.lent] == ["compute"] * 4
     assert all(kept is copy for (kept, _), copy in zip(trace.lent[2:], copies, strict=True))
-    road.catch_up()
+    pipeline.catch_up()
     (stream,) = [stream for stream in trace.streams if stream.name == side]
     assert trace.compute.seen[side] == stream.steps
     assert all(trace.compute.seen[name] > 0 for name in ("copy 0", "copy 1")), "what the side waited for is over too"
-    road.bring(hosts[0])
-    road.keep([hosts[0]])
+    pipeline.bring(hosts[0])
+    pipeline.keep([hosts[0]])
     assert len(trace.lent) == 4, "outside, memory is the compute stream's own"
-    road.close()
+    pipeline.close()
 
 
 def test_a_full_ring_says_so() -> None:
     trace = Trace()
-    road = road_with_streams(trace)
-    assert not road.is_full
-    uploader = road.uploader()
+    pipeline = road_with_streams(trace)
+    assert not pipeline.is_full
+    uploader = pipeline.uploader()
     for host in (torch.arange(16.0), torch.arange(16.0)):
         uploader.upload(host)
     for event in trace.events:
         event.is_over = False
-    assert road.is_full
+    assert pipeline.is_full
     for event in trace.events:
         event.is_over = True
-    assert not road.is_full
+    assert not pipeline.is_full
     uploader.close()
-    road.close()
+    pipeline.close()
 
 
 def test_closing_unpins() -> None:
@@ -121,8 +121,8 @@ def test_closing_unpins() -> None:
             self.pinned -= 1
 
     driver = Driver()
-    with UploadRoad(torch.device("cpu"), pages=PinnedPages(driver, PinnedLedger(1 << 20))) as road:
-        assert road.pin(torch.zeros(100))
+    with TransferPipeline(torch.device("cpu"), pages=PinnedPages(driver, PinnedLedger(1 << 20))) as pipeline:
+        assert pipeline.pin(torch.zeros(100))
         assert driver.pinned == 1
     assert driver.pinned == 0
 
@@ -143,17 +143,17 @@ def test_where_nothing_can_be_pinned_copies_go_without_and_the_reason_is_kept() 
     staging = StagingRing.allocate(ledger, 64, 2, no_buffer)
     pages = PinnedPages(Refusing(), ledger)
     device = torch.device("sim", INDEX)
-    with UploadRoad(device, CopyStreams(trace.maker), staging, pages, ahead_bytes=1000) as road:
-        assert not road.pin(torch.zeros(100))
+    with TransferPipeline(device, CopyStreams(trace.maker), staging, pages, ahead_bytes=1000) as pipeline:
+        assert not pipeline.pin(torch.zeros(100))
         hosts = list(torch.arange(40.0).view(4, 10))
         for _ in range(2):
-            uploader = road.uploader()
+            uploader = pipeline.uploader()
             for host in hosts:
                 assert torch.equal(uploader.upload(host).cpu(), host)
             uploader.close()
-        assert road.why_unpinned == (
+        assert pipeline.why_unpinned == (
             "0 of 2 staging buffers: no more memory can be pinned (no memory can be locked); "
             "the driver does not pin the pages of mapped files here"
         )
     assert ledger.pinned_bytes == 0
-    assert UploadRoad(device).why_unpinned == ""
+    assert TransferPipeline(device).why_unpinned == ""

@@ -223,11 +223,11 @@ def test_pages_that_are_pinned_need_no_buffer(device: torch.device) -> None:
 def test_an_order_ends_where_it_begins_again() -> None:
     rows, a, b = weights(3)
     recorder = OrderRecorder()
-    assert [recorder.see(h) for h in (rows, a, b)] == [None, None, None]
-    ended = recorder.see(a)
+    assert [recorder.record(h) for h in (rows, a, b)] == [None, None, None]
+    ended = recorder.record(a)
     assert ended is not None
     assert [key_of(h) for h in ended.hosts] == [key_of(a), key_of(b)]
-    assert recorder.see(b) is None
+    assert recorder.record(b) is None
 
 
 def test_a_weight_that_is_used_twice_in_a_pass_does_not_end_it_for_good(device: torch.device) -> None:

@@ -23,32 +23,32 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
+    BatchMember,
+    DecodeParams,
     Encoded,
-    EncodeWork,
+    EncodeParams,
     ImagePixels,
     Latent,
-    Member,
     ModelRef,
     Outcome,
     Result,
     RunHooks,
-    SampleWork,
+    SampleParams,
+    StageParams,
     Stopped,
-    Work,
+    batch_key,
     stage_of,
     task_id,
-    together_key,
 )
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.engine.batching import joint_task, run_together, shares
+from modelpool.pool.engine.batching import batch_task, run_batch, shares
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.residency import needed_bytes
 from modelpool.pool.sampling.samplers import FUNCTIONS
-from modelpool.pool.specs.spec import ComponentKey, ComponentUse, Role, RunCost, Rung, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.tracing.activation_bytes import peak_bytes
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
@@ -66,11 +66,11 @@ FILE = ModelRef("m", "m.safetensors", "00")
 USE = ComponentUse(ComponentKey("m/vae"), 1)
 
 
-def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False) -> Member:
-    work = DecodeWork(FILE, side, side)
+def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False) -> BatchMember:
+    work = DecodeParams(FILE, side, side)
     result = Latent(np.full((4, 1, 1), number, np.float32))
     task = TaskSpec(TaskId(str(number)), Stage.DECODE, (USE,), 10, 1.0)
-    return Member(task, work, (result,), RunHooks(lambda done, steps: None, asks))
+    return BatchMember(task, work, (result,), RunHooks(lambda done, steps: None, asks))
 
 
 class Machine:
@@ -80,7 +80,7 @@ class Machine:
         self.poison, self.room = poison, room
         self.runs: list[list[int]] = []
 
-    def __call__(self, members: Sequence[Member]) -> tuple[list[Result], RunCost]:
+    def __call__(self, members: Sequence[BatchMember]) -> tuple[list[Result], RunCost]:
         numbers = [int(member.task.task_id) for member in members]
         self.runs.append(numbers)
         if len(members) > self.room:
@@ -101,7 +101,7 @@ def test_each_has_the_outcome_that_it_has_alone(
     machine = Machine(poison, room)
     members = [asking(n, side=8 + 8 * (n % 2), asks=lambda n=n: n in stopped) for n in range(count)]  # type: ignore[misc]
     alone = [Stopped if n in stopped else CorruptFile if n in poison else n for n in range(count)]
-    assert named(run_together(members, machine)) == alone
+    assert named(run_batch(members, machine)) == alone
     assert len(machine.runs) <= 3 * count
     ran = [n for run in machine.runs for n in run]
     assert not stopped & set(ran)
@@ -110,16 +110,16 @@ def test_each_has_the_outcome_that_it_has_alone(
 
 def test_too_little_memory_halves_and_says_so() -> None:
     machine = Machine(room=2)
-    outcomes = run_together([asking(n) for n in range(5)], machine)
+    outcomes = run_batch([asking(n) for n in range(5)], machine)
     assert machine.runs == [[0, 1, 2, 3, 4], [0, 1, 2], [0, 1], [2], [3, 4]]
     costs = [outcome[1] for outcome in outcomes if isinstance(outcome, tuple)]
     assert [cost.batched for cost in costs] == [2, 2, 1, 2, 2]
-    assert [cost.rungs for cost in costs] == [(Rung.DIVIDE,) * 2] * 3 + [(Rung.DIVIDE,)] * 2
+    assert [cost.oom_steps for cost in costs] == [(OomStep.DIVIDE,) * 2] * 3 + [(OomStep.DIVIDE,)] * 2
 
 
 def test_what_fails_by_itself_takes_nobody_along() -> None:
     machine = Machine(poison=frozenset({1}))
-    assert named(run_together([asking(n) for n in range(4)], machine)) == [0, CorruptFile, 2, 3]
+    assert named(run_batch([asking(n) for n in range(4)], machine)) == [0, CorruptFile, 2, 3]
     assert machine.runs == [[0, 1, 2, 3], [0], [1], [2], [3]]
 
 
@@ -143,34 +143,35 @@ class Bench:
         self.engine, self.catalog = engine, catalog
         self.model = catalog.find_model("shapes")
 
-    def member(self, work: Work, *inputs: Result, hooks: RunHooks = QUIET) -> Member:
+    def member(self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET) -> BatchMember:
         stage = stage_of(work)
-        use = self.catalog.use(self.model, ROLES[stage], (), work.steps if isinstance(work, SampleWork) else 1)
+        use = self.catalog.use(self.model, ROLES[stage], (), work.steps if isinstance(work, SampleParams) else 1)
         tokens = [len(i.context_LD) for i in inputs if isinstance(i, Encoded)]
-        whole, *divided = self.catalog.ways(self.model, work, tokens)
+        whole, *divided = self.catalog.execution_modes(self.model, work, tokens)
         task = TaskSpec(task_id(work, ()), stage, (use,), whole.activation_bytes, 0.1, divisions=tuple(divided))
-        return Member(task, work, inputs, hooks)
+        return BatchMember(task, work, inputs, hooks)
 
-    def alone(self, member: Member) -> Result:
+    def alone(self, member: BatchMember) -> Result:
         return self.engine.run(member.task, member.work, member.inputs, member.hooks)[0]
 
-    def encodes(self, texts: Sequence[str] = TEXTS) -> list[Member]:
-        return [self.member(EncodeWork(self.model, (), text)) for text in texts]
+    def encodes(self, texts: Sequence[str] = TEXTS) -> list[BatchMember]:
+        return [self.member(EncodeParams(self.model, (), text)) for text in texts]
 
-    def samples(self, count: int = 4, sampler: str = "euler_ancestral") -> list[Member]:
+    def samples(self, count: int = 4, sampler: str = "euler_ancestral") -> list[BatchMember]:
         """Of images with seeds and prompts of their own and equally long texts."""
         prompt, negative = [self.alone(member) for member in self.encodes(("a cyan star", ""))]
         assert isinstance(prompt, Encoded)
         texts = [Encoded(prompt.context_LD * (1 + place / 8)) for place in range(count)]
         works = [
-            SampleWork(self.model, (), SIDE, SIDE, STEPS, 4.0, sampler, "normal", seed) for seed in range(7, 7 + count)
+            SampleParams(self.model, (), SIDE, SIDE, STEPS, 4.0, sampler, "normal", seed)
+            for seed in range(7, 7 + count)
         ]
         return [self.member(work, text, negative) for work, text in zip(works, texts, strict=True)]
 
-    def decodes(self, count: int = 4) -> list[Member]:
+    def decodes(self, count: int = 4) -> list[BatchMember]:
         random = np.random.default_rng(1)
         latents = [Latent(random.normal(size=(4, SIDE // 8, SIDE // 8)).astype(np.float32)) for _ in range(count)]
-        return [self.member(DecodeWork(self.model, SIDE, SIDE), latent) for latent in latents]
+        return [self.member(DecodeParams(self.model, SIDE, SIDE), latent) for latent in latents]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +212,7 @@ def assert_near(found: Sequence[Outcome], expected: Sequence[Result], near: floa
 @pytest.mark.parametrize("sampler", sorted(FUNCTIONS))
 def test_images_of_a_run_are_those_made_alone(bench: Bench, sampler: str) -> None:
     members = bench.samples(3, sampler)
-    outcomes = bench.engine.run_together(members)
+    outcomes = bench.engine.run_batch(members)
     near = NEAR_UNI_PC if sampler == "uni_pc" else NEAR
     assert_near(outcomes, [bench.alone(member) for member in members], near)
     assert {outcome[1].batched for outcome in outcomes if isinstance(outcome, tuple)} == {3}
@@ -221,17 +222,17 @@ def test_images_of_a_run_are_those_made_alone(bench: Bench, sampler: str) -> Non
 
 def test_texts_of_any_length_and_latents_of_a_run_are_those_made_alone(bench: Bench) -> None:
     for members in (bench.encodes(), bench.decodes()):
-        assert_near(bench.engine.run_together(members), [bench.alone(member) for member in members])
+        assert_near(bench.engine.run_batch(members), [bench.alone(member) for member in members])
 
 
 def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
     """In runs of as many: bit for bit. Every member of a batch is computed like every other."""
     members = bench.samples(4)
-    outcomes = bench.engine.run_together(members)
+    outcomes = bench.engine.run_batch(members)
     order = (2, 0, 3, 1)
-    mixed = bench.engine.run_together([members[place] for place in order])
+    mixed = bench.engine.run_batch([members[place] for place in order])
     others = [replace(m, work=replace(m.work, seed=90 + n)) for n, m in enumerate(members[1:])]  # type: ignore[type-var, call-arg]
-    beside = bench.engine.run_together([members[0], *others])
+    beside = bench.engine.run_batch([members[0], *others])
     for place, outcome in zip(order, mixed, strict=True):
         assert np.array_equal(array(outcome), array(outcomes[place]))
     assert np.array_equal(array(beside[0]), array(outcomes[0]))
@@ -240,7 +241,7 @@ def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
 def test_unlike_members_are_run_apart(bench: Bench) -> None:
     members = bench.samples(3)
     other = replace(members[1], work=replace(members[1].work, cfg=2.0))  # type: ignore[type-var, call-arg]
-    outcomes = bench.engine.run_together([members[0], other, members[2]])
+    outcomes = bench.engine.run_batch([members[0], other, members[2]])
     assert [o[1].batched for o in outcomes if isinstance(o, tuple)] == [2, 1, 2]
     assert np.array_equal(array(outcomes[1]), array(bench.alone(other)))
 
@@ -251,11 +252,11 @@ def test_one_that_stops_leaves_the_others_and_all_end_the_run(bench: Bench) -> N
     steps: list[int] = []
     some = RunHooks(lambda done, of: steps.append(done), lambda: len(steps) >= 2)
     asked = [replace(members[0], hooks=some), *members[1:]]
-    outcomes = bench.engine.run_together(asked)
+    outcomes = bench.engine.run_batch(asked)
     assert steps == list(range(1, STEPS + 1)), "two want it"
     assert_near(outcomes, expected)
     steps.clear()
-    outcomes = bench.engine.run_together([replace(member, hooks=some) for member in members])
+    outcomes = bench.engine.run_batch([replace(member, hooks=some) for member in members])
     assert [type(outcome) for outcome in outcomes] == [Stopped] * 3
     assert steps == [1] * 3
 
@@ -265,7 +266,7 @@ def test_a_latent_that_is_not_finite_fails_alone(bench: Bench) -> None:
     prompt, negative = members[1].inputs
     assert isinstance(prompt, Encoded)
     broken = replace(members[1], inputs=(Encoded(prompt.context_LD * np.float32("nan")), negative))
-    outcomes = bench.engine.run_together([members[0], broken, members[2]])
+    outcomes = bench.engine.run_batch([members[0], broken, members[2]])
     assert isinstance(outcomes[1], CorruptFile)
     for place in (0, 2):
         assert np.array_equal(array(outcomes[place]), array(bench.alone(members[place])))
@@ -279,7 +280,7 @@ def test_a_budget_for_fewer_makes_smaller_runs(bench: Bench, catalog: Catalog, f
     budget_bytes = needed_bytes(task.uses, fits * task.activation_bytes) + task.activation_bytes // 2
     bench.engine.close()  # its weights would be there too
     tight = Bench(open_engine("sim", budget_bytes), catalog)
-    outcomes = tight.engine.run_together(members)
+    outcomes = tight.engine.run_batch(members)
     tight.engine.close()
     assert_near(outcomes, expected)
     assert [o[1].batched for o in outcomes if isinstance(o, tuple)] == ([2] * 4 if fits > 1 else [1] * 4)
@@ -297,9 +298,9 @@ def test_as_many_times_the_figure_of_one_is_never_too_little(bench: Bench, stage
         Stage.SAMPLE: lambda: bench.samples(count, "uni_pc"),
         Stage.DECODE: lambda: bench.decodes(count),
     }[stage]()
-    outcomes = bench.engine.run_together(members)
+    outcomes = bench.engine.run_batch(members)
     (held_bytes,) = {outcome[1].working_bytes for outcome in outcomes if isinstance(outcome, tuple)}
-    planned_bytes = joint_task([member.task for member in members]).activation_bytes
+    planned_bytes = batch_task([member.task for member in members]).activation_bytes
     assert planned_bytes == count * members[0].task.activation_bytes
     assert planned_bytes / 2 <= held_bytes <= planned_bytes
 
@@ -307,9 +308,9 @@ def test_as_many_times_the_figure_of_one_is_never_too_little(bench: Bench, stage
 @pytest.mark.parametrize("side", [64, 96, 256])
 def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> None:
     opened = OpenModel(catalog.find_model("shapes"), "sim")
-    works: list[tuple[Role, Work]] = [
-        (Role.DIFFUSION_MODEL, SampleWork(opened.ref, (), side, side, 4, 4.0, "euler", "normal", 1)),
-        (Role.VAE, DecodeWork(opened.ref, side, side)),
+    works: list[tuple[Role, StageParams]] = [
+        (Role.DIFFUSION_MODEL, SampleParams(opened.ref, (), side, side, 4, 4.0, "euler", "normal", 1)),
+        (Role.VAE, DecodeParams(opened.ref, side, side)),
     ]
     for role, work in works:
         component = opened.component(role)
@@ -324,10 +325,10 @@ def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> No
 def test_what_a_run_reads_of_a_model_or_a_request_keeps_works_apart() -> None:
     """Two models may have equal weights, and read texts, noise and latents otherwise; layers of CLIP may be skipped."""
     one, other = ModelRef("a", "/a", "a" * 64), ModelRef("b", "/b", "b" * 64)
-    sample = SampleWork(one, (), SIDE, SIDE, STEPS, 1.0, "euler", "normal", 0)
-    for work in (EncodeWork(one, (), "a"), sample, DecodeWork(one, SIDE, SIDE)):
-        assert together_key(work) != together_key(replace(work, model=other))
-    text = EncodeWork(one, (), "a")
-    assert together_key(text) != together_key(replace(text, layers_skipped=1))
-    assert together_key(text) == together_key(replace(text, text="b"))
-    assert together_key(sample) == together_key(replace(sample, seed=7))
+    sample = SampleParams(one, (), SIDE, SIDE, STEPS, 1.0, "euler", "normal", 0)
+    for work in (EncodeParams(one, (), "a"), sample, DecodeParams(one, SIDE, SIDE)):
+        assert batch_key(work) != batch_key(replace(work, model=other))
+    text = EncodeParams(one, (), "a")
+    assert batch_key(text) != batch_key(replace(text, layers_skipped=1))
+    assert batch_key(text) == batch_key(replace(text, text="b"))
+    assert batch_key(sample) == batch_key(replace(sample, seed=7))

@@ -15,7 +15,7 @@ from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.nvml import NvmlReading, read_nvml
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, Wanted, diagnose, self_test_problems
+from modelpool.pool.engine.diagnosis import DeviceDiagnosis, Diagnosis, DiagnosisSettings, diagnose, self_test_problems
 from tests.pool.devices.fake_modules import GIB, AppleModule, DirectMlModule, Properties, UsualModule, only
 from tests.pool.devices.fake_nvml import FakeNvml
 
@@ -44,7 +44,7 @@ def card(name: str, generation: tuple[int, int], gib: int = 24, **more: Any) -> 
 
 
 def test_a_laptop_simulates() -> None:
-    found = diagnose(machine(), Wanted(budget_bytes=64 * MIB))
+    found = diagnose(machine(), DiagnosisSettings(budget_bytes=64 * MIB))
     assert found.is_usable
     assert used(found).device.kind is DeviceKind.SIM
     assert used(found).capacity_bytes == 64 * MIB
@@ -54,7 +54,7 @@ def test_a_laptop_simulates() -> None:
 
 def test_a_large_card() -> None:
     ada = card("NVIDIA GeForce RTX 4090", (8, 9), uuid="card-0")
-    one = used(diagnose(machine(read_nvml(FakeNvml()), cuda=ada), Wanted()))
+    one = used(diagnose(machine(read_nvml(FakeNvml()), cuda=ada), DiagnosisSettings()))
     assert (one.free_bytes, one.reserve_bytes, one.capacity_bytes) == (20 * GIB, 400 * MIB, 20 * GIB - 400 * MIB)
     assert one.policy is VramPolicy.NORMAL
     assert said(one, "diffusion model in bfloat16")[0] == "computes in bfloat16"
@@ -70,7 +70,7 @@ def test_a_large_card() -> None:
 
 
 def test_an_old_card() -> None:
-    one = used(diagnose(machine(cuda=card("NVIDIA GeForce GTX 1080", (6, 1), 8)), Wanted()))
+    one = used(diagnose(machine(cuda=card("NVIDIA GeForce GTX 1080", (6, 1), 8)), DiagnosisSettings()))
     for about in ("diffusion model in float16", "VAE"):
         assert said(one, about)[0] == "computes in float32"
     assert said(one, "by hand: text encoder") == (
@@ -83,14 +83,14 @@ def test_an_old_card() -> None:
 @pytest.mark.parametrize(
     ("wanted", "reserve", "capacity", "why"),
     [
-        (Wanted(budget_bytes=8 * GIB), 400 * MIB, 8 * GIB, "no more than 8.0 GiB was given"),
-        (Wanted(budget_bytes=24 * GIB), 400 * MIB, 24 * GIB - 400 * MIB, "24.0 GiB if nothing else uses it"),
-        (Wanted(reserve_bytes=4 * GIB), 4 * GIB, 20 * GIB, "the reserve left out"),
-        (Wanted(reserve_bytes=0), 0, 24 * GIB, "24.0 GiB if nothing else uses it"),
-        (Wanted(on_windows=True), 700 * MIB, 24 * GIB - 700 * MIB, "24.0 GiB if nothing else uses it"),
+        (DiagnosisSettings(budget_bytes=8 * GIB), 400 * MIB, 8 * GIB, "at most 8.0 GiB is configured"),
+        (DiagnosisSettings(budget_bytes=24 * GIB), 400 * MIB, 24 * GIB - 400 * MIB, "24.0 GiB if nothing else uses it"),
+        (DiagnosisSettings(reserve_bytes=4 * GIB), 4 * GIB, 20 * GIB, "the reserve left out"),
+        (DiagnosisSettings(reserve_bytes=0), 0, 24 * GIB, "24.0 GiB if nothing else uses it"),
+        (DiagnosisSettings(on_windows=True), 700 * MIB, 24 * GIB - 700 * MIB, "24.0 GiB if nothing else uses it"),
     ],
 )
-def test_what_a_worker_may_use(wanted: Wanted, reserve: int, capacity: int, why: str) -> None:
+def test_what_a_worker_may_use(wanted: DiagnosisSettings, reserve: int, capacity: int, why: str) -> None:
     one = used(diagnose(machine(cuda=card("NVIDIA A10", (8, 6))), wanted))
     assert (one.reserve_bytes, one.capacity_bytes) == (reserve, capacity)
     assert why in said(one, "a worker may use")[1]
@@ -98,11 +98,11 @@ def test_what_a_worker_may_use(wanted: Wanted, reserve: int, capacity: int, why:
 
 def test_a_card_that_others_fill_is_broken_and_they_are_named() -> None:
     nvml = read_nvml(FakeNvml())
-    full = diagnose(machine(nvml, cuda=card("RTX", (8, 9), uuid="card-0")), Wanted(reserve_bytes=20 * GIB))
+    full = diagnose(machine(nvml, cuda=card("RTX", (8, 9), uuid="card-0")), DiagnosisSettings(reserve_bytes=20 * GIB))
     assert not full.is_usable
     (problem,) = full.problems
     assert "cuda:0 has 20.0 GiB free, and 20.0 GiB are reserved" in problem.what
-    assert "a process that cannot be seen from here" in problem.remedy
+    assert "a process that is not visible from here" in problem.remedy
 
 
 def test_one_full_card_of_two_is_no_end() -> None:
@@ -110,29 +110,41 @@ def test_one_full_card_of_two_is_no_end() -> None:
     both = UsualModule(Properties("RTX", 24 * GIB, 8, 9))
     devices = machine(cuda=both).devices
     full = replace(devices[1], free_bytes=400 * MIB + 60 * 1024)
-    found = diagnose(Detected((devices[0], full), HOST, ()), Wanted())
+    found = diagnose(Detected((devices[0], full), HOST, ()), DiagnosisSettings())
     assert found.is_usable
     (problem,) = found.problems
     assert "cuda:1 has 400.1 MiB free, and 400.0 MiB are reserved; a worker needs at least 64.0 KiB" in problem.what
-    assert not diagnose(Detected((full,), HOST, ()), Wanted()).is_usable
+    assert not diagnose(Detected((full,), HOST, ()), DiagnosisSettings()).is_usable
 
 
 @pytest.mark.parametrize(
     ("modules", "wanted", "kind", "usable", "note"),
     [
-        ({"mps": AppleModule()}, Wanted(), DeviceKind.SIM, True, 'device = "mps"'),
-        ({"xpu": card("Arc", (0, 0))}, Wanted(), DeviceKind.XPU, True, "dpctl"),
-        ({"mps": AppleModule()}, Wanted(DeviceKind.MPS), DeviceKind.MPS, True, ""),
-        ({"directml": DirectMlModule()}, Wanted(DeviceKind.DIRECTML, 4 * GIB), DeviceKind.DIRECTML, True, ""),
-        ({"rocm": card("RX", (11, 0), gcnArchName="gfx1100")}, Wanted(DeviceKind.CUDA), DeviceKind.ROCM, True, ""),
-        ({"rocm": card("RX", (11, 0), gcnArchName="gfx1100")}, Wanted(), DeviceKind.ROCM, True, ""),
-        ({}, Wanted(DeviceKind.NPU), None, False, "no Ascend NPU (found: none)"),
-        ({"cuda": card("A10", (8, 6))}, Wanted(policy=VramPolicy.DISABLED), DeviceKind.CPU, True, ""),
-        ({"cuda": card("A10", (8, 6))}, Wanted(DeviceKind.SIM), DeviceKind.SIM, True, ""),
+        ({"mps": AppleModule()}, DiagnosisSettings(), DeviceKind.SIM, True, 'device = "mps"'),
+        ({"xpu": card("Arc", (0, 0))}, DiagnosisSettings(), DeviceKind.XPU, True, "dpctl"),
+        ({"mps": AppleModule()}, DiagnosisSettings(DeviceKind.MPS), DeviceKind.MPS, True, ""),
+        (
+            {"directml": DirectMlModule()},
+            DiagnosisSettings(DeviceKind.DIRECTML, 4 * GIB),
+            DeviceKind.DIRECTML,
+            True,
+            "",
+        ),
+        (
+            {"rocm": card("RX", (11, 0), gcnArchName="gfx1100")},
+            DiagnosisSettings(DeviceKind.CUDA),
+            DeviceKind.ROCM,
+            True,
+            "",
+        ),
+        ({"rocm": card("RX", (11, 0), gcnArchName="gfx1100")}, DiagnosisSettings(), DeviceKind.ROCM, True, ""),
+        ({}, DiagnosisSettings(DeviceKind.NPU), None, False, "no Ascend NPU (found: none)"),
+        ({"cuda": card("A10", (8, 6))}, DiagnosisSettings(policy=VramPolicy.DISABLED), DeviceKind.CPU, True, ""),
+        ({"cuda": card("A10", (8, 6))}, DiagnosisSettings(DeviceKind.SIM), DeviceKind.SIM, True, ""),
     ],
 )
 def test_which_device_is_used(
-    modules: dict[str, Any], wanted: Wanted, kind: DeviceKind | None, usable: bool, note: str
+    modules: dict[str, Any], wanted: DiagnosisSettings, kind: DeviceKind | None, usable: bool, note: str
 ) -> None:
     found = diagnose(machine(**modules), wanted)
     assert [one.device.kind for one in found.devices if one.is_used] == ([] if kind is None else [kind])
@@ -142,15 +154,15 @@ def test_which_device_is_used(
 
 
 def test_a_device_that_does_not_tell_its_memory() -> None:
-    one = used(diagnose(machine(directml=DirectMlModule()), Wanted(DeviceKind.DIRECTML, 4 * GIB)))
+    one = used(diagnose(machine(directml=DirectMlModule()), DiagnosisSettings(DeviceKind.DIRECTML, 4 * GIB)))
     assert (one.free_bytes, one.capacity_bytes) == (None, 4 * GIB - 400 * MIB)
-    assert "does not tell its memory" in said(one, "a worker may use")[1]
+    assert "does not report its memory" in said(one, "a worker may use")[1]
 
 
 def test_every_decision_has_its_reason() -> None:
     modules = {"cuda": card("A10", (8, 6)), "xpu": card("Arc", (0, 0)), "mps": AppleModule()}
     for policy in (None, *VramPolicy):
-        for one in diagnose(machine(**modules), Wanted(policy=policy)).devices:
+        for one in diagnose(machine(**modules), DiagnosisSettings(policy=policy)).devices:
             assert all(finding.chosen and finding.because for finding in one.findings)
 
 
@@ -170,7 +182,7 @@ def test_a_name_that_another_package_claimed_is_a_note_too() -> None:
     """In a process of its own, whose torch keeps the name for good."""
     code = (
         "import torch; torch.utils.rename_privateuse1_backend('npu')\n"
-        "from pool.engine.diagnosis import self_test_problems\n"
+        "from modelpool.pool.engine.diagnosis import self_test_problems\n"
         "print([(p.is_broken, 'npu takes it' in p.what) for p in self_test_problems()])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

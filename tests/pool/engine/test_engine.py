@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, DoesNotFit
-from modelpool.pool.core.stage_params import EncodeWork, ModelRef, RunHooks, Stopped, stage_of, task_id
+from modelpool.pool.core.stage_params import EncodeParams, ModelRef, RunHooks, Stopped, stage_of, task_id
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.plan.residency import needed_bytes
 from modelpool.pool.specs.spec import Role, TaskId
@@ -201,7 +201,7 @@ def test_a_latent_that_is_no_number_is_an_error_that_names_the_lora(folder: Path
 def test_a_copy_under_another_name_is_the_same_work(folder: Path, catalog: Catalog) -> None:
     copy = folder / "copy.safetensors"
     copy.write_bytes((folder / "toy.safetensors").read_bytes())
-    one = EncodeWork(catalog.find_model("toy"), (), "x")
+    one = EncodeParams(catalog.find_model("toy"), (), "x")
     assert catalog.find_model("copy") == dataclasses.replace(one.model, path=str(copy))
     other = dataclasses.replace(one, model=ModelRef("copy", str(copy), one.model.sha256))
     assert task_id(one, ()) == task_id(other, ())

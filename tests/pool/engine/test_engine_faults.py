@@ -21,19 +21,19 @@ from hypothesis import strategies as st
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import Encoded, Latent, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import Encoded, Latent, RunHooks, SampleParams
 from modelpool.pool.devices.capabilities import detect_capabilities
 from modelpool.pool.devices.copy_streams import CopyStreams
 from modelpool.pool.devices.kind_names import DeviceKind
 from modelpool.pool.devices.kinds import open_device
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.devices.transfer_pipeline import UploadRoad
+from modelpool.pool.devices.transfer_pipeline import TransferPipeline
 from modelpool.pool.devices.uploads import StreamingUploader, StreamOrder, Uploader
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineFacts
 from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
 from modelpool.pool.plan.residency import needed_bytes
-from modelpool.pool.specs.spec import Role, Rung, TaskSpec
+from modelpool.pool.specs.spec import OomStep, Role, TaskSpec
 from tests.pool.devices.fake_streams import Trace
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
@@ -55,7 +55,7 @@ class Sampling:
         engine.close()
 
     def run(self, engine: Engine, task: TaskSpec | None = None, hooks: RunHooks = QUIET) -> np.ndarray:
-        assert isinstance(self.work, SampleWork)
+        assert isinstance(self.work, SampleParams)
         result, self.cost = engine.run(task or self.task, self.work, self.inputs, hooks)
         assert isinstance(result, Latent)
         return result.samples_CHW
@@ -92,7 +92,7 @@ def test_a_transfer_that_fails_anywhere_is_got_over(sampling: Sampling, after: i
     sim.fail_transfer(0, after)
     assert np.array_equal(sampling.run(engine), sampling.latent)
     check_exact(engine)
-    assert sampling.cost.rungs in {(), (Rung.DROP_CACHES,)}
+    assert sampling.cost.oom_steps in {(), (OomStep.DROP_CACHES,)}
     assert sampling.cost.peak_bytes <= sampling.cost.planned_bytes
     engine.close()
     assert sim.memory_stats(0).used_bytes == 0
@@ -103,13 +103,13 @@ def test_a_lie_about_activations_is_found_out_and_not_believed_again(sampling: S
     lie = dataclasses.replace(sampling.task, activation_bytes=sampling.task.activation_bytes // 10, divisions=())
     engine = open_engine("sim", sampling.smallest_bytes + sampling.weight_bytes // 4)
     assert np.array_equal(sampling.run(engine, lie), sampling.latent)
-    assert sampling.cost.rungs[:2] == (Rung.DROP_CACHES, Rung.STREAM_MORE)
+    assert sampling.cost.oom_steps[:2] == (OomStep.DROP_CACHES, OomStep.STREAM_MORE)
     check_exact(engine)
-    first_rungs, tries = sampling.cost.rungs, 1
-    while sampling.cost.rungs and tries < 8:
+    first_rungs, tries = sampling.cost.oom_steps, 1
+    while sampling.cost.oom_steps and tries < 8:
         assert np.array_equal(sampling.run(engine, lie), sampling.latent)
         tries += 1
-    assert len(sampling.cost.rungs) < len(first_rungs), f"{tries} runs taught nothing"
+    assert len(sampling.cost.oom_steps) < len(first_rungs), f"{tries} runs taught nothing"
     engine.close()
 
 
@@ -118,8 +118,8 @@ def test_where_nothing_helps_the_error_has_the_rungs(sampling: Sampling) -> None
     engine = open_engine("sim", needed_bytes(sampling.task.uses, 0) + sampling.task.activation_bytes // 8)
     with pytest.raises(RanOutOfMemory, match="ran out of device memory, and again after: drop caches") as caught:
         sampling.run(engine, lie)
-    assert caught.value.rungs[0] is Rung.DROP_CACHES
-    assert len(caught.value.rungs) <= 3 + len(lie.divisions)
+    assert caught.value.oom_steps[0] is OomStep.DROP_CACHES
+    assert len(caught.value.oom_steps) <= 3 + len(lie.divisions)
     check_exact(engine)
     engine.close()
     assert sim.memory_stats(0).used_bytes == 0
@@ -202,7 +202,7 @@ def test_policies_keep_what_they_say(sampling: Sampling) -> None:
         assert (engine.residency().used_bytes > 0) == stays
         engine.close()
     engine = open_engine("sim", sampling.smallest_bytes, VramPolicy.HIGH)
-    with pytest.raises(DoesNotFit, match="the policy is not to stream"):
+    with pytest.raises(DoesNotFit, match="the policy does not allow streaming"):
         sampling.run(engine, dataclasses.replace(sampling.task, divisions=()))
     engine.close()
 
@@ -242,7 +242,7 @@ def test_a_run_is_divided_where_its_weights_may_not_stream(sampling: Sampling) -
     engine.close()
 
 
-class SeenRoad(UploadRoad):
+class SeenRoad(TransferPipeline):
     """Keeps the uploaders that it made."""
 
     made: tuple[StreamingUploader, ...] = ()
@@ -259,17 +259,17 @@ def test_after_running_out_nothing_is_copied_ahead(sampling: Sampling) -> None:
     ahead_bytes = 1 << 16
     sim.configure(0, sampling.smallest_bytes + ahead_bytes)
     device = open_device("sim", 0, sampling.smallest_bytes + ahead_bytes)
-    road = SeenRoad(device.torch_device, CopyStreams(Trace().maker), ahead_bytes=ahead_bytes)
+    pipeline = SeenRoad(device.torch_device, CopyStreams(Trace().maker), ahead_bytes=ahead_bytes)
     facts = EngineFacts(sampling.smallest_bytes, 1e9, "sim")
-    engine = Engine(device, facts, road, detect_capabilities(DeviceKind.SIM, 0))
+    engine = Engine(device, facts, pipeline, detect_capabilities(DeviceKind.SIM, 0))
     assert np.array_equal(sampling.run(engine), sampling.latent)
-    assert sampling.cost.rungs == ()
-    assert sum(uploader.hits for uploader in road.made) > 0
+    assert sampling.cost.oom_steps == ()
+    assert sum(uploader.hits for uploader in pipeline.made) > 0
     sim.fail_transfer(0, 3)
-    road.made = ()
+    pipeline.made = ()
     assert np.array_equal(sampling.run(engine), sampling.latent)
-    assert sampling.cost.rungs == (Rung.DROP_CACHES,)
-    tried_again = road.made[1:]
+    assert sampling.cost.oom_steps == (OomStep.DROP_CACHES,)
+    tried_again = pipeline.made[1:]
     assert sum(uploader.hits for uploader in tried_again) == 0 < sum(uploader.misses for uploader in tried_again)
-    assert road.ahead_bytes == ahead_bytes, "the next run may again"
+    assert pipeline.ahead_bytes == ahead_bytes, "the next run may again"
     engine.close()

@@ -134,7 +134,7 @@ def test_what_does_not_fit_says_what_to_do(model: LoadedModel) -> None:
     used_bytes = model.used_bytes()
     component = model.text_encoder
     sim.occupy(0, model.free_bytes() - component.patcher.use().scratch_bytes - component.size_bytes + 1)
-    with pytest.raises(DoesNotFit, match=r"to_cpu\(\), or bring a part with partially_load"):
+    with pytest.raises(DoesNotFit, match=r"to_cpu\(\), or load a part with partially_load"):
         model.text_encoder.to_gpu()
     assert 0 < component.partially_load(1 << 40) < component.size_bytes
     used_bytes += component.resident_bytes
@@ -272,7 +272,7 @@ def test_patches_that_cannot_be_brought_name_the_scratch_they_need(folder: Path,
     unet.add_lora(folder / "twist.safetensors", 0.8)
     scratch_bytes = unet.patcher.use().scratch_bytes
     sim.occupy(0, model.free_bytes() - scratch_bytes + 1)
-    with pytest.raises(DoesNotFit, match="largest layer to be patched; take another component off") as refused:
+    with pytest.raises(DoesNotFit, match="largest layer to patch; unload another component") as refused:
         unet.to_gpu()
     assert format_bytes(scratch_bytes) in str(refused.value)
     assert model.used_bytes() == before_bytes

@@ -23,8 +23,8 @@ ADA = cuda_capabilities("NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB)
 @pytest.mark.parametrize(
     ("role", "stored", "device", "said"),
     [
-        (Role.DIFFUSION_MODEL, {"F16": 100}, CPU, "manual_cast in float32, because the weights rest in float16"),
-        (Role.DIFFUSION_MODEL, {"F32": 100}, CPU, "plain in float32, because the weights rest in float32"),
+        (Role.DIFFUSION_MODEL, {"F16": 100}, CPU, "manual_cast in float32, because the weights are stored in"),
+        (Role.DIFFUSION_MODEL, {"F32": 100}, CPU, "plain in float32, because the weights are stored"),
         (Role.DIFFUSION_MODEL, {"F16": 100, "F32": 10, "I64": 999}, ADA, "plain in float16"),
         (Role.VAE, {"F16": 100}, ADA, "manual_cast in bfloat16"),
         (Role.TEXT_ENCODER, {"BF16": 100}, ADA, "manual_cast in float32"),

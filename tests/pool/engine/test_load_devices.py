@@ -7,7 +7,7 @@ import pytest
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.load_devices import (
-    Place,
+    MemoryPlace,
     diffusion_first_place,
     diffusion_rest_place,
     text_encoder_first_place,
@@ -16,7 +16,7 @@ from modelpool.pool.engine.load_devices import (
 )
 from tests.pool.golden_cards import CARDS, GIB, GOLDEN, card
 
-DEVICE, HOST = Place.DEVICE, Place.HOST
+DEVICE, HOST = MemoryPlace.DEVICE, MemoryPlace.HOST
 #: policy -> text encoder on a fast device, VAE, idle diffusion model
 PLACES = {
     VramPolicy.DISABLED: (HOST, HOST, HOST),
@@ -55,7 +55,7 @@ def test_texts_are_encoded_on_cards_that_the_golden_table_calls_fast(name: str) 
     ],
 )
 def test_where_a_text_encoder_is_loaded_first(
-    computes: Place, size: int, free_device: int, free_host: int, first: Place
+    computes: MemoryPlace, size: int, free_device: int, free_host: int, first: MemoryPlace
 ) -> None:
     assert text_encoder_first_place(computes, size, free_device, free_host).value is first
 
@@ -74,7 +74,7 @@ def test_where_a_text_encoder_is_loaded_first(
     ],
 )
 def test_where_a_diffusion_model_is_loaded_first(
-    policy: VramPolicy, size: int, free_device: int, free_host: int, first: Place
+    policy: VramPolicy, size: int, free_device: int, free_host: int, first: MemoryPlace
 ) -> None:
     found = diffusion_first_place(policy, size, free_device, free_host)
     assert found.value is first

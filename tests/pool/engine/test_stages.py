@@ -20,12 +20,12 @@ from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import (
     Encoded,
-    EncodeWork,
+    EncodeParams,
     ImagePixels,
     Latent,
     ModelRef,
     RunHooks,
-    SampleWork,
+    SampleParams,
     Stopped,
 )
 from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
@@ -34,13 +34,13 @@ from modelpool.pool.engine.stages import TextEncoder, decode, encode, sample, va
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.specs.spec import ComponentKey, Division, Role
+from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"
 INDEX = 63  # of a simulated device that no other test uses
 MODEL = ModelRef("shapes", str(SHAPES), "00")
-WORK = SampleWork(MODEL, (), 64, 64, 2, 4.0, "euler_ancestral", "normal", 7)
+WORK = SampleParams(MODEL, (), 64, 64, 2, 4.0, "euler_ancestral", "normal", 7)
 LATENT = LatentFacts(4, 8, 0.18215)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 TOKENIZER = ClipTokenizer.load()
@@ -63,7 +63,7 @@ def texts(*tokens: int) -> tuple[Encoded, ...]:
     return tuple(Encoded(torch.randn(length, 32, generator=generator).numpy()) for length in tokens)
 
 
-def sampled(model: ModelPatcher, division: Division | None = None, tokens: tuple[int, ...] = (77, 77)) -> Latent:
+def sampled(model: ModelPatcher, division: ExecutionMode | None = None, tokens: tuple[int, ...] = (77, 77)) -> Latent:
     return sample(WORK, texts(*tokens), model, LATENT, QUIET, division)
 
 
@@ -95,10 +95,10 @@ def test_a_division_that_divides_nothing_changes_no_bit(scene_latent: Latent) ->
     model, vae = patcher(Role.DIFFUSION_MODEL), patcher(Role.VAE)
     plain = sampled(model).samples_CHW
     for batch in (0, 2):
-        assert np.array_equal(sampled(model, Division(0, batch=batch)).samples_CHW, plain)
+        assert np.array_equal(sampled(model, ExecutionMode(0, batch=batch)).samples_CHW, plain)
     whole = decode(scene_latent, vae, LATENT, QUIET)
     for tile in (0, 24, 100):
-        division = Division(0, tile=tile)
+        division = ExecutionMode(0, tile=tile)
         assert np.array_equal(decode(scene_latent, vae, LATENT, QUIET, division).pixels_HWC, whole.pixels_HWC)
         again = vae_encode(scene(192), vae, LATENT, QUIET, division=division)
         assert np.array_equal(again.samples_CHW, scene_latent.samples_CHW)
@@ -109,14 +109,14 @@ def test_texts_one_at_a_time_give_the_same_latent_in_less_memory() -> None:
     batches: list[int] = []
     handle = model.module.register_forward_pre_hook(lambda module, args: batches.append(len(args[0])))
     together = sampled(model).samples_CHW
-    apart = sampled(model, Division(0, batch=1)).samples_CHW
+    apart = sampled(model, ExecutionMode(0, batch=1)).samples_CHW
     handle.remove()
     # one text takes five times the other's length, both together fifteen times the shorter one's: each its own
-    uneven = sampled(model, Division(0, batch=1), (3 * 77, 5 * 77)).samples_CHW
+    uneven = sampled(model, ExecutionMode(0, batch=1), (3 * 77, 5 * 77)).samples_CHW
     assert batches == [2] * WORK.steps + [1] * 2 * WORK.steps
     np.testing.assert_allclose(apart, together, rtol=1e-4, atol=1e-4)
     assert uneven.shape == together.shape
-    divided_bytes = peak_of(lambda: sampled(model, Division(0, batch=1)))
+    divided_bytes = peak_of(lambda: sampled(model, ExecutionMode(0, batch=1)))
     assert divided_bytes < 0.7 * peak_of(lambda: sampled(model))
 
 
@@ -135,11 +135,11 @@ def test_decoding_by_tiles_gives_nearly_the_same_image_in_less_memory(scene_late
     told: list[tuple[int, int]] = []
     hooks = RunHooks(on_step=lambda done, steps: told.append((done, steps)), should_stop=lambda: False)
     whole = decode(scene_latent, vae, LATENT, QUIET)
-    tiled = decode(scene_latent, vae, LATENT, hooks, Division(0, tile=16))
+    tiled = decode(scene_latent, vae, LATENT, hooks, ExecutionMode(0, tile=16))
     assert told == [(tile, 4) for tile in range(1, 5)]
     # measured: 0.8 levels of 255; norms see one tile
     assert 0 < mean_levels(tiled, whole) < 2.0
-    tiled_bytes = peak_of(lambda: decode(scene_latent, vae, LATENT, QUIET, Division(0, tile=16)))
+    tiled_bytes = peak_of(lambda: decode(scene_latent, vae, LATENT, QUIET, ExecutionMode(0, tile=16)))
     whole_bytes = peak_of(lambda: decode(scene_latent, vae, LATENT, QUIET))
     # 14 of 24 cells along each side
     assert tiled_bytes < 1.05 * (14 / 24) ** 2 * whole_bytes
@@ -147,7 +147,7 @@ def test_decoding_by_tiles_gives_nearly_the_same_image_in_less_memory(scene_late
 
 def test_divided_runs_do_not_depend_on_where_weights_are(scene_latent: Latent) -> None:
     images = [
-        decode(scene_latent, patcher(Role.VAE, share), LATENT, QUIET, Division(0, tile=12)).pixels_HWC
+        decode(scene_latent, patcher(Role.VAE, share), LATENT, QUIET, ExecutionMode(0, tile=12)).pixels_HWC
         for share in (0.0, 0.5, 1.0)
     ]
     assert np.array_equal(images[0], images[1])
@@ -221,8 +221,8 @@ def test_a_vae_without_layers_stops_between_tiles(name: str, scene_latent: Laten
 
     def run(hooks: RunHooks) -> object:
         if name == "decode":
-            return decode(scene_latent, vae, LATENT, hooks, Division(0, tile=16))
-        return vae_encode(scene(192), vae, LATENT, hooks, division=Division(0, tile=16))
+            return decode(scene_latent, vae, LATENT, hooks, ExecutionMode(0, tile=16))
+        return vae_encode(scene(192), vae, LATENT, hooks, division=ExecutionMode(0, tile=16))
 
     with pytest.raises(Stopped):
         run(RunHooks(on_step=lambda tile, tiles: done.append(tile), should_stop=lambda: len(done) == 2))
@@ -240,7 +240,7 @@ def stage(name: str) -> tuple[ModelPatcher, Stage]:
             return (
                 text,
                 lambda hooks: (
-                    encode(EncodeWork(MODEL, (), "a red circle"), [TextEncoder(text)], TOKENIZER, hooks).context_LD
+                    encode(EncodeParams(MODEL, (), "a red circle"), [TextEncoder(text)], TOKENIZER, hooks).context_LD
                 ),
             )
         case "sample":
@@ -291,5 +291,5 @@ def test_a_tiled_run_stops_between_tiles(scene_latent: Latent) -> None:
     done: list[int] = []
     hooks = RunHooks(on_step=lambda tile, tiles: done.append(tile), should_stop=lambda: len(done) == 2)
     with pytest.raises(Stopped):
-        decode(scene_latent, vae, LATENT, hooks, Division(0, tile=16))
+        decode(scene_latent, vae, LATENT, hooks, ExecutionMode(0, tile=16))
     assert done == [1, 2]

@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import DecodeWork, ImagePixels, Latent, RunHooks
+from modelpool.pool.core.stage_params import DecodeParams, ImagePixels, Latent, RunHooks
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine
-from modelpool.pool.engine.task_runner import Run
+from modelpool.pool.engine.task_runner import TaskRun
 from modelpool.pool.estimates.activation_calibration import ActivationKey
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.plan.residency import needed_bytes
-from modelpool.pool.specs.spec import Division, Role, RunCost, Rung, TaskSpec
-from modelpool.pool.vram.leases import with_extras
+from modelpool.pool.specs.spec import ExecutionMode, OomStep, Role, RunCost, TaskSpec
+from modelpool.pool.vram.leases import with_dependents
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
@@ -41,7 +41,7 @@ class Decoding:
         facts = engine.latent_facts(pipeline.model)
         cells = SIDE // facts.downscale
         self.latent = Latent(np.random.default_rng(1).normal(size=(facts.channels, cells, cells)).astype(np.float32))
-        self.work = DecodeWork(pipeline.model, SIDE, SIDE)
+        self.work = DecodeParams(pipeline.model, SIDE, SIDE)
         self.task: TaskSpec = pipeline.task(self.work)
         (self.use,) = self.task.uses
         self.weight_bytes = next(
@@ -55,10 +55,10 @@ class Decoding:
         assert isinstance(result, ImagePixels)
         return result.pixels_HWC, cost
 
-    def run_of(self, engine: Engine, compute: Callable[[Division | None], ImagePixels]) -> Run[ImagePixels]:
+    def run_of(self, engine: Engine, compute: Callable[[ExecutionMode | None], ImagePixels]) -> TaskRun[ImagePixels]:
         """Such a run as the engine makes it, with `compute` in place of decoding."""
         patcher = engine.patcher(self.work.model, Role.VAE)
-        return Run(self.task, with_extras(patcher, self.use.passes), compute, lambda: False)
+        return TaskRun(self.task, with_dependents(patcher, self.use.passes), compute, lambda: False)
 
     @property
     def whole_bytes(self) -> int:
@@ -113,7 +113,7 @@ def test_running_out_for_reasons_of_its_own_is_learnt_and_divides_nothing_before
     lie = replace(lie, divisions=tuple(way for way in true_ways if way.activation_bytes < lie.activation_bytes))
     sim.occupy(0, decoding.weight_bytes // 2)
     pixels, first = decoding.run(engine, lie)
-    assert first.rungs
+    assert first.oom_steps
     assert np.array_equal(pixels, decoding.pixels)
     assert sum(error.ran_out for error in engine.activation_errors()) > 0
     engine.close()
@@ -121,7 +121,7 @@ def test_running_out_for_reasons_of_its_own_is_learnt_and_divides_nothing_before
     engine = open_engine("sim", decoding.whole_bytes + decoding.weight_bytes // 2)
     key = ActivationKey(decoding.use.component, decoding.task.stage, "sim")
     for _ in range(10):  # whatever made it run out: not even half of it would fit by the correction
-        engine._runner.book.ran_out(key, decoding.task.activation_bytes)
+        engine._runner.calibration.ran_out(key, decoding.task.activation_bytes)
     pixels, cost = decoding.run(engine)
     assert cost.division is None
     assert cost.planned_bytes <= decoding.whole_bytes + decoding.weight_bytes // 2
@@ -142,7 +142,7 @@ def test_a_runs_own_garbage_is_not_taken_for_another_program(decoding: Decoding,
     engine = open_engine("sim", decoding.whole_bytes + decoding.weight_bytes)
     tries = 0
 
-    def compute(division: Division | None) -> ImagePixels:
+    def compute(division: ExecutionMode | None) -> ImagePixels:
         nonlocal tries
         tries += 1
         tensor = torch.empty(decoding.task.activation_bytes // 2, dtype=torch.uint8, device="sim:0")
@@ -177,14 +177,14 @@ def test_dropping_caches_lets_idle_components_go_and_gives_back_what_they_leave(
 
     monkeypatch.setattr(engine.device.memory, "release_cached", lambda: note("release"))
 
-    def compute(division: Division | None) -> ImagePixels:
+    def compute(division: ExecutionMode | None) -> ImagePixels:
         note("try")
         if len([event for event, _ in is_idle_there if event == "try"]) == 1:
             torch.empty(2 * PLENTY_BYTES, dtype=torch.uint8, device="sim:0")
         return ImagePixels(decoding.pixels)
 
     _, cost = engine._runner.run(decoding.run_of(engine, compute))
-    assert cost.rungs == (Rung.DROP_CACHES,)
+    assert cost.oom_steps == (OomStep.DROP_CACHES,)
     assert is_idle_there[0] == ("try", True)
     assert is_idle_there[-2:] == [("release", False), ("try", False)]
     engine.close()
@@ -206,7 +206,7 @@ def test_a_measured_peak_of_such_a_run_divides_it(decoding: Decoding) -> None:
     sim.occupy(0, decoding.weight_bytes + decoding.task.activation_bytes // 8)
     _, cost = decoding.run(engine, lie)
     assert cost.division in lie.divisions
-    assert cost.rungs == ()
+    assert cost.oom_steps == ()
     engine.close()
 
 
@@ -228,14 +228,14 @@ def test_what_copies_ahead_may_take_is_not_a_runs_own(decoding: Decoding) -> Non
     working = []
     for ahead_bytes in (0, 1000):
         engine = open_engine("sim", decoding.whole_bytes)
-        engine._road.ahead_bytes = ahead_bytes
+        engine._pipeline.ahead_bytes = ahead_bytes
         _, cost = decoding.run(engine)
         assert cost.streamed_bytes > 0
         working.append(cost.working_bytes)
         engine.close()
     assert working[0] - working[1] == 1000
     engine = open_engine("sim", PLENTY_BYTES)
-    engine._road.ahead_bytes = 1000
+    engine._pipeline.ahead_bytes = 1000
     _, cost = decoding.run(engine)
     assert cost.streamed_bytes == 0
     assert decoding.task.activation_bytes * 9 // 10 <= cost.working_bytes <= decoding.task.activation_bytes

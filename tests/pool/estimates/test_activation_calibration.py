@@ -23,7 +23,7 @@ from modelpool.pool.estimates.activation_calibration import (
     OTHER_SIZES,
     REMEMBERED_RUNS,
     STEP_UP,
-    ActivationBook,
+    ActivationCalibration,
     ActivationKey,
     measured_activations,
 )
@@ -38,8 +38,8 @@ RUNS = st.lists(
 )
 
 
-def told(runs: list[tuple[int, float | None]]) -> ActivationBook:
-    book = ActivationBook()
+def told(runs: list[tuple[int, float | None]]) -> ActivationCalibration:
+    book = ActivationCalibration()
     for estimated_bytes, ratio in runs:
         if ratio is None:
             book.ran_out(KEY, estimated_bytes)
@@ -72,7 +72,7 @@ def test_within_bounds_and_the_same_for_the_same_history(runs) -> None:
 
 
 def test_it_comes_down_slowly_to_the_measured_peak_with_some_room() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     found = []
     for _ in range(60):
         book.learn(KEY, 100 * MIB, 60 * MIB)
@@ -83,7 +83,7 @@ def test_it_comes_down_slowly_to_the_measured_peak_with_some_room() -> None:
 
 
 def test_running_out_steps_up_and_is_bounded() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     book.ran_out(KEY, 100 * MIB)
     assert book.corrected(KEY, 100 * MIB) == math.ceil(100 * MIB * STEP_UP)
     for _ in range(50):
@@ -92,7 +92,7 @@ def test_running_out_steps_up_and_is_bounded() -> None:
 
 
 def test_running_out_after_it_came_down_goes_above_the_estimate() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     for _ in range(20):
         book.learn(KEY, 100 * MIB, 60 * MIB)
     book.ran_out(KEY, 100 * MIB)
@@ -100,7 +100,7 @@ def test_running_out_after_it_came_down_goes_above_the_estimate() -> None:
 
 
 def test_a_lower_bound_raises_and_never_lowers() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     book.learn(KEY, 100 * MIB, 10 * MIB, exact=False)
     assert book.corrected(KEY, 100 * MIB) == 100 * MIB
     book.learn(KEY, 100 * MIB, 130 * MIB, exact=False)
@@ -109,7 +109,7 @@ def test_a_lower_bound_raises_and_never_lowers() -> None:
 
 
 def test_sizes_that_were_never_run_learn_of_their_neighbours_only_upwards() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     book.learn(KEY, 100 * MIB, 50 * MIB)
     assert book.corrected(KEY, 200 * MIB) == 200 * MIB
     book.learn(KEY, 100 * MIB, 150 * MIB)
@@ -119,7 +119,7 @@ def test_sizes_that_were_never_run_learn_of_their_neighbours_only_upwards() -> N
 
 def test_other_sizes_are_not_raised_by_running_out_nor_by_lower_bounds() -> None:
     """Found in a review: a size that never ran and never failed was planned at four times its estimate."""
-    book = ActivationBook()
+    book = ActivationCalibration()
     for _ in range(6):
         book.ran_out(KEY, 1000 * MIB)
         book.learn(KEY, 1000 * MIB, 3000 * MIB, exact=False)
@@ -130,7 +130,7 @@ def test_other_sizes_are_not_raised_by_running_out_nor_by_lower_bounds() -> None
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_step_after_running_out_is_taken_back_by_runs_that_end_well(exact: bool) -> None:
     """Found in a review: four runs beside a foreign program raised the figure for good."""
-    book, found = ActivationBook(), []
+    book, found = ActivationCalibration(), []
     for _ in range(4):
         book.ran_out(KEY, 100 * MIB)
     for _ in range(30):
@@ -141,7 +141,7 @@ def test_a_step_after_running_out_is_taken_back_by_runs_that_end_well(exact: boo
 
 
 def test_what_streaming_runs_held_at_least_is_forgotten_when_later_ones_held_less() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     book.learn(KEY, 100 * MIB, 180 * MIB, exact=False)
     for _ in range(REMEMBERED_RUNS):
         assert book.corrected(KEY, 100 * MIB) == pytest.approx(180 * MIB, abs=1)
@@ -151,7 +151,7 @@ def test_what_streaming_runs_held_at_least_is_forgotten_when_later_ones_held_les
 
 def test_what_a_streaming_run_held_at_least_ages_with_runs_that_are_measured_exactly() -> None:
     """Found in a review: one lower bound was planned with for good, however many exact runs came after it."""
-    book = ActivationBook()
+    book = ActivationCalibration()
     book.learn(KEY, 100 * MIB, 200 * MIB, exact=False)
     for _ in range(REMEMBERED_RUNS):
         assert book.corrected(KEY, 100 * MIB) == 200 * MIB
@@ -164,7 +164,7 @@ def test_what_a_streaming_run_held_at_least_ages_with_runs_that_are_measured_exa
 def test_an_exact_peak_ages_with_runs_that_stream() -> None:
     """Found in a review, the other way round: a peak makes later runs stream, which measure nothing exactly, and so
     was planned with, and divided runs, for good. It comes down slowly, to what those runs held at least."""
-    book, found = ActivationBook(), []
+    book, found = ActivationCalibration(), []
     book.learn(KEY, 100 * MIB, 200 * MIB)
     for _ in range(REMEMBERED_RUNS - 1):
         book.learn(KEY, 100 * MIB, 120 * MIB, exact=False)
@@ -180,7 +180,7 @@ def test_an_exact_peak_ages_with_runs_that_stream() -> None:
 def test_lower_bounds_do_not_lower_what_was_measured() -> None:
     """Neither while the exact peak is remembered, nor below the estimate afterwards."""
     for peak_bytes in (60 * MIB, 100 * MIB, 150 * MIB):
-        book = ActivationBook()
+        book = ActivationCalibration()
         book.learn(KEY, 100 * MIB, peak_bytes)
         before_bytes = book.corrected(KEY, 100 * MIB)
         for n in range(40):
@@ -191,14 +191,14 @@ def test_lower_bounds_do_not_lower_what_was_measured() -> None:
 
 def test_whole_runs_and_tiles_are_apart() -> None:
     """Found in a review: what tiles took corrected the whole run of the same size, and the other way round."""
-    book, tiles = ActivationBook(), dataclasses.replace(KEY, tile=16)
+    book, tiles = ActivationCalibration(), dataclasses.replace(KEY, tile=16)
     book.learn(tiles, 100 * MIB, 300 * MIB)
     assert book.corrected(KEY, 100 * MIB) == 100 * MIB
     assert book.corrected(tiles, 100 * MIB) == 300 * MIB
 
 
 def test_what_may_divide_a_run_is_measured_of_just_such_a_run() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     book.ran_out(KEY, 100 * MIB)
     book.learn(KEY, 100 * MIB, 150 * MIB, exact=False)
     assert book.most_measured(KEY, 100 * MIB) == 0
@@ -212,14 +212,14 @@ def test_what_may_divide_a_run_is_measured_of_just_such_a_run() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     for number in range(KEYS_REMEMBERED + 10):
         book.learn(ActivationKey(ComponentKey(f"m{number}"), Stage.DECODE, "cuda"), 100, 90)
     assert len(book.report()) == KEYS_REMEMBERED
 
 
 def test_the_report_tells_the_errors_that_were_made() -> None:
-    book = ActivationBook()
+    book = ActivationCalibration()
     for measured_bytes in (80, 100, 125):
         book.learn(KEY, 100, measured_bytes)
     book.ran_out(KEY, 100)

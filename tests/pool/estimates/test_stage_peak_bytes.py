@@ -16,13 +16,13 @@ import torch
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
+    DecodeParams,
     Encoded,
-    EncodeWork,
+    EncodeParams,
     Latent,
     RunHooks,
-    SampleWork,
-    Work,
+    SampleParams,
+    StageParams,
     stage_of,
 )
 from modelpool.pool.devices.sim import device as sim
@@ -33,7 +33,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.pixels.tiled import count_tiles
 from modelpool.pool.pixels.tiled_vae import Tiling
 from modelpool.pool.sampling.samplers import FUNCTIONS
-from modelpool.pool.specs.spec import Division, Role, RunCost, TaskId, TaskSpec
+from modelpool.pool.specs.spec import ExecutionMode, Role, RunCost, TaskId, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
@@ -66,19 +66,19 @@ class Bench:
         patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), patcher.patches))
         return patcher
 
-    def measured(self, work: Work, lengths: tuple[int, ...] = (), division: Division | None = None) -> int:
+    def measured(self, work: StageParams, lengths: tuple[int, ...] = (), division: ExecutionMode | None = None) -> int:
         """Bytes beside weights that running `work` held; texts have `lengths` tokens."""
         patcher = self.patchers[ROLES[stage_of(work).value]]
         before_bytes = sim.memory_stats(INDEX).used_bytes
         sim.reset_peak(INDEX)
         match work:
-            case EncodeWork():
+            case EncodeParams():
                 encode(work, [TextEncoder(patcher)], self.tokenizer, QUIET)
-            case SampleWork():
+            case SampleParams():
                 width = patcher.module.config.cross_attention_dim
                 texts = tuple(Encoded(np.zeros((length, width), np.float32)) for length in lengths)
                 sample(work, texts, patcher, self.latent, QUIET, division)
-            case DecodeWork():
+            case DecodeParams():
                 cells = (work.height // self.latent.downscale, work.width // self.latent.downscale)
                 decode(
                     Latent(np.zeros((self.latent.channels, *cells), np.float32)), patcher, self.latent, QUIET, division
@@ -95,9 +95,9 @@ def check(estimated_bytes: int, measured_bytes: int) -> None:
     assert measured_bytes <= estimated_bytes <= (1 + MOST_OVER) * measured_bytes
 
 
-def cut_task(catalog: Catalog, work: Work) -> TaskSpec:
+def cut_task(catalog: Catalog, work: StageParams) -> TaskSpec:
     """As `actors.graph.build_graph` makes it."""
-    whole, *divided = catalog.ways(work.model, work)
+    whole, *divided = catalog.execution_modes(work.model, work)
     return TaskSpec(
         TaskId("t"),
         stage_of(work),
@@ -109,19 +109,19 @@ def cut_task(catalog: Catalog, work: Work) -> TaskSpec:
     )
 
 
-def sampling(bench: Bench, cfg: float = 4.0, sampler: str = "euler", width: int = 64) -> SampleWork:
-    return SampleWork(bench.model, (), width, 64, 6, cfg, sampler, "normal", 7)
+def sampling(bench: Bench, cfg: float = 4.0, sampler: str = "euler", width: int = 64) -> SampleParams:
+    return SampleParams(bench.model, (), width, 64, 6, cfg, sampler, "normal", 7)
 
 
 @pytest.mark.parametrize("text", ["", "a circle", "a (red:1.3) circle", LONG, f"{LONG} (far:0.5)"])
 def test_encoding_counts_the_chunks_and_the_weights(bench: Bench, text: str) -> None:
-    work = EncodeWork(bench.model, (), text)
+    work = EncodeParams(bench.model, (), text)
     check(bench.catalog.figures.activation_bytes(bench.model, work), bench.measured(work))
 
 
 def test_a_long_text_needs_more_than_a_short_one(bench: Bench) -> None:
     figures = bench.catalog.figures
-    short, long = (figures.activation_bytes(bench.model, EncodeWork(bench.model, (), t)) for t in ("a", LONG))
+    short, long = (figures.activation_bytes(bench.model, EncodeParams(bench.model, (), t)) for t in ("a", LONG))
     assert long > 2 * short
     assert bench.catalog.text_tokens(bench.model, LONG) == 3 * 77
 
@@ -151,7 +151,7 @@ def test_texts_apart_need_less_and_hold_less(bench: Bench) -> None:
 
 
 def test_decoding_whole_and_by_tiles(bench: Bench) -> None:
-    work = DecodeWork(bench.model, 256, 192)
+    work = DecodeParams(bench.model, 256, 192)
     check(bench.catalog.figures.activation_bytes(bench.model, work), bench.measured(work))
     found = bench.catalog.figures.divisions(bench.model, work)
     assert len(found) >= 3
@@ -159,7 +159,7 @@ def test_decoding_whole_and_by_tiles(bench: Bench) -> None:
         check(way.activation_bytes, bench.measured(work, division=way))
     figures = [bench.catalog.figures.activation_bytes(bench.model, work), *(way.activation_bytes for way in found)]
     assert figures == sorted(set(figures), reverse=True)
-    assert bench.catalog.figures.divisions(bench.model, DecodeWork(bench.model, 64, 64)) == ()
+    assert bench.catalog.figures.divisions(bench.model, DecodeParams(bench.model, 64, 64)) == ()
 
 
 @pytest.mark.parametrize("cells", [(24, 32), (100, 100), (9, 200)], ids=str)
@@ -173,7 +173,7 @@ def test_the_slowdown_of_tiles_is_the_cells_that_are_computed(cells: tuple[int, 
 
 def test_figures_take_in_what_runs_took_and_only_upwards_where_nothing_is_hidden(bench: Bench, tmp_path: Path) -> None:
     catalog = Catalog([Path(bench.model.path).parent], [], "sim")
-    work = DecodeWork(bench.model, 72, 64)
+    work = DecodeParams(bench.model, 72, 64)
 
     def cut() -> TaskSpec:
         return cut_task(catalog, work)
@@ -193,7 +193,7 @@ def test_figures_take_in_what_runs_took_and_only_upwards_where_nothing_is_hidden
 def test_no_correction_drops_a_way_or_makes_work_impossible(bench: Bench, device_kind: str) -> None:
     """Found in a review: figures that were learnt dropped divisions, and work was refused for good."""
     catalog = Catalog([Path(bench.model.path).parent], [], device_kind)
-    for work in (DecodeWork(bench.model, 256, 192), EncodeWork(bench.model, (), "a")):
+    for work in (DecodeParams(bench.model, 256, 192), EncodeParams(bench.model, (), "a")):
         first = cut_task(catalog, work)
         for way in (None, *first.divisions):
             figure_bytes = first.activation_bytes if way is None else way.activation_bytes

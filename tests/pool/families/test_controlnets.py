@@ -178,7 +178,7 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path) -> None:
     tiny = controlled(tmp_path, "sd1")
     write_tiny_checkpoint(tmp_path / "controlnet" / "xl.safetensors", layout=ldm_controlnet(layouts.TINY_SDXL_UNET))
     with pytest.raises(
-        UnusableField, match=r"controls: found .*ControlNet 'xl' .*expected .*one for models like 'tiny'"
+        UnusableField, match=r"controls: found .*ControlNet 'xl' .*expected .*a ControlNet for models like 'tiny'"
     ):
         tiny.made(controls=[{"model": "xl", "image": IMAGES["canny"]}], **SIZE, **FIELDS)
     with pytest.raises(UnknownName, match=r"unknown ControlNet 'cany'; did you mean 'canny'"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import EncodeImageWork, Latent, SampleWork, VideoFrames
+from modelpool.pool.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_cosmos_from_images import _Lenient, image
@@ -75,7 +75,7 @@ def test_the_image_is_the_first_cell_of_the_video(tmp_path: Path) -> None:
     """And what comes after it is another video than the one without: the model looks at it."""
     model = TinyFamilyModel(tmp_path, TINY)
     made, without = model.made(image=image(), **FIELDS), model.made(**FIELDS).latents[0]
-    (first,) = made.of(EncodeImageWork)
+    (first,) = made.of(EncodeImageParams)
     assert isinstance(first, Latent)
     np.testing.assert_allclose(made.latents[0][0, :, 0], first.samples_CHW, atol=1e-5)
     assert not np.allclose(made.latents[0][:, :, 1:], without[:, :, 1:], atol=1e-2)
@@ -87,6 +87,6 @@ def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, TINY, "sim")
     made = model.made(image=image(), **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if isinstance(made.works[task.task_id], SampleWork):
+        if isinstance(made.works[task.task_id], SampleParams):
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()

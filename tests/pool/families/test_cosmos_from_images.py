@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from modelpool.pool.conditioning.first_frame import SHAKEN_SIGMA, shakes_image
+from modelpool.pool.conditioning.first_frame import FIRST_FRAME_SIGMA, noises_image
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import EncodeImageWork, Latent, SampleWork, VideoFrames
+from modelpool.pool.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.sampling.noise import ImageNoise, seed_beside
+from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.test_transformer_families import _RESIZING, _Harmless
@@ -62,7 +62,7 @@ def _expected(model: TinyFamilyModel, texts: dict[str, Any], cfg: float, **call:
         return pipeline(
             image=image(), **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, fps=RATE,
             num_inference_steps=STEPS, guidance_scale=cfg - 1.0, latents=noise * math.hypot(80.0, 1.0) / 80.0,
-            generator=torch.Generator().manual_seed(seed_beside(SEED)),
+            generator=torch.Generator().manual_seed(image_noise_seed(SEED)),
         ).frames  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_the_image_is_the_first_cell_of_the_video(tmp_path: Path) -> None:
     """And what comes after it is another video than the one without: the model looks at it."""
     model = TinyFamilyModel(tmp_path, TINY)
     made, without = model.made(image=image(), **FIELDS), model.made(**FIELDS).latents[0]
-    (first,) = made.of(EncodeImageWork)
+    (first,) = made.of(EncodeImageParams)
     assert isinstance(first, Latent)
     np.testing.assert_array_equal(made.latents[0][0, :, 0], first.samples_CHW)
     assert not np.allclose(made.latents[0][:, :, 1:], without[:, :, 1:], atol=1e-2)
@@ -101,15 +101,15 @@ def test_what_a_run_holds_is_estimated(tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, TINY, "sim")
     made = model.made(image=image(), **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if isinstance(made.works[task.task_id], SampleWork):
+        if isinstance(made.works[task.task_id], SampleParams):
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()
 
 
 def test_the_noise_on_a_image_is_below_every_level() -> None:
     """Where it was not, the pipeline would keep no image; here it is always kept."""
-    shaking = [family.sampling for family in TRANSFORMERS.values() if shakes_image(family.sampling.video)]
+    shaking = [family.sampling for family in TRANSFORMERS.values() if noises_image(family.sampling.video)]
     assert shaking
     for facts in shaking:
         assert facts.prediction is Prediction.EDM
-        assert facts.noise.sigma_min > SHAKEN_SIGMA
+        assert facts.noise.sigma_min > FIRST_FRAME_SIGMA

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import NoiseKind, Prediction, Shown
+from modelpool.pool.core.sampling_facts import ImageConcat, NoiseKind, Prediction
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
@@ -100,14 +100,14 @@ def test_it_is_told_by_its_ends_of_noise_alone(tmp_path: Path) -> None:
     """A file of the same shapes without them is SDXL's InstructPix2Pix: noise by a table, the image unscaled."""
     tiny = opened(tmp_path / "file")
     sampling = tiny.family.sampling
-    assert (sampling.prediction, sampling.noise.kind, sampling.shown) == (
-        Prediction.VELOCITY, NoiseKind.EDM, Shown.LATENT,
+    assert (sampling.prediction, sampling.noise.kind, sampling.image_concat) == (
+        Prediction.VELOCITY, NoiseKind.EDM, ImageConcat.LATENT,
     )  # fmt: skip
     assert (sampling.noise.sigma_min, sampling.noise.sigma_max) == (pytest.approx(0.01), 60.0)
     tiny.close()
     (tmp_path / "plain").mkdir()
     plain = TinyModel(tmp_path / "plain", SHOWN_LAYOUTS["cosxl_edit"]())
-    assert (plain.family.name, plain.family.sampling.shown) == ("sdxl_ip2p", Shown.UNSCALED)
+    assert (plain.family.name, plain.family.sampling.image_concat) == ("sdxl_ip2p", ImageConcat.UNSCALED)
     plain.close()
 
 

@@ -17,7 +17,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import SampleWork
+from modelpool.pool.core.stage_params import SampleParams
 from tests.pool.families.test_from_images import image
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -105,7 +105,7 @@ def test_a_image_made_anew_in_part_is_that_of_diffusers(
     tiny = TinyFamilyModel(tmp_path, FAMILIES[name])
     assert tiny.family.name == name
     made = tiny.made(image=image(), strength=strength, steps=STEPS, cfg=CFG, negative="blurry")
-    (work,) = [work for work in made.works.values() if isinstance(work, SampleWork)]
+    (work,) = [work for work in made.works.values() if isinstance(work, SampleParams)]
     assert work.steps_run == made_steps
     call = {
         "image": image(), "strength": strength, "height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS,

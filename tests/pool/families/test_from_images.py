@@ -19,7 +19,7 @@ from diffusers import (
 from PIL import Image
 
 from modelpool.pool.conditioning.starts import scaled_latent
-from modelpool.pool.core.stage_params import EncodeImageWork, SampleWork
+from modelpool.pool.core.stage_params import EncodeImageParams, SampleParams
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_model import Made, TinyModel, euler
 from tests.pool.loading import layouts
@@ -107,7 +107,7 @@ def test_a_image_made_anew_in_part_is_that_of_diffusers(name: str, strength: flo
 def test_a_hole_is_filled_as_diffusers_does(name: str, trained_for_it: bool, tmp_path: Path) -> None:
     """And what is not in it is left, to the bit."""
     tiny = TinyModel(tmp_path, filling(name) if trained_for_it else PLAIN[name]())
-    assert tiny.catalog.made_for(tiny.model).sampling.fills_holes == trained_for_it
+    assert tiny.catalog.model_defaults(tiny.model).sampling.inpaints == trained_for_it
     kind = {"sd1": StableDiffusionInpaintPipeline, "sdxl": StableDiffusionXLInpaintPipeline}[name]
     strengths = (0.6, 1.0) if trained_for_it else (0.6,)
     for strength in strengths:
@@ -132,12 +132,12 @@ def test_a_second_pass_is_a_image_made_anew_in_part(via: str, tmp_path: Path) ->
     assert (first.shape[2:], second.shape[2:]) == ((3, 4), (6, 8))
     alone = tiny.made(width=32, height=24, **FIELDS)
     assert torch.equal(alone.latents[0], first)
-    assert len(made.of(SampleWork)) == 2
+    assert len(made.of(SampleParams)) == 2
     if via == "latent":
         image: Any = scaled_latent(first, (6, 8))
     else:
         image = Image.fromarray(alone.pixels).resize((64, 48), Image.Resampling.LANCZOS)
-        assert len(made.of(EncodeImageWork)) == 1
+        assert len(made.of(EncodeImageParams)) == 1
     expected = diffusers_latent(tiny, made, StableDiffusionImg2ImgPipeline, image=image, strength=0.5)
     assert_equal(second, expected)
     assert made.pixels.shape == (48, 64, 3)

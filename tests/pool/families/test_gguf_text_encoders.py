@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, normalizers
 
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.formats.byte_ranges import ByteRange
-from modelpool.pool.formats.weights_file import read_own_header
+from modelpool.pool.formats.weights_file import read_single_header
 from modelpool.pool.loading import assembled_checkpoint as assembled
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.content_digest import RangeDigests, component_digests
@@ -123,9 +123,7 @@ def test_a_image_is_drawn_with_it(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_it_says_what_to_put_where(tmp_path: Path) -> None:
     whole = write_packed(tmp_path / "packed", "lumina2", entries={})
-    with pytest.raises(
-        TokenizerMissing, match=r"found no tokens in it.*Put tokenizer\.json .* of google/gemma-2-2b into"
-    ):
+    with pytest.raises(TokenizerMissing, match=r"found no tokens.*Put tokenizer\.json .* of google/gemma-2-2b into"):
         whole.texts()
     whole.engine.close()
 
@@ -152,7 +150,7 @@ def test_a_saved_file_reads_texts_as_its_gguf_file_does(family: str, tmp_path: P
     path = tmp_path / "saved" / "tiny.safetensors"
     save_checkpoint(open_checkpoint(tmp_path / "packed" / "tiny.model.json"), path, dtype=torch.float32)
     key = f"{prefix_of(family)}tokenizer_json"
-    assert read_own_header(str(path)).tensors[key].dtype == "U8"
+    assert read_single_header(str(path)).tensors[key].dtype == "U8"
     found = texts_of(Whole(tmp_path / "saved", ALL_FAMILIES[family], (ENCODERS[family],), write=False))
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
@@ -184,7 +182,7 @@ def digests(path: Path) -> dict[Role, str]:
     found = open_checkpoint(path)
 
     def digests_of(file: str) -> dict[ByteRange, bytes]:
-        ranges = RangeDigests.of(read_own_header(file))
+        ranges = RangeDigests.of(read_single_header(file))
         assert ranges is not None
         hash_file(file, False, tensors=ranges)
         return ranges.digests()

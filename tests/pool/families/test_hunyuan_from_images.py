@@ -16,9 +16,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from modelpool.actors.graph.output_shape import Duration, extent_of
+from modelpool.actors.graph.output_shape import Duration, output_shape_of
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeWork, SampleWork, SeeImageWork, VideoFrames
+from modelpool.pool.core.stage_params import Encoded, EncodeParams, SampleParams, VideoFrames, VisionEncodeParams
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.pixels.latent_pixels import sampled_shape
@@ -28,7 +28,7 @@ from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.text_tokenizer import TokenizerMissing
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.tiny_llava import LED, SIDE, STATES, llava, vision_file
+from tests.pool.families.tiny_llava import LEADING_CELL, SIDE, STATES, llava, vision_file
 from tests.pool.families.tiny_model import Made, TinyModel
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_shown import TinyFamilyModel
@@ -73,7 +73,7 @@ def _pipeline(model: TinyFamilyModel) -> Any:
 def _texts(pipeline: Any, made: Made, image: Image.Image, cfg: float) -> dict[str, Any]:
     """What the pipeline's own LLaVA reads, with CLIP's vectors of ours."""
     found: dict[str, Any] = {}
-    read = [one for one in made.of(EncodeWork) if isinstance(one, Encoded)]
+    read = [one for one in made.of(EncodeParams) if isinstance(one, Encoded)]
     black = Image.new("RGB", (WIDTH, HEIGHT), 0)
     sides = [("", PROMPT, image), ("negative_", NEGATIVE, black)]
     for (name, text, shown), own in zip(sides, read, strict=False):
@@ -87,7 +87,7 @@ def _texts(pipeline: Any, made: Made, image: Image.Image, cfg: float) -> dict[st
 def _expected(model: TinyFamilyModel, made: Made, image: Image.Image, cfg: float) -> tuple[dict[str, Any], Any, Any]:
     """Texts, the latent with the cell that leads it, and pixels."""
     pipeline = _pipeline(model)
-    (work,) = [one for one in made.works.values() if isinstance(one, SampleWork)]
+    (work,) = [one for one in made.works.values() if isinstance(one, SampleParams)]
     noise = ImageNoise(SEED).draw((1, *sampled_shape(work, model.engine._opened(model.model).latent)))
     kept: list[Any] = []
 
@@ -111,11 +111,11 @@ def _real(context: Any, mask: Any) -> Any:
 @pytest.mark.parametrize("cfg", [1.0, 4.0], ids=["alone", "guided"])
 def test_a_video_that_a_image_leads_is_that_of_diffusers(cfg: float, tmp_path: Path) -> None:
     """Words and image as the text encoder reads them, latent and pixels."""
-    model = TinyFamilyModel(tmp_path, LED)
+    model = TinyFamilyModel(tmp_path, LEADING_CELL)
     assert model.family.name == "hunyuan_video_i2v"
     made = model.made(image=image(4), **FIELDS, cfg=cfg)
     texts, latent, video = _expected(model, made, image(4), cfg)
-    read = [one for one in made.of(EncodeWork) if isinstance(one, Encoded)]
+    read = [one for one in made.of(EncodeParams) if isinstance(one, Encoded)]
     assert len(read) == (1 if cfg == 1 else 2)
     for name, own in zip(("", "negative_"), read, strict=False):
         ours = torch.from_numpy(own.context_LD)[None], torch.from_numpy(own.others["context_mask"])[None]
@@ -132,9 +132,12 @@ def test_a_video_that_a_image_leads_is_that_of_diffusers(cfg: float, tmp_path: P
 
 def test_a_long_prompt_is_cut_as_the_pipeline_cuts_it(tmp_path: Path) -> None:
     """The head of the turn that would follow is not there then: the last tokens are left out."""
-    model, prompt = TinyFamilyModel(tmp_path, LED), "a red cat sits beside a large blue dog on the table, " * 60
+    model, prompt = (
+        TinyFamilyModel(tmp_path, LEADING_CELL),
+        "a red cat sits beside a large blue dog on the table, " * 60,
+    )
     made = model.made(**{**FIELDS, "prompt": prompt, "steps": 1, "cfg": 1.0}, image=image(4))
-    (own,) = (one for one in made.of(EncodeWork) if isinstance(one, Encoded))
+    (own,) = (one for one in made.of(EncodeParams) if isinstance(one, Encoded))
     context, mask = _pipeline(model)._get_llama_prompt_embeds(image(4), prompt, _template())
     assert bool(mask.bool().all())
     assert "context_mask" not in own.others, "all are real"
@@ -143,9 +146,9 @@ def test_a_long_prompt_is_cut_as_the_pipeline_cuts_it(tmp_path: Path) -> None:
 
 
 def test_what_the_image_shows_matters_to_words_and_to_the_video(tmp_path: Path) -> None:
-    model = TinyFamilyModel(tmp_path, LED)
+    model = TinyFamilyModel(tmp_path, LEADING_CELL)
     one, other = (model.made(image=image(seed), **FIELDS) for seed in (4, 5))
-    read = [text for made in (one, other) for text in made.of(EncodeWork)[:1] if isinstance(text, Encoded)]
+    read = [text for made in (one, other) for text in made.of(EncodeParams)[:1] if isinstance(text, Encoded)]
     contexts = [torch.from_numpy(text.context_LD) for text in read]
     assert not torch.allclose(*contexts, atol=1e-2)
     assert not torch.allclose(one.latents[0], other.latents[0], atol=1e-2)
@@ -159,19 +162,19 @@ def test_what_runs_hold_is_estimated(cfg: float, tmp_path: Path) -> None:
     sim.install()
     sim.configure(0, 1 << 28)
     sim.recover(0)
-    model = TinyFamilyModel(tmp_path, LED, "sim")
+    model = TinyFamilyModel(tmp_path, LEADING_CELL, "sim")
     made = model.made(image=image(4), **FIELDS, cfg=cfg)
     for task, cost in zip(made.tasks, made.costs, strict=True):
         assert cost.division is None
         work = made.works[task.task_id]
         assert cost.working_bytes <= task.activation_bytes, work
-        if isinstance(work, SampleWork | SeeImageWork | EncodeWork):
+        if isinstance(work, SampleParams | VisionEncodeParams | EncodeParams):
             assert task.activation_bytes <= 1.15 * cost.working_bytes, work
     model.close()
 
 
 def test_a_file_is_saved_as_it_was(tmp_path: Path) -> None:
-    model = TinyFamilyModel(tmp_path, LED)
+    model = TinyFamilyModel(tmp_path, LEADING_CELL)
     save_checkpoint(model.engine._opened(model.model), tmp_path / "again.safetensors")
     before, after = load_file(tmp_path / "tiny.safetensors"), load_file(tmp_path / "again.safetensors")
     assert before.keys() == after.keys()
@@ -182,10 +185,10 @@ def test_a_file_is_saved_as_it_was(tmp_path: Path) -> None:
 def test_a_folder_makes_what_the_file_makes(tmp_path: Path) -> None:
     """Its text encoder and its vision encoder are one folder then."""
     (tmp_path / "file").mkdir()
-    model = TinyFamilyModel(tmp_path / "file", LED)
+    model = TinyFamilyModel(tmp_path / "file", LEADING_CELL)
     expected = model.made(image=image(4), **FIELDS, cfg=4.0).latents[0]
     (tmp_path / "folders").mkdir()
-    assert save_diffusers(model.engine._opened(model.model), tmp_path / "folders" / "tiny").lacks == ()
+    assert save_diffusers(model.engine._opened(model.model), tmp_path / "folders" / "tiny").missing == ()
     model.close()
     again = TinyModel.of_folder(tmp_path / "folders")
     assert again.family.name == "hunyuan_video_i2v"
@@ -204,8 +207,8 @@ def _with_head(text: File) -> File:
 @pytest.mark.parametrize("written", [_without_level, _with_head])
 def test_folders_of_all_versions_of_the_class_are_read(written: Any, tmp_path: Path) -> None:
     """Transformers 5 writes the vision encoder without a level of names, and all of them a head of words."""
-    save_file(LED.file(), tmp_path / "tiny.safetensors")
-    write_tokenizers(tmp_path, LED)
+    save_file(LEADING_CELL.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, LEADING_CELL)
     checkpoint, folder = open_checkpoint(tmp_path / "tiny.safetensors"), tmp_path / "folder"
     save_diffusers(checkpoint, folder)
     (path,) = (folder / "text_encoder").glob("*.safetensors")
@@ -231,30 +234,32 @@ def test_a_folder_of_the_form_that_replaces_the_first_frame_is_refused(tmp_path:
     config.write_text(json.dumps({**said, "image_condition_type": None}))
     assert open_checkpoint(tmp_path / "folder").family.name == "hunyuan_video"
     config.write_text(json.dumps({**said, "image_condition_type": "token_replace"}))
-    message = "configuration of transformer: image_condition_type: found 'token_replace', expected none or .*missing is"
+    message = (
+        "configuration of transformer: image_condition_type: found 'token_replace', expected none or .*not supported: "
+    )
     with pytest.raises(UnknownArchitecture, match=message):
         open_checkpoint(tmp_path / "folder")
 
 
 def test_a_tokenizer_without_a_token_for_a_image_is_told_with_one_that_has_it(tmp_path: Path) -> None:
     """Found: who missed a tokenizer was told to take Llama's, and then that it was none of Llama's."""
-    model = TinyFamilyModel(tmp_path, LED)
+    model = TinyFamilyModel(tmp_path, LEADING_CELL)
     model.close()
     (path,) = tmp_path.glob("tokenizer_llama3_8b/tokenizer.json")
     path.write_text(path.read_text().replace("<image>", "<drawing>"))
-    with pytest.raises(TokenizerMissing, match=r"without '<image>', expected the tokenizer.json of xtuner/llava-\S+"):
+    with pytest.raises(TokenizerMissing, match=r"lacks '<image>', expected the tokenizer.json of xtuner/llava-\S+"):
         TinyModel.of_folder(tmp_path).made(image=image(4), **FIELDS)
 
 
 def test_cells_that_lead_are_decoded_and_left_out(tmp_path: Path) -> None:
     """Of a latent of the driver's own too: it has one more."""
-    model = TinyFamilyModel(tmp_path, LED)
+    model = TinyFamilyModel(tmp_path, LEADING_CELL)
     made = model.made(image=image(4), **FIELDS)
     cells = made.latents[0].shape[2]
     assert cells == 1 + (1 + (FRAMES - 1) // 4)
-    own = model.catalog.made_for(model.model)
+    own = model.catalog.model_defaults(model.model)
     assert own.sampling.video is not None
-    assert extent_of((cells, HEIGHT // 8, WIDTH // 8), "tiny", own) == (
+    assert output_shape_of((cells, HEIGHT // 8, WIDTH // 8), "tiny", own) == (
         WIDTH,
         HEIGHT,
         Duration(FRAMES, own.sampling.video.rate, leading=1),
@@ -265,20 +270,20 @@ def test_cells_that_lead_are_decoded_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, "image: found 'nothing', expected an image: the videos of model 'tiny' begin with one"),
-        ({"image": image(4), "last_image": image(5)}, "last_image: found 'one', expected none"),
-        ({"image": image(4), "reference": image(5)}, "reference: found 'one', expected none"),
+        ({}, "image: missing; model 'tiny' requires the first frame"),
+        ({"image": image(4), "last_image": image(5)}, "last_image: not supported by model"),
+        ({"image": image(4), "reference": image(5)}, "reference: not supported by model"),
     ],
 )
 def test_what_it_is_not_told_is_told_by_name(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
-    model = TinyFamilyModel(tmp_path, LED)
+    model = TinyFamilyModel(tmp_path, LEADING_CELL)
     with pytest.raises(UnusableField, match=message):
         model.made(**FIELDS, **fields)
     model.close()
 
 
 def test_a_file_without_its_vision_encoder_says_so(tmp_path: Path) -> None:
-    without = {key: tensor for key, tensor in LED.file().items() if not key.startswith("vision_encoder.")}
+    without = {key: tensor for key, tensor in LEADING_CELL.file().items() if not key.startswith("vision_encoder.")}
     save_file(without, tmp_path / "hunyuan.safetensors")
     with pytest.raises(UnknownArchitecture, match="but without its vision encoder"):
         open_checkpoint(tmp_path / "hunyuan.safetensors")
@@ -287,7 +292,8 @@ def test_a_file_without_its_vision_encoder_says_so(tmp_path: Path) -> None:
 def _described(folder: Path, vision: File) -> Path:
     """A model of separate files: the part that sees is one of its own, as people have it."""
     save_file(
-        {key: x for key, x in LED.file().items() if not key.startswith("vision_encoder.")}, folder / "rest.safetensors"
+        {key: x for key, x in LEADING_CELL.file().items() if not key.startswith("vision_encoder.")},
+        folder / "rest.safetensors",
     )
     save_file({key: x.contiguous().clone() for key, x in vision.items()}, folder / "llava_llama3_vision.safetensors")
     path = folder / "tiny.model.json"
@@ -300,7 +306,7 @@ def _described(folder: Path, vision: File) -> Path:
 def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    whole = TinyFamilyModel(tmp_path / "whole", LED)
+    whole = TinyFamilyModel(tmp_path / "whole", LEADING_CELL)
     expected = whole.made(image=image(4), **FIELDS).latents[0]
     whole.close()
     _described(tmp_path / "parts", vision_file())

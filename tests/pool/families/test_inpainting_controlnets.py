@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from modelpool.pool.controlnets.build import plan_controlnet
 from modelpool.pool.controlnets.config import controlnet_config
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import HoleTold, Latent, Member
+from modelpool.pool.core.stage_params import BatchMember, ControlMaskMode, Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.specs.spec import Role, Stage
 from tests.pool.controlnets.layouts import ldm_controlnet
@@ -102,16 +102,14 @@ def test_beside_a_hole_that_is_filled_it_reads_the_same_image_and_mask(tmp_path:
 def test_a_request_says_it_where_the_name_does_not(tmp_path: Path) -> None:
     tiny = with_inpainting(tmp_path, INPAINT, "copy")
     find = tiny.catalog.controls.find
-    assert find(INPAINT, 1.0, 0.0, 1.0).hole is HoleTold.ALWAYS
+    assert find(INPAINT, 1.0, 0.0, 1.0).hole is ControlMaskMode.ALWAYS
     assert find(INPAINT, 1.0, 0.0, 1.0, "plain").hole is None
     assert find("copy", 1.0, 0.0, 1.0).hole is None
-    assert find("copy", 1.0, 0.0, 1.0, "inpaint").hole is HoleTold.ALWAYS
+    assert find("copy", 1.0, 0.0, 1.0, "inpaint").hole is ControlMaskMode.ALWAYS
     assert find("copy", 1.0, 0.0, 1.0, "inpaint").mode is None
     with pytest.raises(UnusableField, match=r"controls.mode: found 'canny', expected inpaint, plain or nothing: Contr"):
         find("copy", 1.0, 0.0, 1.0, "canny")
-    with pytest.raises(
-        UnusableField, match=rf"controls.mask: found 'nothing', expected a mask.*ControlNet '{INPAINT}'"
-    ):
+    with pytest.raises(UnusableField, match=rf"controls.mask: missing; ControlNet '{INPAINT}'"):
         tiny.made(controls=[{"model": INPAINT, "image": image()}], **SIZE, **FIELDS)
     tiny.close()
 
@@ -120,7 +118,7 @@ def test_a_name_says_nothing_of_one_for_sdxl(tmp_path: Path) -> None:
     """Nothing says that all that are called so read a hole alike."""
     tiny = with_inpainting(tmp_path, "inpaint_xl", layout=ldm_controlnet(layouts.TINY_SDXL_UNET))
     assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0).hole is None
-    assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0, "inpaint").hole is HoleTold.ALWAYS
+    assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0, "inpaint").hole is ControlMaskMode.ALWAYS
     tiny.close()
 
 
@@ -144,9 +142,11 @@ def test_several_images_with_holes_of_their_own_are_made_at_once(tmp_path: Path)
     members = []
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
-        members.append(Member(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET))
+        members.append(
+            BatchMember(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET)
+        )
     assert len({member.task.together for member in members}) == 1
-    for outcome, one in zip(tiny.engine.run_together(members), made, strict=True):
+    for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):
         assert isinstance(outcome, tuple)
         assert isinstance(outcome[0], Latent)
         assert outcome[1].batched == 2

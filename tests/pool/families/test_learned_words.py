@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import AdapterMismatch, UnknownName, UnsafeFile
-from modelpool.pool.core.stage_params import Encoded, EncodeWork
+from modelpool.pool.core.stage_params import Encoded, EncodeParams
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from modelpool.pool.text.encode import read_texts
@@ -24,7 +24,7 @@ PROMPT = "a (embedding:worn:1.2) chair"
 
 
 def encoded(tiny: TinyModel, **fields: Any) -> Encoded:
-    (found,) = tiny.made(**RUN, **fields).of(EncodeWork)
+    (found,) = tiny.made(**RUN, **fields).of(EncodeParams)
     assert isinstance(found, Encoded)
     return found
 

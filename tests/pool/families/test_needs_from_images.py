@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import EncodeImageWork
+from modelpool.pool.core.stage_params import EncodeImageParams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.specs.spec import Stage
 from tests.pool.controlnets.layouts import ldm_controlnet
@@ -46,7 +46,7 @@ def check(made: Made, stages: tuple[Stage, ...] = (Stage.SAMPLE,)) -> None:
     """Every run of these stages."""
     checked = 0
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if task.stage in stages or isinstance(made.works[task.task_id], EncodeImageWork):
+        if task.stage in stages or isinstance(made.works[task.task_id], EncodeImageParams):
             checked += 1
             assert cost.division is None
             # a ControlNet's weights of half precision are widened one by one where they are used
@@ -81,8 +81,8 @@ def test_a_model_that_fills_holes_holds_what_was_estimated(tmp_path: Path) -> No
 def test_a_image_can_be_encoded_by_tiles_where_memory_is_short(tmp_path: Path) -> None:
     """Ways to do it need less and less."""
     tiny = TinyModel(tmp_path, layouts.tiny_sd1())
-    work = EncodeImageWork(tiny.model, 256, 256)
-    whole, *parts = tiny.catalog.ways(tiny.model, work)
+    work = EncodeImageParams(tiny.model, 256, 256)
+    whole, *parts = tiny.catalog.execution_modes(tiny.model, work)
     assert [way.tile for way in parts] == sorted((way.tile for way in parts), reverse=True)
     sizes = [whole.activation_bytes, *(way.activation_bytes for way in parts)]
     assert sizes == sorted(sizes, reverse=True)

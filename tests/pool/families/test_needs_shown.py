@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import EncodeImageWork
+from modelpool.pool.core.stage_params import EncodeImageParams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.specs.spec import Stage
 from tests.pool.families.test_needs_from_images import MOST_OVER
@@ -34,7 +34,7 @@ def on_sim(folder: Path, name: str) -> TinyModel:
 def check(made: Made, most_over: float) -> None:
     checked = 0
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if task.stage is Stage.SAMPLE or isinstance(made.works[task.task_id], EncodeImageWork):
+        if task.stage is Stage.SAMPLE or isinstance(made.works[task.task_id], EncodeImageParams):
             checked += 1
             assert cost.division is None
             assert cost.working_bytes <= task.activation_bytes

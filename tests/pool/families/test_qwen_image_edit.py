@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.actors.graph.image_concat_cut import reference_size
+from modelpool.actors.graph.image_concat_graph import reference_size
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import TextSight
-from modelpool.pool.core.stage_params import EncodeWork, SampleWork, SeeImageWork
+from modelpool.pool.core.sampling_facts import ReferenceMode
+from modelpool.pool.core.stage_params import EncodeParams, SampleParams, VisionEncodeParams
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.vision.qwen import grid_of
 from modelpool.pool.pixels.latent_pixels import latent_shape
@@ -122,8 +122,8 @@ def test_a_image_is_edited_as_diffusers_edits_it(name: str, tmp_path: Path, monk
     is_numbered = kind is NUMBERED
     how = {"reference_as": "numbered"} if is_numbered and len(images) == 1 else {}
     made = tiny.made(**FIELDS, reference=images, **how)
-    assert [work.numbered for work in made.works.values() if isinstance(work, EncodeWork)] == [is_numbered] * 2
-    assert sum(isinstance(work, SeeImageWork) for work in made.works.values()) == len(images)
+    assert [work.numbered for work in made.works.values() if isinstance(work, EncodeParams)] == [is_numbered] * 2
+    assert sum(isinstance(work, VisionEncodeParams) for work in made.works.values()) == len(images)
     pipeline = pipeline_of(tiny, kind, monkeypatch)
     assert_drawn(made, drawn(tiny, pipeline, images if is_numbered else images[0]))
     tiny.close()
@@ -141,10 +141,10 @@ def test_a_file_with_the_marker_of_2511_is_edited_with_numbers(tmp_path: Path, m
     """Whatever it is called. The model is told that the image is without noise, as diffusers tells it."""
     marker = {"model.diffusion_model.__index_timestep_zero__": torch.tensor([])}
     tiny = with_tensors(TinyFamilyModel(tmp_path, SEEING), lambda tensors: tensors | marker)
-    assert tiny.family.sampling.text_sight is TextSight.NUMBERED
+    assert tiny.family.sampling.reference_mode is ReferenceMode.NUMBERED
     assert tiny.module(Role.DIFFUSION_MODEL).config.zero_cond_t
     made = tiny.made(**FIELDS, reference=image(32, 96))
-    assert [work.numbered for work in made.works.values() if isinstance(work, EncodeWork)] == [True] * 2
+    assert [work.numbered for work in made.works.values() if isinstance(work, EncodeParams)] == [True] * 2
     assert_drawn(made, drawn(tiny, pipeline_of(tiny, NUMBERED, monkeypatch), _one(32, 96)))
     tiny.close()
 
@@ -174,7 +174,7 @@ def test_a_part_that_is_not_qwen_25_vls_is_left_out_and_said_where_it_is_needed(
     tiny = with_tensors(tiny, change)
     assert Role.VISION_ENCODER not in tiny.family.prefixes
     np.testing.assert_array_equal(tiny.made(**fields).pixels, expected)
-    with pytest.raises(UnusableField, match=f"is not that of Qwen 2.5 VL, which its edits need: .*{why}"):
+    with pytest.raises(UnusableField, match=f"is not that of Qwen 2.5 VL, which editing requires: .*{why}"):
         tiny.made(**fields, reference=image(32, 96))
     tiny.close()
 
@@ -220,7 +220,7 @@ def test_without_a_image_it_is_qwen_image(tmp_path: Path) -> None:
     digests = [{role: key.partition("@")[2] for role, key in components} for components in found]
     assert digests[0].pop(Role.VISION_ENCODER)
     assert digests[0] == digests[1]
-    with pytest.raises(UnusableField, match="without the part that sees images"):
+    with pytest.raises(UnusableField, match="without the vision part"):
         blind.made(**FIELDS, reference=image())
     seeing.close()
     blind.close()
@@ -280,7 +280,7 @@ def test_it_runs_within_what_was_counted(side: int, sides: tuple[tuple[int, int]
     made = tiny.made(**fields, reference=[image(*size) for size in sides])
     for task, cost in zip(made.tasks, made.costs, strict=True):
         work = made.works[task.task_id]
-        if isinstance(work, (SeeImageWork, EncodeWork, SampleWork)):
+        if isinstance(work, (VisionEncodeParams, EncodeParams, SampleParams)):
             assert cost.working_bytes <= task.activation_bytes, work
             assert cost.working_bytes >= 0.9 * task.activation_bytes, work
     tiny.close()
@@ -301,7 +301,7 @@ def test_a_text_as_long_as_one_beside_a_image_holds_less(is_seen_first: bool, tm
     for one in asked if is_seen_first else asked[::-1]:
         made = tiny.made(**{**fields, **one})
         for task, cost in zip(made.tasks, made.costs, strict=True):
-            if isinstance(made.works[task.task_id], EncodeWork):
+            if isinstance(made.works[task.task_id], EncodeParams):
                 assert cost.working_bytes <= task.activation_bytes
                 counted.append(task.activation_bytes)
     seen, read = counted if is_seen_first else counted[::-1]
@@ -334,7 +334,7 @@ def test_a_folder_of_diffusers_edits_as_the_file_does(tmp_path: Path) -> None:
     file = TinyFamilyModel(tmp_path / "file", SEEING)
     write_folder(tmp_path / "folders" / "tiny")
     folder = TinyModel.of_folder(tmp_path / "folders")
-    assert folder.family.sampling.text_sight is TextSight.NUMBERED
+    assert folder.family.sampling.reference_mode is ReferenceMode.NUMBERED
     fields = {**FIELDS, "reference": image(32, 96)}
     expected, found = file.made(**fields, reference_as="numbered"), folder.made(**fields)
     near = 1e-5 * max(1.0, float(expected.latents[0].abs().max()))
@@ -345,9 +345,12 @@ def test_a_folder_of_diffusers_edits_as_the_file_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "sight"), [("QwenImageEditPipeline", TextSight.WHOLE), ("QwenImagePipeline", TextSight.BY_NAME)]
+    ("pipeline", "vision_use"),
+    [("QwenImageEditPipeline", ReferenceMode.WHOLE), ("QwenImagePipeline", ReferenceMode.BY_NAME)],
 )
-def test_a_folder_of_the_first_pipeline_has_images_seen_whole(pipeline: str, sight: TextSight, tmp_path: Path) -> None:
+def test_a_folder_of_the_first_pipeline_has_images_seen_whole(
+    pipeline: str, vision_use: ReferenceMode, tmp_path: Path
+) -> None:
     """Another says nothing of it: its name may."""
     write_folder(tmp_path / "tiny", pipeline)
-    assert open_checkpoint(tmp_path / "tiny").family.sampling.text_sight is sight
+    assert open_checkpoint(tmp_path / "tiny").family.sampling.reference_mode is vision_use

@@ -20,23 +20,23 @@ from torch import Tensor
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import Guidance, UsualRun
+from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
 from modelpool.pool.core.stage_params import (
-    EncodeImageWork,
+    BatchMember,
+    EncodeImageParams,
+    ImageEmbeds,
     Latent,
-    Member,
-    SampleWork,
-    SeeImageWork,
-    Seen,
+    SampleParams,
     VideoFrames,
+    VisionEncodeParams,
 )
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.estimates.typical_run import usual_call
-from modelpool.pool.guidance.per_frame_guidance import frame_strengths
-from modelpool.pool.pixels.latent_pixels import as_vae_has_it
-from modelpool.pool.sampling.noise import ImageNoise, seed_beside
+from modelpool.pool.estimates.typical_run import typical_call
+from modelpool.pool.guidance.per_frame_guidance import frame_guidance_scales
+from modelpool.pool.pixels.latent_pixels import to_vae_scale
+from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
@@ -94,7 +94,9 @@ def _pipeline(tiny: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     resize = module._resize_with_antialiasing
     monkeypatch.setattr(module, "_resize_with_antialiasing", lambda image, _: resize(image, (SIDE, SIDE)))
-    monkeypatch.setattr(module, "randn_tensor", lambda shape, **_: ImageNoise(seed_beside(SEED)).draw(tuple(shape)))
+    monkeypatch.setattr(
+        module, "randn_tensor", lambda shape, **_: ImageNoise(image_noise_seed(SEED)).draw(tuple(shape))
+    )
     vae = tiny.module(Role.VAE)
     vae.register_to_config(scaling_factor=tiny.family.scaling_factor, force_upcast=False)
     found = PIPELINES["svd"](
@@ -162,10 +164,10 @@ def test_videos_that_are_made_together_are_those_made_alone(tmp_path: Path) -> N
     alone = [tiny.made(image=image(), **FIELDS, seed=seed) for seed in (1, 2)]
     members = []
     for made in alone:
-        (task,) = [task for task in made.tasks if isinstance(made.works[task.task_id], SampleWork)]
+        (task,) = [task for task in made.tasks if isinstance(made.works[task.task_id], SampleParams)]
         inputs = tuple(made.results[need] for need in task.needs)
-        members.append(Member(task, made.works[task.task_id], inputs, QUIET))
-    outcomes = tiny.engine.run_together(members)
+        members.append(BatchMember(task, made.works[task.task_id], inputs, QUIET))
+    outcomes = tiny.engine.run_batch(members)
     for outcome, made in zip(outcomes, alone, strict=True):
         assert isinstance(outcome, tuple), outcome
         latent, cost = outcome
@@ -205,7 +207,7 @@ def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: 
     opened = tiny.engine._opened(tiny.model)
     for role in tiny.family.prefixes:
         component = opened.component(role)
-        found = module_work(component.built.module, component.form.compute_dtype, usual_call(opened, role))
+        found = module_work(component.built.module, component.form.compute_dtype, typical_call(opened, role))
         assert sum(found.values()) > 0, role
     tiny.close()
 
@@ -218,10 +220,10 @@ def test_seeds_share_what_is_seen_of_a_image_and_not_its_noise(tmp_path: Path) -
     def tasks(made: Made, kind: type) -> set[Any]:
         return {task for task, work in made.works.items() if isinstance(work, kind)}
 
-    assert tasks(one, SeeImageWork) == tasks(other, SeeImageWork)
-    assert not tasks(one, EncodeImageWork) & tasks(other, EncodeImageWork)
+    assert tasks(one, VisionEncodeParams) == tasks(other, VisionEncodeParams)
+    assert not tasks(one, EncodeImageParams) & tasks(other, EncodeImageParams)
     still, calm = (tiny.made(image=image(), **FIELDS, seed=seed, image_noise=0.0) for seed in (1, 2))
-    assert tasks(still, EncodeImageWork) == tasks(calm, EncodeImageWork)
+    assert tasks(still, EncodeImageParams) == tasks(calm, EncodeImageParams)
     tiny.close()
 
 
@@ -231,8 +233,8 @@ def test_a_way_around_a_thing_is_what_its_unet_makes_in_the_loop_of_svd(name: st
     tiny = TinyVideoModel(tmp_path, VIDEOS[name])
     assert tiny.family.name == name
     made = tiny.made(image=image(64, 64), **FIELDS, **CASES[name])
-    (seen,), (first,) = made.of(SeeImageWork), made.of(EncodeImageWork)
-    assert isinstance(seen, Seen)
+    (seen,), (first,) = made.of(VisionEncodeParams), made.of(EncodeImageParams)
+    assert isinstance(seen, ImageEmbeds)
     assert isinstance(first, Latent)
     height = math.radians(60.0)
     views = [[1e-5, height, way] for way in (2 * math.pi / 3, 4 * math.pi / 3, 0.0)]
@@ -267,7 +269,7 @@ def _by_hand(tiny: TinyModel, seen_B1D: Tensor, first_BCHW: Tensor, numbers: Ten
         tiny.module(Role.DIFFUSION_MODEL),
         make_sigmas("karras", STEPS, sigma_table(tiny.family.sampling.noise)),
     )
-    image = as_vae_has_it(first_BCHW, tiny.engine._opened(tiny.model).latent)[:, None].expand(-1, FRAMES, -1, -1, -1)
+    image = to_vae_scale(first_BCHW, tiny.engine._opened(tiny.model).latent)[:, None].expand(-1, FRAMES, -1, -1, -1)
     strengths = torch.tensor([1.0, 2.5, 1.0]).reshape(1, FRAMES, 1, 1, 1)
     x = ImageNoise(SEED).draw((1, 4, FRAMES, 8, 8)).transpose(1, 2) * math.sqrt(1 + float(sigmas[0]) ** 2)
     for sigma, after in zip(sigmas[:-1].tolist(), sigmas[1:].tolist(), strict=True):
@@ -309,11 +311,15 @@ def test_a_file_is_saved_as_it_was(name: str, tmp_path: Path) -> None:
         (
             "svd",
             {"image": None},
-            "image: found 'nothing', expected an image: the videos of model 'tiny' begin with one",
+            "image: missing; model 'tiny' requires the first frame",
         ),
-        ("svd", {"elevation": 3.0}, "elevation: found 3.0, expected nothing: model 'tiny' is told of no place to look"),
-        ("sv3d_u", {"motion": 3}, "motion: found 3, expected nothing: model 'tiny' is told of no amount of motion"),
-        ("sv3d_u", {"mask": image(64, 64)}, "mask: found 'one', expected none: model 'tiny' makes videos"),
+        (
+            "svd",
+            {"elevation": 3.0},
+            "elevation: found 3.0, not supported by model 'tiny', which accepts no camera elevation",
+        ),
+        ("sv3d_u", {"motion": 3}, "motion: found 3, not supported by model 'tiny', which accepts no amount of motion"),
+        ("sv3d_u", {"mask": image(64, 64)}, "mask: not supported by model 'tiny', which generates videos"),
         ("svd", {"width": 72}, "width: found 72, expected a multiple of 64"),
     ],
 )
@@ -343,7 +349,7 @@ def test_numbers_of_videos_have_limits(fields: dict[str, Any], message: str) -> 
 
 
 def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
-    from modelpool.actors.graph.build_graph import cut_request
+    from modelpool.actors.graph.build_graph import build_graph
     from modelpool.actors.inputs.input_images import InputImages
     from modelpool.pool.specs.spec import JobId
 
@@ -352,14 +358,14 @@ def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
     def cut(prompt: str) -> Any:
         request = GenerateRequest(model="tiny", seed=1, image=image(), **{**FIELDS, "prompt": prompt})
         given, _ = InputImages(lambda result: result).bring(request)
-        return cut_request(given, JobId("j"), tiny.catalog)
+        return build_graph(given, JobId("j"), tiny.catalog)
 
     (recipe, with_it), (_, without) = cut("a cat"), cut("")
-    assert recipe.warnings == ("prompt: model 'tiny' reads none, it is left out",)
+    assert recipe.warnings == ("prompt: ignored, model 'tiny' reads no prompt",)
     assert not without.warnings
     assert with_it.works == without.works
-    assert not any(type(work).__name__ == "EncodeWork" for work in with_it.works.values())
-    assert any(isinstance(work, SampleWork) for work in with_it.works.values())
+    assert not any(type(work).__name__ == "EncodeParams" for work in with_it.works.values())
+    assert any(isinstance(work, SampleParams) for work in with_it.works.values())
     tiny.close()
 
 
@@ -367,9 +373,9 @@ def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cells", [1, 2, 14, 21, 25])
 def test_strengths_begin_at_one_and_reach_the_strongest(most: float, cells: int) -> None:
     """Rising: at the last frame. Rising and falling: half way, and weakest again at the end."""
-    usual = UsualRun(25, most, "euler", "karras", Guidance.RISING_WITH_FRAMES)
-    rising = frame_strengths(usual, most, cells, CPU)
-    both = frame_strengths(replace(usual, guidance=Guidance.RISING_AND_FALLING), most, cells, CPU)
+    defaults = SamplingDefaults(25, most, "euler", "karras", Guidance.RISING_WITH_FRAMES)
+    rising = frame_guidance_scales(defaults, most, cells, CPU)
+    both = frame_guidance_scales(replace(defaults, guidance=Guidance.RISING_AND_FALLING), most, cells, CPU)
     assert rising is not None
     assert both is not None
     assert rising.shape == both.shape == (1, 1, cells, 1, 1)
@@ -381,5 +387,5 @@ def test_strengths_begin_at_one_and_reach_the_strongest(most: float, cells: int)
         assert float(both.flatten()[-1]) == pytest.approx(1.0)
     if cells % 2 and cells > 1:
         assert float(both.max()) == pytest.approx(most)
-    assert frame_strengths(None, most, cells, CPU) is None
-    assert frame_strengths(replace(usual, guidance=Guidance.CLASSIFIER_FREE), most, cells, CPU) is None
+    assert frame_guidance_scales(None, most, cells, CPU) is None
+    assert frame_guidance_scales(replace(defaults, guidance=Guidance.CLASSIFIER_FREE), most, cells, CPU) is None

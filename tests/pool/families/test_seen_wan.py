@@ -19,14 +19,14 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import SampleWork, SeeImageWork, VideoFrames
+from modelpool.pool.core.stage_params import SampleParams, VideoFrames, VisionEncodeParams
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.test_videos_from_images import JOINED, louder
+from tests.pool.families.test_videos_from_images import CONCATENATED, louder
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
@@ -60,7 +60,7 @@ def _wan(**more: Any) -> Any:
     )  # fmt: skip
 
 
-_PARTS = (JOINED.publish, JOINED.encoders, JOINED.vae, JOINED.vae_file)
+_PARTS = (CONCATENATED.publish, CONCATENATED.encoders, CONCATENATED.vae, CONCATENATED.vae_file)
 ONE = TinySeeing("wan21_i2v", _wan, *_PARTS)
 BOTH = TinySeeing("wan21_flf2v", lambda: _wan(pos_embed_seq_len=2 * STATES_OF_TWO), *_PARTS, side=SIDE_OF_TWO)
 PIPELINES = {
@@ -68,7 +68,7 @@ PIPELINES = {
     "wan21_flf2v": diffusers.WanImageToVideoPipeline,
     "wan22_i2v": diffusers.WanImageToVideoPipeline,
 }
-TINY = {"wan21_i2v": ONE, "wan21_flf2v": BOTH, "wan22_i2v": JOINED}
+TINY = {"wan21_i2v": ONE, "wan21_flf2v": BOTH, "wan22_i2v": CONCATENATED}
 
 
 def image(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
@@ -77,8 +77,8 @@ def image(seed: int, width: int = WIDTH, height: int = HEIGHT) -> Image.Image:
 
 
 def _expected(model: TinyFamilyModel, texts: dict[str, Any], **call: Any) -> Any:
-    vae, usual = model.module(Role.VAE), model.family.sampling.usual
-    assert usual is not None
+    vae, defaults = model.module(Role.VAE), model.family.sampling.defaults
+    assert defaults is not None
     latent = model.engine._opened(model.model).latent
     vae.register_to_config(latents_mean=latent.means, latents_std=latent.deviations)
     side = getattr(TINY[model.family.name], "side", SIDE)
@@ -93,7 +93,7 @@ def _expected(model: TinyFamilyModel, texts: dict[str, Any], **call: Any) -> Any
     noise = ImageNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
     return pipeline(
         **texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
-        guidance_scale=usual.cfg,
+        guidance_scale=defaults.cfg,
     ).frames  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def test_a_video_may_end_as_it_begins(tmp_path: Path) -> None:
     made = model.made(image=image(4), last_image=image(4), **FIELDS)
     expected = _expected(model, made.texts, image=image(4), last_image=image(4), output_type="latent")
     assert_equal(made.latents[0], expected)
-    (seen,) = made.of(SeeImageWork)
+    (seen,) = made.of(VisionEncodeParams)
     assert seen.states_LD.shape == (2 * STATES_OF_TWO, SEEN)  # type: ignore[union-attr]
     model.close()
 
@@ -135,7 +135,7 @@ def test_what_runs_hold_is_estimated(tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, BOTH, "sim")
     made = model.made(image=image(4), last_image=image(5), **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if isinstance(made.works[task.task_id], SampleWork | SeeImageWork):
+        if isinstance(made.works[task.task_id], SampleParams | VisionEncodeParams):
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()
 
@@ -153,10 +153,10 @@ def test_a_file_is_saved_as_it_was(tiny_family: TinySeeing, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("wan21_i2v", {}, "image: found 'nothing', expected an image: the videos of model 'tiny' begin with one"),
-        ("wan21_i2v", {"image": image(4), "last_image": image(5)}, "last_image: found 'one', expected none"),
-        ("wan21_flf2v", {"image": image(4)}, "last_image: found 'nothing', expected an image: the videos"),
-        ("wan21_i2v", {"image": image(4), "motion": 3}, "motion: found 3, expected nothing"),
+        ("wan21_i2v", {}, "image: missing; model 'tiny' requires the first frame"),
+        ("wan21_i2v", {"image": image(4), "last_image": image(5)}, "last_image: not supported by model"),
+        ("wan21_flf2v", {"image": image(4)}, "last_image: missing; model 'tiny' requires the last frame"),
+        ("wan21_i2v", {"image": image(4), "motion": 3}, "motion: found 3, not supported by model"),
     ],
 )
 def test_images_that_are_missing_or_not_read_are_told_by_name(
@@ -209,9 +209,9 @@ def test_separate_files_make_what_the_whole_file_makes(tmp_path: Path) -> None:
         (ONE, {}, r"the vision encoder clip_vision_h is missing: .* reads umt5_xxl, clip_vision_h"),
         (ONE, {"vision_encoder": "rest.safetensors"}, r"rest\.safetensors: found no vision encoder in it"),
         (
-            JOINED,
+            CONCATENATED,
             {"vision_encoder": "clip_vision_h.safetensors"},
-            r"clip_vision_h\.safetensors is a vision encoder, which has no place: .* sees no images",
+            r"clip_vision_h\.safetensors is a vision encoder, which is not used: .* reads no images",
         ),
     ],
     ids=["missing", "none", "out of place"],

@@ -23,16 +23,16 @@ from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import ImagePixels, Latent, Member, SampleWork
+from modelpool.pool.core.stage_params import BatchMember, ImagePixels, Latent, SampleParams
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.explicit_control import load_checkpoint
-from modelpool.pool.estimates.typical_run import usual_work
+from modelpool.pool.estimates.typical_run import typical_params
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
-from modelpool.pool.registry.assembling import Chosen, assemble
+from modelpool.pool.registry.assembling import SelectedFiles, assemble
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
@@ -319,10 +319,10 @@ def test_stage_b_of_several_images_in_one_run_makes_what_it_makes_of_each(pair: 
     tasks = [ran.cut.job.tasks[-2] for ran in rans]
     assert tasks[0].together == tasks[1].together
     members = [
-        Member(task, ran.cut.works[task.task_id], tuple(ran.results[need] for need in task.needs), QUIET)
+        BatchMember(task, ran.cut.works[task.task_id], tuple(ran.results[need] for need in task.needs), QUIET)
         for task, ran in zip(tasks, rans, strict=True)
     ]
-    outcomes = pair.engine.run_together(members)
+    outcomes = pair.engine.run_batch(members)
     for outcome, ran, task in zip(outcomes, rans, tasks, strict=True):
         assert isinstance(outcome, tuple)
         (together, _), alone = outcome, ran.results[task.task_id]
@@ -352,8 +352,8 @@ def test_files_of_one_component_each_are_put_together(tmp_path: Path) -> None:
     for name, tensors in apart.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
     registry = open_registry((tmp_path,), (), tmp_path / "registry")
-    assemble(registry, "c", Chosen(diffusion_model="stage_c", text_encoders=("clip_g",)), tmp_path)
-    assemble(registry, "b", Chosen(diffusion_model="stage_b", vae="stage_a"), tmp_path)
+    assemble(registry, "c", SelectedFiles(diffusion_model="stage_c", text_encoders=("clip_g",)), tmp_path)
+    assemble(registry, "b", SelectedFiles(diffusion_model="stage_b", vae="stage_a"), tmp_path)
     whole = tmp_path / "whole"
     whole.mkdir()
     write_files(whole)
@@ -364,13 +364,13 @@ def test_files_of_one_component_each_are_put_together(tmp_path: Path) -> None:
         pair.engine.close()
     np.testing.assert_array_equal(made[0].pixels_HWC, made[1].pixels_HWC)
     with pytest.raises(MissingParts, match="the text encoder clip_g is missing"):
-        assemble(registry, "x", Chosen(diffusion_model="stage_c"), tmp_path)
-    with pytest.raises(
-        MissingParts, match=r"stage_a.* is given as its VAE, which has no place: Stable Cascade C has none"
-    ):
-        assemble(registry, "x", Chosen(diffusion_model="stage_c", vae="stage_a", text_encoders=("clip_g",)), tmp_path)
+        assemble(registry, "x", SelectedFiles(diffusion_model="stage_c"), tmp_path)
+    with pytest.raises(MissingParts, match=r"stage_a.* is its VAE, which is not used: Stable Cascade C has none"):
+        assemble(
+            registry, "x", SelectedFiles(diffusion_model="stage_c", vae="stage_a", text_encoders=("clip_g",)), tmp_path
+        )
     with pytest.raises(MissingParts, match="a VAE with latents of cascade_b is missing"):
-        assemble(registry, "x", Chosen(diffusion_model="stage_b"), tmp_path)
+        assemble(registry, "x", SelectedFiles(diffusion_model="stage_b"), tmp_path)
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -395,8 +395,8 @@ def test_the_lite_models_are_sampled_built_and_called_as_the_large_ones(name: st
 def test_the_share_of_work_of_each_module_is_known_before_a_run(name: str, pair: Pair) -> None:
     """Plans that keep a part of the weights on a device go by it."""
     model = pair.catalog.find_model(name)
-    work = usual_work(pair.engine._opened(model), Role.DIFFUSION_MODEL)
-    assert isinstance(work, SampleWork)
+    work = typical_params(pair.engine._opened(model), Role.DIFFUSION_MODEL)
+    assert isinstance(work, SampleParams)
     assert work.prior == ((24, 24) if name == STAGE_B else None)
     modules = pair.catalog.figures.modules(model, work)
     assert sum(module.flops > 0 for module in modules) > 0.9 * len(modules)

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from modelpool.pool.core.stage_params import SampleWork
+from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
-from modelpool.pool.estimates.typical_run import usual_call, usual_work
+from modelpool.pool.estimates.typical_run import typical_call, typical_params
 from modelpool.pool.specs.spec import Role
 from modelpool.pool.tracing.module_flops import module_work
-from tests.pool.families.test_videos_from_images import JOINED, KEPT
+from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.whole_transformer import Whole
 
-ALL = {**FAMILIES, JOINED.name: JOINED, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO, VACE.name: VACE}
+ALL = {**FAMILIES, CONCATENATED.name: CONCATENATED, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO, VACE.name: VACE}
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: 
     whole = Whole(tmp_path, ALL[name])
     for role in (*whole.family.text_encoders, Role.DIFFUSION_MODEL, Role.VAE):
         component = whole.opened.component(role)
-        found = module_work(component.built.module, component.form.compute_dtype, usual_call(whole.opened, role))
+        found = module_work(component.built.module, component.form.compute_dtype, typical_call(whole.opened, role))
         assert sum(found.values()) > 0, role
-    work = usual_work(whole.opened, Role.DIFFUSION_MODEL)
-    assert isinstance(work, SampleWork)
+    work = typical_params(whole.opened, Role.DIFFUSION_MODEL)
+    assert isinstance(work, SampleParams)
     assert (work.frames > 0) == (whole.family.sampling.video is not None)
     whole.engine.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import EncodeWork, stage_of, task_id
+from modelpool.pool.core.stage_params import EncodeParams, stage_of, task_id
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.specs.spec import TaskSpec
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -26,7 +26,7 @@ def test_figures_do_not_depend_on_the_order_of_calls(name: str, tmp_path: Path) 
     def figures(texts: tuple[str, ...]) -> dict[str, int]:
         catalog = Catalog((tmp_path,), (), "cpu")
         model = catalog.find_model("tiny")
-        return {text: catalog.figures.counted_bytes(model, EncodeWork(model, (), text)) for text in texts}
+        return {text: catalog.figures.counted_bytes(model, EncodeParams(model, (), text)) for text in texts}
 
     found = figures(TEXTS)
     assert len(set(found.values())) > 1
@@ -37,7 +37,7 @@ def test_figures_do_not_depend_on_the_order_of_calls(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("text", TEXTS, ids=["short", "long", "weighted", "weighted far"])
 def test_a_run_takes_no_more_than_its_figure(text: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, FAMILIES["flux_dev"], settings=EngineSettings("sim", budget_bytes=1 << 30))
-    work = EncodeWork(whole.model, (), text)
+    work = EncodeParams(whole.model, (), text)
     figure_bytes = whole.catalog.figures.counted_bytes(whole.model, work)
     uses = tuple(whole.catalog.use(whole.model, role, ()) for role in whole.family.text_encoders)
     _, cost = whole.engine.run(TaskSpec(task_id(work, ()), stage_of(work), uses, figure_bytes, 0.1), work, (), QUIET)

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeImageWork, Latent, Member
+from modelpool.pool.core.stage_params import BatchMember, Encoded, EncodeImageParams, Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -106,7 +106,7 @@ def sd3_latent(tiny: TinyFamilyModel, made: Made, controls: Sequence[Any], call:
     pipeline = diffusers.StableDiffusion3ControlNetPipeline(
         model, FlowMatchEulerDiscreteScheduler(shift=3.0), vae, None, None, None, None, None, None, own
     )
-    if any(work.bright for work in made.works.values() if isinstance(work, EncodeImageWork)):
+    if any(work.bright for work in made.works.values() if isinstance(work, EncodeImageParams)):
         pipeline.image_processor = Edges()
     found: Tensor = pipeline(**texts_of(made), **call, guidance_scale=CFG).images
     return found
@@ -277,10 +277,10 @@ def test_the_mode_of_a_controlnet_is_refused_by_name(tmp_path: Path) -> None:
     tiny_controls.write(tmp_path / "controlnet" / "plain.safetensors", tiny_controls.flux)
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
     for own, complaint in (
-        (control("union"), "found 'nothing', expected a mode of ControlNet 'union': canny, tile, depth, or a number"),
+        (control("union"), "missing; set it to a mode of ControlNet 'union': canny, tile, depth, or a number"),
         (control("union", mode="blur"), "found 'blur', expected a mode of ControlNet 'union'"),
         (control("union", mode=3), "found 3, expected a mode .* from 0 to 2"),
-        (control("plain", mode="canny"), "found 'canny', expected nothing: ControlNet 'plain' has one mode"),
+        (control("plain", mode="canny"), "found 'canny', expected no mode: ControlNet 'plain' has a single mode"),
     ):
         with pytest.raises(UnusableField, match=rf"controls.mode: {complaint}"):
             tiny.made(controls=[own], **FIELDS)
@@ -325,7 +325,7 @@ def test_one_that_speaks_of_two_images_is_that_of_diffusers(tmp_path: Path) -> N
     own = [control(), control(image=negative(), strength=0.3)]
     made = tiny.made(controls=own, **FIELDS)
     assert_equal(made.latents[0], expected_of(tiny, made, modules, own))
-    assert len([work for work in made.works.values() if isinstance(work, EncodeImageWork)]) == 2
+    assert len([work for work in made.works.values() if isinstance(work, EncodeImageParams)]) == 2
     tiny.close()
 
 
@@ -373,7 +373,7 @@ def test_what_a_image_is_made_from_may_be_what_a_controlnet_reads(tmp_path: Path
     own = control()
     made = tiny.made(image=image(), strength=0.75, controls=[own], **FIELDS)
     (sample,) = [task for task in made.tasks if task.stage is Stage.SAMPLE]
-    (encoded,) = [task.task_id for task in made.tasks if isinstance(made.works[task.task_id], EncodeImageWork)]
+    (encoded,) = [task.task_id for task in made.tasks if isinstance(made.works[task.task_id], EncodeImageParams)]
     assert sample.needs.count(encoded) == 2
     vae, model = parts_of(tiny)
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, max_shift=1.15, base_shift=0.5)
@@ -391,7 +391,7 @@ def test_what_a_image_is_made_from_may_be_what_a_controlnet_reads(tmp_path: Path
 def test_both_passes_hear_it_each_at_its_size(tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, "flux")
     made = tiny.made(controls=[control()], hires="2:0.5", **FIELDS)
-    sizes = [(work.width, work.height) for work in made.works.values() if isinstance(work, EncodeImageWork)]
+    sizes = [(work.width, work.height) for work in made.works.values() if isinstance(work, EncodeImageParams)]
     assert sorted(sizes) == [(WIDTH, HEIGHT), (2 * WIDTH, 2 * HEIGHT)]
     assert made.pixels.shape == (2 * HEIGHT, 2 * WIDTH, 3)
     plain = tiny.made(hires="2:0.5", **FIELDS)
@@ -424,15 +424,23 @@ def test_what_streams_gives_the_same_image(case: str, tmp_path: Path) -> None:
         (
             "flux",
             "sd3",
-            r"found .*ControlNet 'canny' for Flux.*expected one for models like 'tiny' \(Stable Diffusion 3",
+            r"found .*ControlNet 'canny' for Flux.*expected a ControlNet for models like 'tiny' \(Stable Diffusion 3",
         ),
         (
             "sd3",
             "flux_dev",
-            r"found .*ControlNet 'canny' for Stable Diffusion 3.*expected one for models like 'tiny' \(Flux",
+            r"found .*ControlNet 'canny' for Stable Diffusion 3.*expected a ControlNet for models like 'tiny' \(Flux",
         ),
-        ("flux", "chroma", r"found .*ControlNet 'canny' for Flux.*expected one for models like 'tiny' \(Chroma"),
-        ("qwen_image", "z_image", r"found .*ControlNet 'canny' for Qwen-Image.*expected one for models like 'tiny'"),
+        (
+            "flux",
+            "chroma",
+            r"found .*ControlNet 'canny' for Flux.*expected a ControlNet for models like 'tiny' \(Chroma",
+        ),
+        (
+            "qwen_image",
+            "z_image",
+            r"found .*ControlNet 'canny' for Qwen-Image.*expected a ControlNet for models like 'tiny'",
+        ),
     ],
 )
 def test_one_for_another_family_is_refused_by_name(case: str, family: str, complaint: str, tmp_path: Path) -> None:
@@ -465,7 +473,7 @@ def test_one_of_other_sizes_is_refused_by_name(
 
 def test_one_beside_a_image_to_work_from_is_refused(tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, "flux")
-    with pytest.raises(UnusableField, match="reference: found 'one', expected none: ControlNet 'canny' speaks to"):
+    with pytest.raises(UnusableField, match="reference: cannot be combined with controls; ControlNet 'canny' works"):
         tiny.made(controls=[control()], reference=negative(), **FIELDS)
     tiny.close()
 
@@ -494,9 +502,9 @@ def test_several_images_at_once_are_those_of_each_alone(case: str, tmp_path: Pat
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
         inputs = tuple(one.results[need] for need in task.needs)
-        members.append(Member(task, one.works[task.task_id], inputs, QUIET))
+        members.append(BatchMember(task, one.works[task.task_id], inputs, QUIET))
     assert len({member.task.together for member in members}) == 1
-    for outcome, one in zip(tiny.engine.run_together(members), made, strict=True):
+    for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):
         assert isinstance(outcome, tuple)
         assert isinstance(outcome[0], Latent)
         assert outcome[1].batched == 2

@@ -37,8 +37,8 @@ def _told(text: Encoded) -> tuple[Tensor, Tensor | None]:
 
 
 def _cfg(whole: Whole) -> float:
-    assert whole.family.sampling.usual is not None
-    return whole.family.sampling.usual.cfg
+    assert whole.family.sampling.defaults is not None
+    return whole.family.sampling.defaults.cfg
 
 
 def _noise(whole: Whole) -> Tensor:
@@ -86,7 +86,7 @@ def _masked(texts: tuple[Encoded, ...]) -> dict[str, Tensor]:
     return given
 
 
-def _usual_call(whole: Whole) -> dict[str, Any]:
+def _typical_call(whole: Whole) -> dict[str, Any]:
     return {"height": HEIGHT, "width": WIDTH, "num_inference_steps": STEPS, "output_type": "latent"}
 
 
@@ -100,7 +100,7 @@ def _flux2_klein(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     )
     ((context, _),) = map(_told, texts)
     noise = _noise(whole)
-    found = pipeline(prompt_embeds=context, latents=noise, guidance_scale=1.0, **_usual_call(whole)).images
+    found = pipeline(prompt_embeds=context, latents=noise, guidance_scale=1.0, **_typical_call(whole)).images
     return _latent_of_flux2(pipeline, found)
 
 
@@ -117,7 +117,7 @@ def _chroma(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     pipeline = diffusers.ChromaPipeline(_flow(), whole.module(Role.VAE), None, None, whole.module(Role.DIFFUSION_MODEL))
     noise = _noise(whole)
     packed = pipeline._pack_latents(noise, 1, noise.shape[1], *noise.shape[2:])
-    found = pipeline(**_masked(texts), latents=packed, guidance_scale=_cfg(whole), **_usual_call(whole)).images
+    found = pipeline(**_masked(texts), latents=packed, guidance_scale=_cfg(whole), **_typical_call(whole)).images
     unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
     return unpacked
 
@@ -133,7 +133,7 @@ def _qwen_image(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     packed = pipeline._pack_latents(noise.unsqueeze(2), 1, noise.shape[1], *noise.shape[2:])
     given = {name.replace("attention_mask", "embeds_mask"): value for name, value in _masked(texts).items()}
     given = {name: value.long() if name.endswith("mask") else value for name, value in given.items()}
-    found = pipeline(**given, latents=packed, true_cfg_scale=_cfg(whole), **_usual_call(whole)).images
+    found = pipeline(**given, latents=packed, true_cfg_scale=_cfg(whole), **_typical_call(whole)).images
     unpacked: Tensor = pipeline._unpack_latents(found, HEIGHT, WIDTH, pipeline.vae_scale_factor)
     return unpacked[:, :, 0]
 
@@ -145,7 +145,7 @@ def _z_image(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     sides = [[torch.from_numpy(text.context_LD)] for text in texts]
     found: Tensor = pipeline(
         prompt_embeds=sides[0], negative_prompt_embeds=sides[1] if len(sides) > 1 else None, latents=_noise(whole),
-        guidance_scale=_cfg(whole) - 1.0, **_usual_call(whole),
+        guidance_scale=_cfg(whole) - 1.0, **_typical_call(whole),
     ).images  # fmt: skip
     return found
 
@@ -156,7 +156,7 @@ def _lumina2(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     )
     found: Tensor = pipeline(
         **_masked(texts), latents=_noise(whole), guidance_scale=_cfg(whole),
-        **_usual_call(whole),
+        **_typical_call(whole),
     ).images  # fmt: skip
     return found
 
@@ -166,7 +166,7 @@ def _auraflow(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         None, None, whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL), _flow(shift=1.73)
     )
     found: Tensor = pipeline(
-        **_masked(texts), latents=_noise(whole), guidance_scale=_cfg(whole), **_usual_call(whole)
+        **_masked(texts), latents=_noise(whole), guidance_scale=_cfg(whole), **_typical_call(whole)
     ).images
     return found
 
@@ -177,7 +177,7 @@ def _pixart(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
     pipeline = cls(None, None, whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL), scheduler)
     found: Tensor = pipeline(
         **_masked(texts), negative_prompt=None, latents=_noise(whole), guidance_scale=_cfg(whole),
-        use_resolution_binning=False, **_usual_call(whole),
+        use_resolution_binning=False, **_typical_call(whole),
     ).images  # fmt: skip
     return found
 
@@ -197,7 +197,7 @@ def _hunyuan_dit(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         given[f"{side}prompt_attention_mask_2"] = torch.from_numpy(mask)[None]
     found: Tensor = pipeline(
         **{name: value.long() if "mask" in name else value for name, value in given.items()}, latents=_noise(whole),
-        guidance_scale=_cfg(whole), use_resolution_binning=False, **_usual_call(whole),
+        guidance_scale=_cfg(whole), use_resolution_binning=False, **_typical_call(whole),
     ).images  # fmt: skip
     return found
 
@@ -213,12 +213,12 @@ def _hidream(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         given[f"{side}prompt_embeds_llama3"] = torch.from_numpy(text.others["context_2"])[:, None]
         assert text.pooled_V is not None
         given[f"{side}pooled_prompt_embeds"] = torch.from_numpy(text.pooled_V)[None]
-    found: Tensor = pipeline(**given, latents=_noise(whole), guidance_scale=_cfg(whole), **_usual_call(whole)).images
+    found: Tensor = pipeline(**given, latents=_noise(whole), guidance_scale=_cfg(whole), **_typical_call(whole)).images
     return found
 
 
 def _video_call(whole: Whole) -> dict[str, Any]:
-    return _usual_call(whole) | {"num_frames": whole.frames, "latents": _noise(whole), "guidance_scale": _cfg(whole)}
+    return _typical_call(whole) | {"num_frames": whole.frames, "latents": _noise(whole), "guidance_scale": _cfg(whole)}
 
 
 def _wan(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
@@ -294,7 +294,7 @@ def _cosmos_predict_2(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
         (context, _), (negative, _) = map(_told, texts)
         found: Tensor = pipeline(
             prompt_embeds=context, negative_prompt_embeds=negative, latents=_noise(whole).unsqueeze(2),
-            guidance_scale=_cfg(whole) - 1.0, **_usual_call(whole),
+            guidance_scale=_cfg(whole) - 1.0, **_typical_call(whole),
         ).images  # fmt: skip
     return found
 

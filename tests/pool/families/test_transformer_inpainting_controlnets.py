@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import EncodeImageWork, Latent, Member
+from modelpool.pool.core.stage_params import BatchMember, EncodeImageParams, Latent
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -169,7 +169,7 @@ def test_the_image_and_the_mask_of_the_request_are_those_that_it_is_told(family:
     assert not torch.allclose(made.latents[0], tiny.made(**fields).latents[0], atol=1e-3)
     kept = np.asarray(soft_mask()) == 0
     assert (made.pixels[kept] == np.asarray(image())[kept]).all()
-    hidden = [work for work in made.works.values() if isinstance(work, EncodeImageWork)]
+    hidden = [work for work in made.works.values() if isinstance(work, EncodeImageParams)]
     assert sorted((work.hides, work.black) for work in hidden) == [(False, False), (True, True)]
     tiny.close()
 
@@ -181,10 +181,10 @@ def test_one_that_may_be_told_a_hole_is_told_that_of_the_request(tmp_path: Path)
     own = {name: value for name, value in control().items() if name != "mask"}
     made = tiny.made(controls=[own], **fields)
     assert torch.equal(made.latents[0], tiny.made(controls=[control()], **fields).latents[0])
-    encoded = [work for work in made.works.values() if isinstance(work, EncodeImageWork)]
+    encoded = [work for work in made.works.values() if isinstance(work, EncodeImageParams)]
     assert [(work.hides, work.black) for work in encoded].count((True, False)) == 1
     plain = tiny.made(controls=[own], **{**fields, "mask": None, "strength": 1.0})
-    assert not any(work.hides for work in plain.works.values() if isinstance(work, EncodeImageWork))
+    assert not any(work.hides for work in plain.works.values() if isinstance(work, EncodeImageParams))
     told = tiny.made(controls=[control()], **{**fields, "mask": None, "strength": 1.0})
     assert not torch.allclose(plain.latents[0], told.latents[0], atol=1e-3)
     tiny.close()
@@ -193,11 +193,9 @@ def test_one_that_may_be_told_a_hole_is_told_that_of_the_request(tmp_path: Path)
 @pytest.mark.parametrize("family", ALWAYS)
 def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> None:
     tiny, _ = model_with(tmp_path, family)
-    with pytest.raises(
-        UnusableField, match=r"controls.mask: found 'nothing', expected a mask.*ControlNet 'hole' is told"
-    ):
+    with pytest.raises(UnusableField, match=r"controls.mask: missing; ControlNet 'hole' requires a mask"):
         tiny.made(controls=[control(mask=None)], **FIELDS)
-    with pytest.raises(UnusableField, match=r"controls.image: found 'nothing', expected the path of an image"):
+    with pytest.raises(UnusableField, match=r"controls.image: missing; set it to the path of an image"):
         tiny.made(controls=[control(image=None, mask=None)], **FIELDS)
     tiny.close()
 
@@ -215,7 +213,7 @@ def test_one_that_is_told_other_things_than_a_mask_is_refused_by_name(
 ) -> None:
     tiny_controls.write(tmp_path / "controlnet" / "hole.safetensors", make)
     tiny = TinyFamilyModel(tmp_path, FAMILIES[family])
-    with pytest.raises(UnusableField, match=rf"controls: found .*channels beside the image {complaint}"):
+    with pytest.raises(UnusableField, match=rf"controls: found .*mask channels {complaint}"):
         tiny.made(controls=[control()], **FIELDS)
     tiny.close()
 
@@ -248,7 +246,8 @@ def test_one_for_flux_is_refused_by_name(tmp_path: Path) -> None:
     save_file({**tensors, "controlnet_x_embedder.weight": torch.zeros(len(weight), weight.shape[1] + 4)}, path)
     tiny = TinyFamilyModel(tmp_path, FAMILIES["flux_dev"])
     with pytest.raises(
-        UnknownArchitecture, match=r"hole.*: found 68 channels, expected 64: .* none for Flux that is told"
+        UnknownArchitecture,
+        match=r"hole.*: found 68 channels, expected 64: diffusers does not support inpainting ControlNets for Flux",
     ):
         tiny.made(controls=[control()], **FIELDS)
     tiny.close()
@@ -295,9 +294,11 @@ def test_several_images_with_holes_of_their_own_are_made_at_once(family: str, tm
     members = []
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
-        members.append(Member(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET))
+        members.append(
+            BatchMember(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET)
+        )
     assert len({member.task.together for member in members}) == 1
-    for outcome, one in zip(tiny.engine.run_together(members), made, strict=True):
+    for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):
         assert isinstance(outcome, tuple)
         assert isinstance(outcome[0], Latent)
         assert outcome[1].batched == 2

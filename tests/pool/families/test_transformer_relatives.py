@@ -38,8 +38,8 @@ WRITTEN = 'a sign "OPEN" on the moon'
 
 
 def _cfg(whole: Whole) -> float:
-    assert whole.family.sampling.usual is not None
-    return whole.family.sampling.usual.cfg
+    assert whole.family.sampling.defaults is not None
+    return whole.family.sampling.defaults.cfg
 
 
 def _call(whole: Whole) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _hunyuan_image(whole: Whole, texts: tuple[Encoded, ...], steps: int = STEPS)
     """Its guiders count the steps that are guided plainly less one."""
     guider, words_guider = (
         AdaptiveProjectedMixGuidance(_cfg(whole), adaptive_projected_guidance_start_step=plain - 1)
-        for plain in (late_projection.PLAIN_STEPS, late_projection.PLAIN_STEPS_OF_WORDS)
+        for plain in (late_projection.CFG_STEPS, late_projection.CFG_STEPS_WITH_TEXT)
     )
     pipeline = diffusers.HunyuanImagePipeline(
         FlowMatchEulerDiscreteScheduler(shift=5.0), whole.module(Role.VAE), None, None, None, None,
@@ -145,7 +145,7 @@ def test_a_run_of_hunyuan_image_is_that_of_diffusers_to_its_end(
 ) -> None:
     """Into the steps that are guided otherwise. Where words are to be read in the image those are others, here
     earlier ones, so that the run is short."""
-    monkeypatch.setattr(late_projection, "PLAIN_STEPS_OF_WORDS", 4)
+    monkeypatch.setattr(late_projection, "CFG_STEPS_WITH_TEXT", 4)
     whole = Whole(tmp_path, RELATIVES["hunyuan_image_21"])
     texts = whole.texts(prompt)
     latent = whole.latent(texts, steps=8).samples_CHW

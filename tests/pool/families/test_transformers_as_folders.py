@@ -28,7 +28,7 @@ from modelpool.pool.saving.replaced_folder import lost_files
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_seen_wan import BOTH, ONE
 from tests.pool.families.test_transformers_saved import FAMILIES
-from tests.pool.families.tiny_llava import LED
+from tests.pool.families.tiny_llava import LEADING_CELL
 from tests.pool.families.tiny_pairs import TINY, write_pair, write_tokenizers
 from tests.pool.families.tiny_qwen_edit import SEEING
 from tests.pool.families.tiny_transformers import TinyFamily
@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning"),
 ]
 ALL: dict[str, TinyFamily] = {
-    **FAMILIES, ONE.name: ONE, BOTH.name: BOTH, LED.name: LED, "qwen_image that sees": SEEING,
+    **FAMILIES, ONE.name: ONE, BOTH.name: BOTH, LEADING_CELL.name: LEADING_CELL, "qwen_image that sees": SEEING,
 }  # fmt: skip
 #: of another size than one of these, and equal to it but in name
 ALIKE = {"flux2_dev"}
@@ -132,7 +132,7 @@ def test_a_file_becomes_a_folder_that_libraries_load(name: str, tmp_path: Path) 
     """Every component, bit for bit; and the folder is the same model again."""
     checkpoint, folder = open_checkpoint(write(tmp_path, ALL[name])), tmp_path / "folder"
     saved = save_diffusers(checkpoint, folder)
-    assert (saved.lacks, saved.left_out, list(lost_files(folder))) == ((), (), [])
+    assert (saved.missing, saved.left_out, list(lost_files(folder))) == ((), (), [])
     assert_loaded(checkpoint, folder)
     assert_same_model(checkpoint, open_checkpoint(folder))
     index = json.loads((folder / "model_index.json").read_text())
@@ -148,7 +148,7 @@ def test_two_models_for_much_and_little_noise_are_one_folder(name: str, tmp_path
 
     checkpoint = open_checkpoint(read_description(write_pair(tmp_path, TINY[name])))
     saved = save_diffusers(checkpoint, tmp_path / "folder")
-    assert (saved.lacks, saved.left_out, list(lost_files(saved.path))) == ((), (), [])
+    assert (saved.missing, saved.left_out, list(lost_files(saved.path))) == ((), (), [])
     assert_loaded(checkpoint, tmp_path / "folder")
     assert_same_model(checkpoint, open_checkpoint(tmp_path / "folder"))
     assert (tmp_path / "folder" / "transformer_2" / "config.json").is_file()
@@ -221,7 +221,7 @@ CALLS: dict[str, dict[str, Any]] = {
 def test_a_pipeline_draws_from_the_folder_what_the_file_draws(name: str, tmp_path: Path) -> None:
     """From the words of a prompt on: with the tokenizers, the text encoders and the scheduler of the folder."""
     whole = Whole(tmp_path, FAMILIES[name])
-    assert save_diffusers(whole.opened, tmp_path / "folder").lacks == ()
+    assert save_diffusers(whole.opened, tmp_path / "folder").missing == ()
     ours, theirs = _drawn(whole, tmp_path / "folder", **CALLS[name])
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * max(1.0, float(theirs.std())))
     whole.engine.close()

@@ -13,7 +13,7 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.test_videos_from_images import JOINED, KEPT
+from tests.pool.families.test_videos_from_images import CONCATENATED, KEPT
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_relatives import SMALL_FAMILIES
@@ -31,7 +31,7 @@ pytestmark = [
 ON_TEXTS = {**SMALL_FAMILIES, KEPT.name: KEPT, STABLE_AUDIO.name: STABLE_AUDIO}
 #: that LoRA and merged file are compared in
 STEPS = 2
-FAMILIES = {**ON_TEXTS, **SHOWN_FAMILIES, JOINED.name: JOINED, VACE.name: VACE}
+FAMILIES = {**ON_TEXTS, **SHOWN_FAMILIES, CONCATENATED.name: CONCATENATED, VACE.name: VACE}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -88,8 +88,8 @@ LATENT_MEASURES = {
     "edm_std": torch.tensor([8.5, 5.75, 6.5, 5.25]).reshape(1, 4, 1, 1),
 }
 ENDS_OF_NOISE = {"edm_vpred.sigma_min": torch.tensor(0.01), "edm_vpred.sigma_max": torch.tensor(60.0)}
-PART, HOLE = {"image": image(), "strength": 0.5}, {"image": image(), "mask_image": mask(), "strength": 1.0}
-PART_OF_HOLE = {**HOLE, "strength": 0.6}
+PART, INPAINT = {"image": image(), "strength": 0.5}, {"image": image(), "mask_image": mask(), "strength": 1.0}
+PART_OF_HOLE = {**INPAINT, "strength": 0.6}
 
 
 def filling_sd2() -> Layout:
@@ -118,12 +118,12 @@ CASES = {
     "koala_700m": Case(KOALA_700M, StableDiffusionXLPipeline, unet_layouts.tiny_koala_700m),
     "koala_1b": Case(KOALA_1B, StableDiffusionXLPipeline, unet_layouts.tiny_koala_1b),
     "sdxl_refiner": Case(SDXL_REFINER, StableDiffusionXLImg2ImgPipeline, layouts.tiny_sdxl_refiner, given=PART),
-    "sd1_inpaint": Case(SD1_INPAINT, StableDiffusionInpaintPipeline, lambda: filling("sd1"), given=HOLE),
+    "sd1_inpaint": Case(SD1_INPAINT, StableDiffusionInpaintPipeline, lambda: filling("sd1"), given=INPAINT),
     "sd1_inpaint in part": Case(
         SD1_INPAINT, StableDiffusionInpaintPipeline, lambda: filling("sd1"), given=PART_OF_HOLE
     ),
-    "sd2_inpaint": Case(SD2_INPAINT, StableDiffusionInpaintPipeline, filling_sd2, given=HOLE),
-    "sdxl_inpaint": Case(SDXL_INPAINT, StableDiffusionXLInpaintPipeline, lambda: filling("sdxl"), given=HOLE),
+    "sd2_inpaint": Case(SD2_INPAINT, StableDiffusionInpaintPipeline, filling_sd2, given=INPAINT),
+    "sdxl_inpaint": Case(SDXL_INPAINT, StableDiffusionXLInpaintPipeline, lambda: filling("sdxl"), given=INPAINT),
     "sdxl_inpaint in part": Case(
         SDXL_INPAINT, StableDiffusionXLInpaintPipeline, lambda: filling("sdxl"), given=PART_OF_HOLE
     ),

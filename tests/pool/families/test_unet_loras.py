@@ -14,7 +14,7 @@ from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_unet_families import CASES, fields_of
-from tests.pool.families.test_videos_from_images import JOINED
+from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, SHOWN_TENSORS, TinyFamilyModel
 
@@ -59,7 +59,7 @@ SHOWN: Mapping[str, Mapping[str, Any]] = {
     "flux_control": {"image": image(), "cfg": 3.0},
     "wan22_i2v": {"image": image(), "frames": 5, "cfg": 3.0},
 }
-_FAMILIES = {**SHOWN_FAMILIES, JOINED.name: JOINED}
+_FAMILIES = {**SHOWN_FAMILIES, CONCATENATED.name: CONCATENATED}
 
 
 def opened(name: str, folder: Path, loras: Path) -> TinyModel:

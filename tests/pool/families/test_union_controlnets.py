@@ -81,7 +81,7 @@ def test_it_is_built_of_its_shapes_and_saved_as_it_was(tmp_path: Path) -> None:
     tiny, module = with_union(tmp_path)
     tensors = load_file(tmp_path / "controlnet" / "union.safetensors")
     plan = plan_controlnet({key: tuple(value.shape) for key, value in tensors.items()})
-    assert plan.kind.title == "Stable Diffusion XL, of several modes"
+    assert plan.kind.title == "Stable Diffusion XL, with several modes"
     given = {name: module.config[name] for name in plan.config}
     assert {name: list(v) if isinstance(v, tuple) else v for name, v in plan.config.items()} == {
         name: list(v) if isinstance(v, tuple) else v for name, v in given.items()

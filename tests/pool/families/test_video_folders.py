@@ -76,7 +76,7 @@ def test_a_folder_tells_the_heads_and_the_activation_of_its_vision_encoder(tmp_p
     [
         ("image_encoder", {"num_attention_heads": 5}, "num_attention_heads: found 5, expected a divisor of its width"),
         ("image_encoder", {"num_attention_heads": "x"}, "num_attention_heads: found 'x'"),
-        ("image_encoder", {"hidden_act": "none"}, "no CLIPVisionModelWithProjection can have these sizes"),
+        ("image_encoder", {"hidden_act": "none"}, "CLIPVisionModelWithProjection cannot have these sizes"),
         ("image_encoder", {"hidden_size": 64}, "hidden_size: found 64, expected 32 as its tensors have"),
         ("unet", {"num_frames": 0}, "configuration of unet: num_frames: found 0.0, expected a whole number from 1"),
         ("unet", {"num_frames": "many"}, "configuration of unet: num_frames: found 'many', expected a number"),

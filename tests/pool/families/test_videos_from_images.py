@@ -13,15 +13,15 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
-from modelpool.pool.core.sampling_facts import Beginning
+from modelpool.pool.core.sampling_facts import FirstFrameMode
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
+    DecodeParams,
     Encoded,
-    EncodeImageWork,
+    EncodeImageParams,
     ImagePixels,
     Latent,
     RunHooks,
-    SampleWork,
+    SampleParams,
     Stopped,
     stage_of,
     task_id,
@@ -63,7 +63,7 @@ def louder(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: x * factors[name] for name, x in state.items()}
 
 
-JOINED = TinyFamily(
+CONCATENATED = TinyFamily(
     "wan22_i2v", lambda: _wan(16, 36), video_layouts.wan, _UMT5,
     lambda: diffusers.AutoencoderKLWan(base_dim=4, z_dim=16, num_res_blocks=1),
     lambda state: published.wan21(louder(state)),
@@ -86,11 +86,11 @@ def _noise(whole: Whole) -> Tensor:
 
 
 def _call(whole: Whole, texts_read: tuple[Encoded, ...]) -> dict[str, Any]:
-    usual = whole.family.sampling.usual
-    assert usual is not None
+    defaults = whole.family.sampling.defaults
+    assert defaults is not None
     contexts = [torch.from_numpy(text.context_LD)[None] for text in texts_read]
     return {
-        "prompt_embeds": contexts[0], "negative_prompt_embeds": contexts[1], "guidance_scale": usual.cfg,
+        "prompt_embeds": contexts[0], "negative_prompt_embeds": contexts[1], "guidance_scale": defaults.cfg,
         "height": PIXELS_HIGH, "width": PIXELS_WIDE, "num_frames": whole.frames, "num_inference_steps": STEPS,
         "output_type": "latent", "image": _as_tensor(image()),
     }  # fmt: skip
@@ -128,7 +128,7 @@ def _ltx_pipeline(whole: Whole, texts_read: tuple[Encoded, ...]) -> Tensor:
 
 
 CASES: Mapping[str, tuple[TinyFamily, Callable[[Whole, tuple[Encoded, ...]], Tensor]]] = {
-    "wan22_i2v": (JOINED, _wan_pipeline),
+    "wan22_i2v": (CONCATENATED, _wan_pipeline),
     "wan22_ti2v": (KEPT, _wan_pipeline),
     "ltxv": (FAMILIES["ltxv"], _ltx_pipeline),
 }
@@ -141,8 +141,8 @@ def test_a_video_from_a_image_is_that_of_diffusers(name: str, tmp_path: Path) ->
     assert whole.family.name == name
     read, begins = whole.texts(), whole.family.sampling.video
     assert begins is not None
-    frames = whole.frames if begins.begins is Beginning.JOINED else 0
-    first = whole.run(EncodeImageWork(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), image())
+    frames = whole.frames if begins.begins is FirstFrameMode.CONCATENATED else 0
+    first = whole.run(EncodeImageParams(whole.model, PIXELS_WIDE, PIXELS_HIGH, frames=frames), image())
     assert isinstance(first, Latent)
     latent = whole.latent(read, beginning=first)
     with torch.no_grad():
@@ -157,7 +157,7 @@ def test_a_video_from_a_image_is_that_of_diffusers(name: str, tmp_path: Path) ->
 def test_a_kept_image_is_the_first_cell_of_the_video(name: str, tmp_path: Path) -> None:
     whole = Whole(tmp_path, CASES[name][0])
     read = whole.texts()
-    first = whole.run(EncodeImageWork(whole.model, PIXELS_WIDE, PIXELS_HIGH), image())
+    first = whole.run(EncodeImageParams(whole.model, PIXELS_WIDE, PIXELS_HIGH), image())
     assert isinstance(first, Latent)
     with_it, without = whole.latent(read, beginning=first).samples_CHW, whole.latent(read).samples_CHW
     np.testing.assert_allclose(with_it[:, 0], first.samples_CHW, atol=1e-4)
@@ -174,7 +174,7 @@ def test_a_video_stops_at_a_step(tmp_path: Path) -> None:
         done[0] = step
 
     width, height, duration = whole.extent
-    work = SampleWork(whole.model, (), width, height, 20, 5.0, "euler", "normal", SEED, **duration)
+    work = SampleParams(whole.model, (), width, height, 20, 5.0, "euler", "normal", SEED, **duration)
     use = whole.catalog.use(whole.model, Role.DIFFUSION_MODEL, ())
     needed = whole.catalog.figures.activation_bytes(whole.model, work)
     task = TaskSpec(task_id(work, ()), stage_of(work), (use,), needed, 0.1)
@@ -186,14 +186,14 @@ def test_a_video_stops_at_a_step(tmp_path: Path) -> None:
 
 def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> None:
     """Of sampling, decoding and encoding what a video begins with; a GPU's memory is planned by it."""
-    whole = Whole(tmp_path, JOINED)
+    whole = Whole(tmp_path, CONCATENATED)
     width, height, _ = whole.extent
 
     def figures(frames: int) -> list[tuple[int, float]]:
         works = (
-            SampleWork(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, imaged=True),
-            DecodeWork(whole.model, width, height, frames=frames, frame_rate=8.0),
-            EncodeImageWork(whole.model, width, height, frames=frames),
+            SampleParams(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, imaged=True),
+            DecodeParams(whole.model, width, height, frames=frames, frame_rate=8.0),
+            EncodeImageParams(whole.model, width, height, frames=frames),
         )
         asked = whole.catalog
         return [(asked.figures.activation_bytes(whole.model, w), asked.run_seconds(whole.model, w)) for w in works]

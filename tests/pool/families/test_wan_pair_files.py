@@ -20,13 +20,13 @@ from modelpool.actors.settings.separate_models import separate_models
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
 from modelpool.pool.core.sampling_facts import ShiftBySize
-from modelpool.pool.families.expert_pairs import misnamed
+from modelpool.pool.families.two_experts import misassigned
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe
 from modelpool.pool.loading.recognition_input import recognise_file
 from modelpool.pool.lora_names.key_map import lora_key_map
-from modelpool.pool.registry.assembling import Chosen, assemble
+from modelpool.pool.registry.assembling import SelectedFiles, assemble
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
@@ -72,7 +72,7 @@ def test_a_pair_is_saved_as_one_file_and_opens_as_what_it_was(tmp_path: Path) ->
     assert all(torch.equal(saved[key], tensor) for key, tensor in expected.items())
     drawn = model.made(**FIELDS).latents[0]
     again = moved(model, str(tmp_path / "whole.safetensors"), tmp_path / "one")
-    assert again.family.title == model.family.title == "Wan 2.2 text-to-video, both models"
+    assert again.family.title == model.family.title == "Wan 2.2 text-to-video, both experts"
     assert torch.equal(again.made(**FIELDS).latents[0], drawn)
     for each in (model, again):
         each.close()
@@ -155,7 +155,7 @@ def test_a_lora_for_one_model_changes_no_text_encoder(tmp_path: Path) -> None:
     for lora in (high, low):
         assert not model.catalog.touches(model.model, Role.TEXT_ENCODER, lora)
         told = model.catalog.lora_warning(model.model, lora)
-        assert told == f"1 of its patches are for text encoders: not used, as it is for {lora.noise} noise alone"
+        assert told == f"1 of its patches are for text encoders: not used, as it is for {lora.noise} noise only"
     before = opened.checkpoint.mapped.tensors()
     changed = []
     for place, chosen in enumerate(((found,), (high, low))):
@@ -231,10 +231,10 @@ def test_a_pair_is_named_in_a_configuration_and_by_the_command(tmp_path: Path) -
     assert configured.assembly.low_noise == str(tmp_path / "wan_low_noise.safetensors")
     assert f"low_noise = {json.dumps(configured.assembly.low_noise)}" in configured.describe()
     registry = open_registry((tmp_path,), (), tmp_path / "state", False, False)
-    made = assemble(registry, "pair", Chosen(checkpoint="wan_high_noise", low_noise="wan_low_noise"), tmp_path)
+    made = assemble(registry, "pair", SelectedFiles(checkpoint="wan_high_noise", low_noise="wan_low_noise"), tmp_path)
     assert json.loads(made.path.read_text())["low_noise"] == "wan_low_noise.safetensors"
     for source in (configured.assembly, read_description(made.path)):
-        assert open_checkpoint(source).family.title == made.info.title == "Wan 2.2 text-to-video, both models"
+        assert open_checkpoint(source).family.title == made.info.title == "Wan 2.2 text-to-video, both experts"
 
 
 def put_together(folder: Path, high: dict[str, Tensor], low: dict[str, Tensor], *names: str) -> Assembly:
@@ -249,12 +249,12 @@ def test_files_whose_names_are_exchanged_are_told(tmp_path: Path) -> None:
     """The same keys and shapes are in both: a name is all that tells."""
     low = WAN.publish(seeded(WAN.model, LOW_SEED).state_dict())
     names = "wan2.2_t2v_low_noise_14B.safetensors", "wan2.2_t2v_high_noise_14B.safetensors"
-    with pytest.raises(MissingParts, match=r"low_noise_14B\S+ is given as its model for high noise and .* other way"):
+    with pytest.raises(MissingParts, match=r"low_noise_14B\S+ is used as high-noise expert and .* swapped"):
         open_checkpoint(put_together(tmp_path, WAN.file(), low, *names))
     family = open_checkpoint(put_together(tmp_path, WAN.file(), low, "a.safetensors", "b.safetensors")).family
-    assert family.title == "Wan 2.2 text-to-video, both models"
+    assert family.title == "Wan 2.2 text-to-video, both experts"
     with pytest.raises(
-        MissingParts, match=r"a\.safetensors is given for high noise and for low noise, expected a file"
+        MissingParts, match=r"a\.safetensors is used for both high noise and low noise, expected two files"
     ):
         open_checkpoint(
             Assembly(str(tmp_path / "x"), str(tmp_path / "a.safetensors"), low_noise=f"{tmp_path}/a.safetensors")
@@ -264,16 +264,16 @@ def test_files_whose_names_are_exchanged_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("high", "low", "told"),
     [
-        ("wan_high_noise_a", "wan_high_noise_b", r"_b\.safetensors is given as its model for low noise, .* high noise"),
-        ("Wan-LowNoise", "b", r"Wan-LowNoise\.safetensors is given as its model for high noise, .* low noise"),
+        ("wan_high_noise_a", "wan_high_noise_b", r"_b\.safetensors is used as low-noise expert, .* high noise"),
+        ("Wan-LowNoise", "b", r"Wan-LowNoise\.safetensors is used as high-noise expert, .* low noise"),
         ("high_noise_and_low_noise", "wan_low_noise", ""),
         ("wan_high_noise", "b", ""),
     ],
 )
 def test_a_file_whose_name_speaks_of_the_other_model_is_refused(high: str, low: str, told: str, tmp_path: Path) -> None:
     """Found in a review: two files for high noise were taken for a pair."""
-    assert re.search(told, misnamed(*(str(tmp_path / f"{name}.safetensors") for name in (high, low))))
-    assert bool(told) == bool(misnamed(f"{high}.safetensors", f"{low}.safetensors"))
+    assert re.search(told, misassigned(*(str(tmp_path / f"{name}.safetensors") for name in (high, low))))
+    assert bool(told) == bool(misassigned(f"{high}.safetensors", f"{low}.safetensors"))
 
 
 def test_a_second_model_beside_another_is_kept_where_the_first_is_exchanged(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_second_model_beside_another_is_kept_where_the_first_is_exchanged(tmp_
         (Assembly("d", plain, one, low_noise=whole), (other, low)),
     ):
         checkpoint = open_checkpoint(given)
-        assert checkpoint.family.title == "Wan 2.2 text-to-video, both models"
+        assert checkpoint.family.title == "Wan 2.2 text-to-video, both experts"
         found = checkpoint.mapped.tensors()
         first = checkpoint.family.prefixes[Role.DIFFUSION_MODEL]
         for prefix, wanted in zip((first, LOW), expected, strict=True):
@@ -302,7 +302,9 @@ def test_a_second_model_that_makes_no_pair_with_another_first_one_is_told(tmp_pa
     save_file(WAN.file() | {LOW + key: tensor for key, tensor in low.items()}, tmp_path / "both.safetensors")
     wider = diffusers.WanTransformer3DModel(**{**WAN.model().config, "num_layers": 3})
     save_file(published(seeded(lambda: wider, 2)), tmp_path / "wider.safetensors")
-    with pytest.raises(MissingParts, match=r"low noise in \S+both\.safetensors is .* with other sizes: .*expected 3"):
+    with pytest.raises(
+        MissingParts, match=r"low-noise expert in \S+both\.safetensors is .* with different sizes: .*expected 3"
+    ):
         open_checkpoint(Assembly("x", f"{tmp_path}/both.safetensors", f"{tmp_path}/wider.safetensors"))
 
 
@@ -328,14 +330,14 @@ def test_a_model_that_makes_no_pair_is_told(tmp_path: Path) -> None:
     names = "high.safetensors", "low.safetensors"
     wider = diffusers.WanTransformer3DModel(**{**WAN.model().config, "num_layers": 3})
     low = WAN.publish(seeded(lambda: wider, 2).state_dict())
-    with pytest.raises(MissingParts, match=r"model for low noise in \S+low\.safetensors is .* with other sizes: .*3"):
+    with pytest.raises(MissingParts, match=r"low-noise expert in \S+low\.safetensors is .* with different sizes: .*3"):
         open_checkpoint(put_together(tmp_path, WAN.file(), low, *names))
     other = FAMILIES["flux_dev"]
     low = WAN.publish(seeded(WAN.model, LOW_SEED).state_dict())
-    with pytest.raises(MissingParts, match=r"low\.safetensors is a model for low noise, and Flux.* has none"):
+    with pytest.raises(MissingParts, match=r"low\.safetensors is a low-noise expert, but Flux.* has none"):
         open_checkpoint(put_together(tmp_path, other.file(), low, *names))
     vae = {key: tensor for key, tensor in WAN.file().items() if key.startswith("vae.")}
-    with pytest.raises(MissingParts, match=r"low\.safetensors: found no diffusion model in it"):
+    with pytest.raises(MissingParts, match=r"low\.safetensors: found no known diffusion model in it"):
         open_checkpoint(put_together(tmp_path, WAN.file(), vae, *names))
 
 

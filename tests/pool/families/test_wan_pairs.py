@@ -13,10 +13,19 @@ import pytest
 import torch
 from PIL import Image
 
-from modelpool.actors.graph.build_graph import cut_request
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Halfway, Latent, Member, Result, RunHooks, SampleWork, Stopped, VideoFrames
+from modelpool.pool.core.stage_params import (
+    BatchMember,
+    Latent,
+    Result,
+    RunHooks,
+    SampleParams,
+    SamplerState,
+    Stopped,
+    VideoFrames,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
@@ -48,7 +57,7 @@ def expected(model: TinyPair, texts: dict[str, Any], scheduler: Any = None, **ca
     """What the pipeline makes of both models."""
     vae, sampling = model.module(Role.VAE), model.family.sampling
     assert sampling.low_noise is not None
-    assert sampling.usual is not None
+    assert sampling.defaults is not None
     latent = model.engine._opened(model.model).latent
     vae.register_to_config(latents_mean=latent.means, latents_std=latent.deviations)
     parts = {
@@ -59,7 +68,7 @@ def expected(model: TinyPair, texts: dict[str, Any], scheduler: Any = None, **ca
     pipeline = PIPELINES[model.family.name](**parts)
     pipeline.set_progress_bar_config(disable=True)
     call = {
-        "guidance_scale": sampling.usual.cfg, "guidance_scale_2": sampling.low_noise.cfg,
+        "guidance_scale": sampling.defaults.cfg, "guidance_scale_2": sampling.low_noise.cfg,
         "num_inference_steps": STEPS, **SHOWN[model.family.name], **call,
     }  # fmt: skip
     noise = ImageNoise(SEED).draw((1, 16, 2, HEIGHT // 8, WIDTH // 8))
@@ -72,8 +81,8 @@ def video_of(made: Made) -> Any:
     return video.frames_THWC
 
 
-def runs_of(made: Made) -> list[SampleWork]:
-    return [work for work in (made.works[task.task_id] for task in made.tasks) if isinstance(work, SampleWork)]
+def runs_of(made: Made) -> list[SampleParams]:
+    return [work for work in (made.works[task.task_id] for task in made.tasks) if isinstance(work, SampleParams)]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -86,7 +95,7 @@ def test_a_video_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) -
     assert (high.low_noise, low.low_noise, high.switch == low.switch) == (False, True, True)
     assert 0 < high.switch < STEPS
     assert high.steps_run + low.steps_run == STEPS
-    assert any(isinstance(result, Halfway) for result in made.results.values())
+    assert any(isinstance(result, SamplerState) for result in made.results.values())
     assert_equal(made.latents[0], expected(model, made.texts, output_type="latent"))
     shown = expected(model, made.texts, output_type="np")[0]
     np.testing.assert_allclose(video_of(made) / 255, shown, atol=1 / 255)
@@ -109,7 +118,7 @@ def test_the_published_solver_looks_back_across_the_change_of_models(name: str, 
     """diffusers keeps one scheduler over both: what it guessed with the first model leads the second one's steps."""
     model = TinyPair(tmp_path, TINY[name])
     made = model.made(**FIELDS, **SHOWN[name], sampler="uni_pc_2")
-    (halfway,) = [result for result in made.results.values() if isinstance(result, Halfway)]
+    (halfway,) = [result for result in made.results.values() if isinstance(result, SamplerState)]
     assert len(halfway.levels) == 2
     settings = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
     solver = PublishedSolver(**settings, flow_shift=model.family.sampling.noise.shift)
@@ -144,11 +153,11 @@ def test_videos_are_made_together_by_each_model(tmp_path: Path) -> None:
     alone = [model.made(**FIELDS, seed=seed, sampler="uni_pc") for seed in (1, 2)]
     for place in (2, 3):  # the first model's run, and the second one's
         members = [
-            Member(made.tasks[place], made.works[made.tasks[place].task_id], inputs_of(made, place), QUIET)
+            BatchMember(made.tasks[place], made.works[made.tasks[place].task_id], inputs_of(made, place), QUIET)
             for made in alone
         ]
         assert len({member.task.together for member in members}) == 1
-        outcomes = model.engine.run_together(members)
+        outcomes = model.engine.run_batch(members)
         for made, outcome in zip(alone, outcomes, strict=True):
             assert not isinstance(outcome, Exception)
             found, cost = outcome
@@ -165,8 +174,8 @@ def inputs_of(made: Made, place: int) -> tuple[Result, ...]:
 
 
 def arrays_of(result: Result) -> tuple[Any, ...]:
-    assert isinstance(result, Halfway | Latent)
-    return result.arrays if isinstance(result, Halfway) else (result.samples_CHW,)
+    assert isinstance(result, SamplerState | Latent)
+    return result.arrays if isinstance(result, SamplerState) else (result.samples_CHW,)
 
 
 @pytest.mark.parametrize("place", [2, 3])
@@ -198,7 +207,7 @@ def test_what_either_run_holds_is_estimated(sampler: str, simulated: TinyPair) -
     fields = {**FIELDS, "steps": 5, "sampler": sampler}
     made = simulated.made(**fields)
     sent = GenerateRequest(model="wan_high_noise", prompt="p", seed=1, **fields)
-    _, cut = cut_request(sent, JobId("one"), simulated.catalog)
+    _, cut = build_graph(sent, JobId("one"), simulated.catalog)
     (alone,) = (task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
     sampled = [(t, cost) for t, cost in zip(made.tasks, made.costs, strict=True) if t.stage is Stage.SAMPLE]
     assert len(sampled) == 2

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import EncodeImageWork, Latent, SampleWork, VideoFrames
+from modelpool.pool.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.pixels.latent_pixels import sampled_shape
@@ -24,7 +24,7 @@ from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from tests.pool.conditioning.test_image_concat import assert_equal
-from tests.pool.families.test_videos_from_images import JOINED
+from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import WIDTH as TEXT_WIDTH
@@ -43,7 +43,9 @@ def _model() -> Any:
     )  # fmt: skip
 
 
-VACE = TinyFamily("wan_vace", _model, JOINED.publish, JOINED.encoders, JOINED.vae, JOINED.vae_file)
+VACE = TinyFamily(
+    "wan_vace", _model, CONCATENATED.publish, CONCATENATED.encoders, CONCATENATED.vae, CONCATENATED.vae_file
+)
 
 
 def frames(seed: int, count: int = FRAMES) -> Any:
@@ -64,18 +66,18 @@ def masks() -> Any:
 
 
 def _expected(model: TinyFamilyModel, made: Made, output_type: str = "latent", **call: Any) -> Any:
-    vae, usual = model.module(Role.VAE), model.family.sampling.usual
-    assert usual is not None
+    vae, defaults = model.module(Role.VAE), model.family.sampling.defaults
+    assert defaults is not None
     latent = model.engine._opened(model.model).latent
     vae.register_to_config(latents_mean=latent.means, latents_std=latent.deviations)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=model.family.sampling.noise.shift)
     pipeline = diffusers.WanVACEPipeline(None, None, vae, scheduler, model.module(Role.DIFFUSION_MODEL))
     pipeline.set_progress_bar_config(disable=True)
-    (work,) = [one for one in made.works.values() if isinstance(one, SampleWork)]
+    (work,) = [one for one in made.works.values() if isinstance(one, SampleParams)]
     noise = ImageNoise(SEED).draw((1, *sampled_shape(work, latent)))
     found = pipeline(
         **made.texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
-        guidance_scale=usual.cfg, output_type=output_type,
+        guidance_scale=defaults.cfg, output_type=output_type,
     ).frames  # fmt: skip
     return found[:, :, work.leading :] if output_type == "latent" else found[0]
 
@@ -134,8 +136,8 @@ def test_after_a_shorter_video_all_is_made_anew(tmp_path: Path) -> None:
     """A video is gone on with: what is given is kept, and what is not is grey that nothing keeps."""
     model = TinyFamilyModel(tmp_path, VACE)
     kept = np.zeros((HEIGHT, WIDTH), bool)
-    shorter = model.made(video=VIDEO[:3], video_mask=kept, **FIELDS).of(EncodeImageWork)[0]
-    whole = model.made(video=_PADDED, video_mask=_REST & np.ones_like(MASKS), **FIELDS).of(EncodeImageWork)[0]
+    shorter = model.made(video=VIDEO[:3], video_mask=kept, **FIELDS).of(EncodeImageParams)[0]
+    whole = model.made(video=_PADDED, video_mask=_REST & np.ones_like(MASKS), **FIELDS).of(EncodeImageParams)[0]
     assert isinstance(shorter, Latent)
     assert isinstance(whole, Latent)
     np.testing.assert_array_equal(shorter.samples_CHW[:16], whole.samples_CHW[:16])
@@ -149,7 +151,7 @@ def test_sizes_left_out_are_those_of_the_video(tmp_path: Path) -> None:
     """In whole steps of the model; of more frames the first are followed."""
     model = TinyFamilyModel(tmp_path, VACE)
     wide = np.random.default_rng(0).integers(0, 256, (7, 72, 100, 3), np.uint8)
-    (work,) = [one for one in model.made(video=wide, steps=1).works.values() if isinstance(one, SampleWork)]
+    (work,) = [one for one in model.made(video=wide, steps=1).works.values() if isinstance(one, SampleParams)]
     assert (work.width, work.height, work.frames, work.leading) == (96, 64, 5, 0)
     model.close()
 
@@ -193,7 +195,7 @@ def test_what_runs_hold_is_estimated(name: str, tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, VACE, "sim")
     made = model.made(**CALLS[name][0], **FIELDS)
     for task, cost in zip(made.tasks, made.costs, strict=True):
-        if isinstance(made.works[task.task_id], SampleWork | EncodeImageWork):
+        if isinstance(made.works[task.task_id], SampleParams | EncodeImageParams):
             assert cost.division is None
             assert cost.working_bytes <= task.activation_bytes <= 1.15 * cost.working_bytes
     model.close()
@@ -214,7 +216,7 @@ def test_a_file_and_its_folder_draw_the_same(tmp_path: Path) -> None:
     assert all(torch.equal(before[key], after[key]) for key in before)
     for path in first.glob("tokenizer_*"):
         path.rename(second / path.name)
-    assert save_diffusers(open_checkpoint(second / "tiny.safetensors"), third / "tiny").lacks == ()
+    assert save_diffusers(open_checkpoint(second / "tiny.safetensors"), third / "tiny").missing == ()
     for folder in (second, third):
         again = TinyFamilyModel.of_folder(folder)
         assert again.family.name == "wan_vace"
@@ -225,11 +227,15 @@ def test_a_file_and_its_folder_draw_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tiny", "fields", "message"),
     [
-        (VACE, {"image": FIRST}, "image: found 'one', expected none: model 'tiny' is told images as reference"),
-        (JOINED, {"image": FIRST, "video": VIDEO}, "video: found 'one', expected none: model 'tiny' is told of no"),
+        (VACE, {"image": FIRST}, "image: not supported by model 'tiny', which accepts images as reference"),
+        (
+            CONCATENATED,
+            {"image": FIRST, "video": VIDEO},
+            "video: not supported by model 'tiny', which accepts no",
+        ),
         (VACE, {"video": VIDEO, "video_mask": MASKS[:4]}, "video_mask: found '4 frames', expected 1 or 9"),
         (VACE, {"video": VIDEO, "video_mask": MASKS[:, 8:]}, "video_mask: found '96x56', expected 96x64 pixels"),
-        (VACE, {"video_mask": MASKS}, "video: found 'nothing', expected a video to follow"),
+        (VACE, {"video_mask": MASKS}, "video_mask requires video"),
     ],
     ids=["image", "no follower", "frames", "size", "mask alone"],
 )

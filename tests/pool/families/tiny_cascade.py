@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import Latent, ModelRef, Result, SampleWork
+from modelpool.pool.core.stage_params import Latent, ModelRef, Result, SampleParams
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.specs.spec import JobId, Role, TaskId
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
@@ -109,9 +109,9 @@ class Ran:
     """
 
     def __init__(self, catalog: Catalog, engine: Engine, request: Any) -> None:
-        from modelpool.actors.graph.build_graph import cut_request
+        from modelpool.actors.graph.build_graph import build_graph
 
-        self.recipe, self.cut = cut_request(request, JobId("job"), catalog)
+        self.recipe, self.cut = build_graph(request, JobId("job"), catalog)
         self.results: dict[TaskId, Result] = {}
         results = self.results
         for task in self.cut.job.tasks:
@@ -120,9 +120,9 @@ class Ran:
         self.works = [(self.cut.works[task.task_id], results[task.task_id]) for task in self.cut.job.tasks]
         self.made = results[self.cut.job.wanted]
 
-    def sampled(self) -> list[tuple[SampleWork, Latent]]:
+    def sampled(self) -> list[tuple[SampleParams, Latent]]:
         """What was sampled, in order."""
-        return [(w, r) for w, r in self.works if isinstance(w, SampleWork) and isinstance(r, Latent)]
+        return [(w, r) for w, r in self.works if isinstance(w, SampleParams) and isinstance(r, Latent)]
 
 
 class Pair:

@@ -78,7 +78,7 @@ def _model() -> Any:
     )  # fmt: skip
 
 
-LED = TinySeeing(
+LEADING_CELL = TinySeeing(
     "hunyuan_video_i2v",
     _model,
     video_published.hunyuan,

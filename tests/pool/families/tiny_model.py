@@ -12,11 +12,11 @@ from diffusers import EulerDiscreteScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.actors.graph.build_graph import CutJob, cut_request
+from modelpool.actors.graph.build_graph import JobGraph, build_graph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, Result, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, Result, RunHooks, SampleParams
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.specs.spec import JobId, Role, RunCost, TaskId
@@ -68,7 +68,7 @@ class TinyModel:
             GenerateRequest(**{"model": "tiny", "prompt": "a photo of a red cube", "seed": 11, **fields})
         )
         given.update(refs)  # type: ignore[arg-type] # here a reference is the result itself
-        _, cut = cut_request(request, JobId("job"), self.catalog)
+        _, cut = build_graph(request, JobId("job"), self.catalog)
         results: dict[TaskId, Result] = dict(given)
         costs = []
         for task in cut.job.tasks:
@@ -85,7 +85,7 @@ class TinyModel:
 class Made:
     """The results of one job."""
 
-    def __init__(self, cut: CutJob, results: dict[TaskId, Result], costs: tuple[RunCost, ...]) -> None:
+    def __init__(self, cut: JobGraph, results: dict[TaskId, Result], costs: tuple[RunCost, ...]) -> None:
         self.works, self.tasks, self.components = cut.works, cut.job.tasks, cut.components
         self.results, self.costs = results, costs
         self._wanted, self._order = cut.job.wanted, [task.task_id for task in cut.job.tasks]
@@ -104,7 +104,7 @@ class Made:
     @property
     def latents(self) -> list[Tensor]:
         """What was sampled, [1, C, H, W] each."""
-        found = [one for one in self.of(SampleWork) if isinstance(one, Latent)]
+        found = [one for one in self.of(SampleParams) if isinstance(one, Latent)]
         return [torch.from_numpy(one.samples_CHW.copy())[None] for one in found]
 
     @property

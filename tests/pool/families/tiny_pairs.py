@@ -12,7 +12,7 @@ import diffusers
 from safetensors.torch import save_file
 
 from modelpool.pool.text.text_tokenizer import KINDS
-from tests.pool.families.test_videos_from_images import JOINED
+from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily, seeded
 from tests.pool.families.whole_transformer import BYTES
@@ -20,7 +20,7 @@ from tests.pool.text.tiny_tokenizers import tiny
 
 #: of the model for low noise; that for high noise has 1
 LOW_SEED = 5
-TINY: Mapping[str, TinyFamily] = {"wan_t2v": FAMILIES["wan_t2v"], "wan22_i2v": JOINED}
+TINY: Mapping[str, TinyFamily] = {"wan_t2v": FAMILIES["wan_t2v"], "wan22_i2v": CONCATENATED}
 
 
 def write_pair(folder: Path, family: TinyFamily) -> Path:

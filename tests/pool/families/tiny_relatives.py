@@ -49,7 +49,7 @@ def _publish_alpha(state: Mapping[str, Tensor]) -> File:
 
 
 def _hunyuan_dit_1() -> Any:
-    """Told a style and sizes, which with its texts are so many numbers as tell it from 1.2."""
+    """ModelKwargs a style and sizes, which with its texts are so many numbers as tell it from 1.2."""
     told, hidden = 3968, 32
     return diffusers.HunyuanDiT2DModel(
         sample_size=16, patch_size=2, in_channels=4, num_layers=4, num_attention_heads=2, attention_head_dim=16,

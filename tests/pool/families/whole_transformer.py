@@ -10,18 +10,18 @@ from safetensors.torch import save_file
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
     AudioSamples,
-    DecodeWork,
+    DecodeParams,
     Encoded,
-    EncodeImageWork,
-    EncodeWork,
+    EncodeImageParams,
+    EncodeParams,
     ImagePixels,
     Latent,
     LoraRef,
     ModelRef,
     Result,
-    SampleWork,
+    SampleParams,
+    StageParams,
     VideoFrames,
-    Work,
     stage_of,
     task_id,
 )
@@ -75,14 +75,14 @@ class Whole:
         """The component as diffusers or transformers has it."""
         return self.opened.component(role).built.module
 
-    def run(self, work: Work, *inputs: Result) -> Result:
+    def run(self, work: StageParams, *inputs: Result) -> Result:
         roles = {
-            EncodeWork: self.family.text_encoders,
-            SampleWork: (Role.DIFFUSION_MODEL,),
-            DecodeWork: (Role.VAE,),
-            EncodeImageWork: (Role.VAE,),
+            EncodeParams: self.family.text_encoders,
+            SampleParams: (Role.DIFFUSION_MODEL,),
+            DecodeParams: (Role.VAE,),
+            EncodeImageParams: (Role.VAE,),
         }[type(work)]
-        loras = work.loras if isinstance(work, SampleWork) else ()
+        loras = work.loras if isinstance(work, SampleParams) else ()
         uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
         needed = self.catalog.figures.activation_bytes(self.model, work)
         task = TaskSpec(task_id(work, ()), stage_of(work), uses, needed, 0.1)
@@ -90,10 +90,10 @@ class Whole:
 
     def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""
-        usual = self.family.sampling.usual
-        assert usual is not None
-        wanted = (prompt, NEGATIVE) if needs_negative(usual.guidance) else (prompt,)
-        found = [self.run(EncodeWork(self.model, (), text)) for text in wanted]
+        defaults = self.family.sampling.defaults
+        assert defaults is not None
+        wanted = (prompt, NEGATIVE) if needs_negative(defaults.guidance) else (prompt,)
+        found = [self.run(EncodeParams(self.model, (), text)) for text in wanted]
         return tuple(text for text in found if isinstance(text, Encoded))
 
     def latent(
@@ -103,12 +103,12 @@ class Whole:
         beginning: Latent | None = None,
         steps: int = STEPS,
     ) -> Latent:
-        usual = self.family.sampling.usual
-        assert usual is not None
-        cfg, guidance = (usual.cfg, 0.0) if len(texts) > 1 else (1.0, usual.cfg)
+        defaults = self.family.sampling.defaults
+        assert defaults is not None
+        cfg, guidance = (defaults.cfg, 0.0) if len(texts) > 1 else (1.0, defaults.cfg)
         width, height, duration = self.extent
-        work = SampleWork(
-            self.model, loras, width, height, steps, cfg, self._sampler or usual.sampler, usual.schedule, SEED,
+        work = SampleParams(
+            self.model, loras, width, height, steps, cfg, self._sampler or defaults.sampler, defaults.schedule, SEED,
             guidance=guidance, imaged=beginning is not None, **duration,
         )  # fmt: skip
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
@@ -131,7 +131,7 @@ class Whole:
     def pixels(self, latent: Latent) -> Any:
         """[H, W, C], of a video [T, H, W, C], of an audio clip its samples [S, C]."""
         width, height, duration = self.extent
-        made = self.run(DecodeWork(self.model, width, height, **duration), latent)
+        made = self.run(DecodeParams(self.model, width, height, **duration), latent)
         if isinstance(made, AudioSamples):
             return made.samples_SC
         assert isinstance(made, VideoFrames if self.frames else ImagePixels)

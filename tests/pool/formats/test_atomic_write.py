@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.core.errors import FilesWouldBeLost, OutputFailed
-from modelpool.pool.formats.atomic_write import whole_folder
+from modelpool.pool.formats.atomic_write import atomic_folder
 
 INDEX = "index.json"
 
@@ -21,7 +21,7 @@ def strange(folder: Path) -> Iterator[str]:
 
 
 def fill(path: Path, text: str, *, overwrite: bool = False) -> None:
-    with whole_folder(path, strange, overwrite=overwrite) as folder:
+    with atomic_folder(path, strange, overwrite=overwrite) as folder:
         (folder / "part").mkdir()
         (folder / "part" / "weights").write_text(text)
         assert not (path / "part" / "weights").is_file() or (path / "part" / "weights").read_text() != text
@@ -29,7 +29,7 @@ def fill(path: Path, text: str, *, overwrite: bool = False) -> None:
 
 
 def fill_half(path: Path, failure: type[BaseException]) -> None:
-    with whole_folder(path, strange, overwrite=True) as folder:
+    with atomic_folder(path, strange, overwrite=True) as folder:
         (folder / "half").write_text("x")
         raise failure
 
@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
 def test_a_folder_appears_at_the_end_and_is_replaced_whole(tmp_path: Path) -> None:
     fill(tmp_path / "a", "one")
     assert names(tmp_path) == ["a", "a/index.json", "a/part", "a/part/weights"]
-    with pytest.raises(OutputFailed, match="is there already"):
+    with pytest.raises(OutputFailed, match="already exists"):
         fill(tmp_path / "a", "two")
     (tmp_path / "a" / "part" / "empty").mkdir()
     fill(tmp_path / "a", "two", overwrite=True)
@@ -66,7 +66,7 @@ def test_folders_of_other_things_files_and_links_are_not_touched(tmp_path: Path)
     fill(tmp_path / "a", "one")
     (tmp_path / "link").symlink_to(tmp_path / "a")
     before = names(tmp_path)
-    for name, expected in (("photos", "holds other things"), ("file", "is no folder"), ("link", "is no folder")):
+    for name, expected in (("photos", "contains other files"), ("file", "is no folder"), ("link", "is no folder")):
         with pytest.raises(OutputFailed, match=expected):
             fill(tmp_path / name, "two", overwrite=True)
     assert names(tmp_path) == before
@@ -92,7 +92,7 @@ def test_what_came_while_the_folder_was_written_is_not_lost(tmp_path: Path) -> N
     fill(tmp_path / "a", "one")
 
     def fill_again() -> None:
-        with whole_folder(tmp_path / "a", strange, overwrite=True) as folder:
+        with atomic_folder(tmp_path / "a", strange, overwrite=True) as folder:
             (folder / INDEX).write_text("two")
             (tmp_path / "a" / "notes").write_text("mine")
 

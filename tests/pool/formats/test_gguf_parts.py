@@ -13,18 +13,18 @@ import torch
 
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture, UnsafeFile
 from modelpool.pool.formats.gguf_header import read_gguf_header
-from modelpool.pool.formats.gguf_parts import MOST_PARTS, is_split, part_name, parts_of
-from modelpool.pool.formats.weights_file import files_of, read_own_header
+from modelpool.pool.formats.gguf_parts import MAX_PARTS, is_split, part_name, parts_of
+from modelpool.pool.formats.weights_file import files_of, read_single_header
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.loading.recognition_input import recognise_folder
 from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.mapping.file_hash import file_sha256, weights_sha256
 from modelpool.pool.mapping.mapped_file import MappedFile, find_non_finite
 from modelpool.pool.ops.packed import PackedWeight
-from modelpool.pool.registry.changes import add_place, hash_all, unhashed
-from modelpool.pool.registry.folders import Form, Place, look_through, weights_file
+from modelpool.pool.registry.changes import add_location, hash_all, unhashed
+from modelpool.pool.registry.folders import FileForm, ModelLocation, scan_locations, weights_file
 from modelpool.pool.registry.hashes import FileHashes
-from modelpool.pool.registry.names import without_ending
+from modelpool.pool.registry.names import without_suffix
 from tests.pool.formats.gguf_files import rounded, write_gguf
 from tests.pool.registry.weights import make_registry, no_wait
 
@@ -115,7 +115,7 @@ def test_a_missing_part_is_named(tmp_path: Path, missing: str) -> None:
 
 def test_a_later_part_says_which_to_open(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(CorruptFile, match=rf"is part 2 of 3, expected the first, .*{NAMES[0]}"):
+    with pytest.raises(CorruptFile, match=rf"is part 2 of 3, expected the first part, .*{NAMES[0]}"):
         read_weights_header(tmp_path / NAMES[1])
 
 
@@ -144,7 +144,7 @@ def test_parts_with_fewer_tensors_than_they_say_are_refused(tmp_path: Path) -> N
         assert data[value] == len(TENSORS)
         data[value] += 1
         path.write_bytes(data)
-    with pytest.raises(CorruptFile, match="found 5 tensors in its 3 parts, expected the 6 said"):
+    with pytest.raises(CorruptFile, match="found 5 tensors in its 3 parts, expected 6"):
         read_weights_header(first)
 
 
@@ -162,10 +162,12 @@ def test_a_tensor_in_two_parts_is_refused(tmp_path: Path) -> None:
 def test_names_that_do_not_say_what_the_files_do_are_refused(tmp_path: Path) -> None:
     first = write(tmp_path)
     renamed = shutil.copy(first, tmp_path / "whole.gguf")
-    with pytest.raises(CorruptFile, match=r"whole\.gguf: is one of 3 parts and not called so, expected NAME-00001-of"):
+    with pytest.raises(
+        CorruptFile, match=r"whole\.gguf: is one of 3 parts and is not named as one, expected NAME-00001-of"
+    ):
         read_weights_header(renamed)
     write_gguf(tmp_path / "b-00001-of-00002.gguf", {"a": torch.ones(3)})
-    with pytest.raises(CorruptFile, match="called as part 1 of 2, and says that it is whole"):
+    with pytest.raises(CorruptFile, match="named as part 1 of 2, but its header says that it is complete"):
         read_weights_header(tmp_path / "b-00001-of-00002.gguf")
     said = {"split.no": 0, "split.count": 65535, "split.tensors.count": 1}
     write_gguf(tmp_path / "b-00001-of-65535.gguf", {"a": torch.ones(3)}, entries=said)
@@ -182,7 +184,7 @@ def test_a_part_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> N
     for read in (read_weights_header, files_of, weights_sha256):  # nor is what it leads to hashed
         with pytest.raises(UnsafeFile, match=rf"{NAMES[1]}: a link that leads to .*secret, expected a file in"):
             read(first)
-    assert look_through([Place(tmp_path / "model")]).files[0].members == (first,)
+    assert scan_locations([ModelLocation(tmp_path / "model")]).files[0].members == (first,)
 
 
 def test_what_headers_may_have_they_have_together(tmp_path: Path) -> None:
@@ -195,14 +197,14 @@ def test_what_headers_may_have_they_have_together(tmp_path: Path) -> None:
         CorruptFile, match=r"m-00004-of-00004\.gguf: found a count of 600000 at byte .*expected at most"
     ):
         read_weights_header(tmp_path / "m-00001-of-00004.gguf")
-    read_own_header(str(tmp_path / "m-00004-of-00004.gguf"))
+    read_single_header(str(tmp_path / "m-00004-of-00004.gguf"))
 
 
 def test_names(tmp_path: Path) -> None:
     assert is_split(tmp_path / NAMES[0])
     assert parts_of("a/m-00002-of-00002.GGUF") == ("a/m-00001-of-00002.GGUF", "a/m-00002-of-00002.GGUF")
     assert parts_of("a/m.gguf") == ("a/m.gguf",)
-    assert without_ending(NAMES[0]) == "model"
+    assert without_suffix(NAMES[0]) == "model"
     for name in (
         "m.gguf",
         "m-1-of-2.gguf",
@@ -211,7 +213,7 @@ def test_names(tmp_path: Path) -> None:
         f"m-00001-of-{9**5}.gguf",
     ):
         assert part_name(name) is None, name
-    assert part_name(f"m-00001-of-{MOST_PARTS + 1:05}.gguf") is None
+    assert part_name(f"m-00001-of-{MAX_PARTS + 1:05}.gguf") is None
 
 
 def test_a_damaged_part_is_a_typed_error_or_a_file_whose_tensors_can_be_had(tmp_path: Path) -> None:
@@ -238,10 +240,10 @@ def test_a_damaged_part_is_a_typed_error_or_a_file_whose_tensors_can_be_had(tmp_
 def test_folders_are_searched_for_the_model_and_not_for_its_parts(tmp_path: Path) -> None:
     first = write(tmp_path)
     shutil.copy(tmp_path / NAMES[1], tmp_path / "lost-00002-of-00003.gguf")
-    found = look_through([Place(tmp_path)])
-    assert [(file.path, file.form) for file in found.files] == [(first, Form.SHARDED)]
+    found = scan_locations([ModelLocation(tmp_path)])
+    assert [(file.path, file.form) for file in found.files] == [(first, FileForm.SHARDED)]
     assert [path.name for path in found.files[0].members] == list(NAMES)
-    assert [(r.path.name, "lost-00001-of-00003.gguf, is not beside" in r.problem) for r in found.refused] == [
+    assert [(r.path.name, "lost-00001-of-00003.gguf, is missing" in r.problem) for r in found.refused] == [
         ("lost-00002-of-00003.gguf", True)
     ]
     before = weights_file(first).fingerprint
@@ -256,7 +258,7 @@ def test_the_registry_names_and_hashes_the_model_once(tmp_path: Path) -> None:
     """Each part's tensors have digests, by which components are seen to be equal, and are hashed once."""
     first = write(tmp_path / "models")
     registry = make_registry(tmp_path / "state")
-    add_place(registry, tmp_path / "models")
+    add_location(registry, tmp_path / "models")
     assert all(isinstance(found, FileHashes) for _, found in hash_all(registry, unhashed(registry), wait=no_wait))
     [entry] = registry.listing().entries
     assert (entry.name, entry.file.path, entry.facts.tensors) == ("model", first, len(TENSORS))

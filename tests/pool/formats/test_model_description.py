@@ -11,7 +11,7 @@ import pytest
 
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UnsafeFile, UserError
-from modelpool.pool.formats.model_description import ENDING, described, is_description, read_description
+from modelpool.pool.formats.model_description import ENDING, description_of, is_description, read_description
 
 WHOLE = {
     "format": 1,
@@ -36,7 +36,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         vae=str(tmp_path / "vae" / "soft.safetensors"),
         text_encoders=(str(tmp_path / "clip" / "l.safetensors"), str(tmp_path / "clip" / "g.safetensors")),
     )
-    assert described(found, tmp_path) == WHOLE
+    assert description_of(found, tmp_path) == WHOLE
     assert len(found.files) == 4
 
 
@@ -82,8 +82,8 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(UnsafeFile, match="a link that leads to"):
         read_description(written(tmp_path / "models", said))
     read_description(written(tmp_path / "models", {**said, "diffusion_model": "inside"}))
-    with pytest.raises(UnsafeFile, match="does not lie in"):
-        described(Assembly("x", diffusion_model=str(tmp_path / "secret")), tmp_path / "models")
+    with pytest.raises(UnsafeFile, match="is not in"):
+        description_of(Assembly("x", diffusion_model=str(tmp_path / "secret")), tmp_path / "models")
 
 
 def test_thousands_of_damaged_descriptions_are_refused_or_harmless(tmp_path: Path) -> None:

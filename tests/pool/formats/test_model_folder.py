@@ -155,7 +155,7 @@ def test_a_component_without_its_weights_is_named(model: Path) -> None:
 FAULTS = {
     "no JSON": ("{", "model_index.json: the file is damaged"),
     "no object": ("[]", "a JSON list, expected an object"),
-    "no components": ('{"_class_name": "X"}', "names no pipeline and its components"),
+    "no components": ('{"_class_name": "X"}', "names no pipeline or no components"),
     "a class alone": ('{"unet": ["diffusers"]}', r"unet is \['diffusers'\], expected a library and a class"),
     "a number as a class": ('{"unet": ["diffusers", 7]}', "expected a library and a class"),
     "a component twice": ('{"unet": ["a", "b"], "unet": ["a", "b"]}', "names 'unet' twice"),

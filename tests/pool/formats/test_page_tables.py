@@ -13,7 +13,7 @@ import torch
 from modelpool.pool.formats import page_tables
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.page_cache import in_memory
-from modelpool.pool.formats.page_tables import Wanted, begin_bringing, populate
+from modelpool.pool.formats.page_tables import PrefetchRanges, populate, start_prefetch
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a call of Linux")
@@ -56,7 +56,7 @@ def test_the_thread_keeps_the_mapping_until_it_is_done(tmp_path: Path, monkeypat
         return done
 
     monkeypatch.setattr(page_tables, "populate", waiting)
-    thread = begin_bringing([Wanted(str(path), mapped(path, 8 * MIB), [(0, 8 * MIB)])])
+    thread = start_prefetch([PrefetchRanges(str(path), mapped(path, 8 * MIB), [(0, 8 * MIB)])])
     may_go_on.set()  # nobody but the thread has the mapping now
     thread.join(60)
     assert seen == [8 * MIB]
@@ -70,14 +70,14 @@ def test_a_cold_file_is_asked_for_a_window_ahead_of_the_page_table(
     steps: list[tuple[str, tuple[ByteRange, ...]]] = []
     monkeypatch.setattr(page_tables, "_WINDOW_BYTES", 10)
     monkeypatch.setattr(page_tables, "in_memory", lambda path, ranges: False)
-    monkeypatch.setattr(page_tables, "ask_for", lambda path, ranges: steps.append(("ask", tuple(ranges))))
+    monkeypatch.setattr(page_tables, "advise_willneed", lambda path, ranges: steps.append(("ask", tuple(ranges))))
 
     def map_them(storage: torch.UntypedStorage, ranges: Sequence[ByteRange]) -> bool:
         steps.append(("map", tuple(ranges)))
         return populates
 
     monkeypatch.setattr(page_tables, "populate", map_them)
-    begin_bringing([Wanted("a", torch.UntypedStorage(40), [(0, 25), (30, 40)])]).join(60)
+    start_prefetch([PrefetchRanges("a", torch.UntypedStorage(40), [(0, 25), (30, 40)])]).join(60)
     first, second, third, fourth = (0, 10), (10, 20), (20, 25), (30, 40)
     expected: list[tuple[str, tuple[ByteRange, ...]]] = [("ask", (first, second)), ("map", (first,))]
     expected += [("ask", (third,)), ("map", (second,)), ("ask", (fourth,)), ("map", (third,)), ("ask", ())]
@@ -90,9 +90,9 @@ def test_of_two_files_the_one_that_is_not_in_memory_is_asked_for(
 ) -> None:
     asked: set[str] = set()
     monkeypatch.setattr(page_tables, "in_memory", lambda path, ranges: path == "warm")
-    monkeypatch.setattr(page_tables, "ask_for", lambda path, ranges: asked.add(path))
+    monkeypatch.setattr(page_tables, "advise_willneed", lambda path, ranges: asked.add(path))
     files = {name: mapped(tmp_path / name, 8 * MIB) for name in ("warm", "cold")}
-    begin_bringing([Wanted(name, storage, [(0, 8 * MIB)]) for name, storage in files.items()]).join(60)
+    start_prefetch([PrefetchRanges(name, storage, [(0, 8 * MIB)]) for name, storage in files.items()]).join(60)
     assert asked == {"cold"}
     assert [resident_bytes(tmp_path / name) for name in files] == [8 * MIB, 8 * MIB]
 
@@ -101,8 +101,8 @@ def test_a_file_in_memory_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "file"
     storage = mapped(path, 8 * MIB)
     assert in_memory(str(path), [(0, 8 * MIB)])
-    monkeypatch.setattr(page_tables, "ask_for", lambda path, ranges: pytest.fail("it was"))
-    begin_bringing([Wanted(str(path), storage, [(0, 8 * MIB)])]).join(60)
+    monkeypatch.setattr(page_tables, "advise_willneed", lambda path, ranges: pytest.fail("it was"))
+    start_prefetch([PrefetchRanges(str(path), storage, [(0, 8 * MIB)])]).join(60)
     assert resident_bytes(path) == 8 * MIB
 
 
@@ -110,7 +110,7 @@ def test_where_the_system_cannot_nothing_happens(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(page_tables, "_POPULATE_READ", 0x7FFF_FFFF)  # advice that no kernel knows
     storage = mapped(tmp_path / "file", 8 * MIB)
     assert not populate(storage, [(0, 8 * MIB)])
-    begin_bringing([Wanted(str(tmp_path / "file"), storage, [(0, 8 * MIB)])]).join(60)
+    start_prefetch([PrefetchRanges(str(tmp_path / "file"), storage, [(0, 8 * MIB)])]).join(60)
     assert resident_bytes(tmp_path / "file") == 0
 
 

@@ -146,7 +146,7 @@ def test_a_pickle_is_read_only_where_it_is_allowed(tmp_path: Path, new: bool) ->
     """Whatever the file is called."""
     for name in ("model.ckpt", "model.safetensors"):
         path = saved(tmp_path / name, {"w": base}, new)
-        with pytest.raises(UnsafeFile, match=f"{name}: a PyTorch pickle, .* or allow_pickle to be set"):
+        with pytest.raises(UnsafeFile, match=f"{name}: a PyTorch pickle, .* or allow_pickle for files"):
             MappedFile.open(path)
         assert set(read_weights_header(path, allow_pickle=True).tensors) == {"w"}
 
@@ -257,7 +257,7 @@ def test_a_legacy_file_whose_storages_are_not_as_promised_is_refused(tmp_path: P
 def test_one_storage_as_thousands_of_tensors_is_refused(tmp_path: Path) -> None:
     big = torch.zeros(100_000)
     path = saved(tmp_path / "again.pt", {f"w{i}": big for i in range(100)})
-    with pytest.raises(CorruptFile, match="again and again"):
+    with pytest.raises(CorruptFile, match="same numbers repeatedly"):
         read(path)
 
 
@@ -308,7 +308,7 @@ def test_a_legacy_file_of_another_byte_order_is_refused(tmp_path: Path) -> None:
     little = b"little_endianq\x02\x88"
     assert content.count(little) == 1
     path.write_bytes(content.replace(little, b"little_endianq\x02\x89"))
-    with pytest.raises(CorruptFile, match="low byte first"):
+    with pytest.raises(CorruptFile, match="little-endian"):
         read(path)
 
 

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.guidance.apg import PLAIN_STEPS, PLAIN_STEPS_OF_WORDS, LateProjection, Lead, plain_steps, projected
+from modelpool.pool.guidance.apg import (
+    CFG_STEPS,
+    CFG_STEPS_WITH_TEXT,
+    AdaptiveProjectedGuidance,
+    GuidanceFn,
+    cfg_steps,
+    project,
+)
 from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.sampling.schedules import sigma_table
@@ -18,7 +25,7 @@ CFG, STEPS = 3.5, 10
 FLOW = sigma_table(NoiseFacts(NoiseKind.FLOW))
 
 
-def guesses(batch: int = 2, scale: float = 1.0) -> list[tuple[Tensor, Tensor, float]]:
+def predictions(batch: int = 2, scale: float = 1.0) -> list[tuple[Tensor, Tensor, float]]:
     """For the prompt and for the negative prompt, and the noise level, of each step."""
     drawn = torch.Generator().manual_seed(5)
     return [
@@ -44,7 +51,7 @@ def _of_diffusers(start: int, asked: list[tuple[Tensor, Tensor, float]]) -> list
 @pytest.mark.parametrize("scale", [0.01, 1.0], ids=["short", "longer than differences may be"])
 def test_each_image_is_guided_as_by_diffusers(scale: float) -> None:
     """One plainly for six steps, one for eight."""
-    asked, lead = guesses(scale=scale), LateProjection(CFG, (6, 8))
+    asked, lead = predictions(scale=scale), AdaptiveProjectedGuidance(CFG, (6, 8))
     early, late = _of_diffusers(5, asked), _of_diffusers(7, asked)
     for ours, first, second in zip([lead(*each) for each in asked], early, late, strict=True):
         torch.testing.assert_close(ours, torch.stack([first[0], second[1]]), rtol=1e-5, atol=1e-5)
@@ -52,40 +59,40 @@ def test_each_image_is_guided_as_by_diffusers(scale: float) -> None:
 
 
 def test_what_leads_on_is_at_right_angles_to_the_prompts_own_guess() -> None:
-    cond, uncond, _ = guesses()[0]
-    across = projected(cond, uncond, cond - uncond) - uncond
+    cond, uncond, _ = predictions()[0]
+    across = project(cond, uncond, cond - uncond) - uncond
     assert across.flatten(1).norm(dim=1).min() > 1.0
     torch.testing.assert_close((across * cond).flatten(1).sum(1), torch.zeros(2), atol=1e-3, rtol=0)
 
 
 def test_asking_again_at_a_level_changes_no_later_one() -> None:
     """Wrappers of a person's own may ask twice."""
-    once, twice = LateProjection(CFG, (6, 6)), LateProjection(CFG, (6, 6))
-    for cond, uncond, sigma in guesses():
+    once, twice = AdaptiveProjectedGuidance(CFG, (6, 6)), AdaptiveProjectedGuidance(CFG, (6, 6))
+    for cond, uncond, sigma in predictions():
         twice(cond * 2, uncond, sigma)
         torch.testing.assert_close(twice(cond, uncond, sigma), once(cond, uncond, sigma), rtol=0, atol=0)
 
 
 def test_steps_that_a_run_leaves_out_count() -> None:
-    (cond, uncond, sigma), *_ = guesses()
-    late = LateProjection(CFG, (6, 6), first_step=6)
-    torch.testing.assert_close(late(cond, uncond, sigma), projected(cond, uncond, cond - uncond))
+    (cond, uncond, sigma), *_ = predictions()
+    late = AdaptiveProjectedGuidance(CFG, (6, 6), first_step=6)
+    torch.testing.assert_close(late(cond, uncond, sigma), project(cond, uncond, cond - uncond))
 
 
 def test_words_to_be_read_in_a_image_keep_it_plain_for_longer() -> None:
     words = torch.zeros(3, 5, 8)
     words[1, 2, 3] = 0.5
-    assert plain_steps({"context_2": words}, 3) == (PLAIN_STEPS, PLAIN_STEPS_OF_WORDS, PLAIN_STEPS)
-    assert plain_steps({}, 2) == (PLAIN_STEPS, PLAIN_STEPS)
+    assert cfg_steps({"context_2": words}, 3) == (CFG_STEPS, CFG_STEPS_WITH_TEXT, CFG_STEPS)
+    assert cfg_steps({}, 2) == (CFG_STEPS, CFG_STEPS)
 
 
-def _denoised(lead: Lead, options: ModelOptions | None) -> list[Tensor]:
+def _denoised(lead: GuidanceFn, options: ModelOptions | None) -> list[Tensor]:
     def predict(x: Tensor, level_B: Tensor, context_BLD: Tensor) -> Tensor:
         return torch.sin(x * context_BLD.mean(dim=(1, 2))[:, None, None, None] + level_B[:, None, None, None])
 
     texts = (Condition(torch.full((2, 3, 8), value)) for value in (2.0, 0.5))
-    denoise = guided_denoiser(predict, FLOW, *texts, CFG, options, prediction=Prediction.FLOW, lead=lead)
-    return [denoise(x, sigma) for x, _, sigma in guesses()]
+    denoise = guided_denoiser(predict, FLOW, *texts, CFG, options, prediction=Prediction.FLOW, guidance_fn=lead)
+    return [denoise(x, sigma) for x, _, sigma in predictions()]
 
 
 def test_functions_of_options_see_the_same_guidance() -> None:
@@ -97,7 +104,7 @@ def test_functions_of_options_see_the_same_guidance() -> None:
         return args["denoised"]
 
     options = ModelOptions(sampler_post_cfg_function=(post,))
-    plain = _denoised(LateProjection(CFG, (6, 6)), None)
-    for ours, theirs in zip(plain, _denoised(LateProjection(CFG, (6, 6)), options), strict=True):
+    plain = _denoised(AdaptiveProjectedGuidance(CFG, (6, 6)), None)
+    for ours, theirs in zip(plain, _denoised(AdaptiveProjectedGuidance(CFG, (6, 6)), options), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert len(seen) == STEPS

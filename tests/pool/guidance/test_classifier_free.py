@@ -81,7 +81,7 @@ def test_the_true_noise_gives_back_the_clean_latent() -> None:
 @pytest.mark.parametrize(("most", "sizes"), [(0, [2]), (1, [1, 1]), (2, [2])])
 def test_texts_run_at_most_so_many_at_once(most: int, sizes: list[int]) -> None:
     predict, x = Recorder(), latents()
-    denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), cfg=7.0, most_at_once=most)
+    denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), cfg=7.0, max_batch=most)
     guess = denoise(x, SIGMA)
     assert [len(asked) for asked, _, _ in predict.calls] == sizes
     assert [float(c) for _, _, context_BLD in predict.calls for c in context_BLD[:, 0, 0]] == [0.5, 2.0]
@@ -91,12 +91,12 @@ def test_texts_run_at_most_so_many_at_once(most: int, sizes: list[int]) -> None:
 def test_texts_run_one_at_a_time_through_sampler_functions_too() -> None:
     predict = Recorder()
     options = ModelOptions().with_sampler_post_cfg_function(lambda args: args["denoised"])
-    denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), 7.0, options, most_at_once=1)
+    denoise = guided_denoiser(predict, TABLE, context(2.0), context(0.5), 7.0, options, max_batch=1)
     torch.testing.assert_close(denoise(latents(), SIGMA), latents() - SIGMA * (0.5 + 7.0 * (2.0 - 0.5)))
     assert [len(asked) for asked, _, _ in predict.calls] == [1, 1]
 
 
-class Told:
+class ModelKwargs:
     """A model that is told a vector beside its text, and answers with its first number and the text's mean."""
 
     def __call__(self, x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, text_embeds: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class Told:
 
 
 def told(value: float, text: float) -> Condition:
-    return Condition(context(text), extras={"text_embeds": torch.full((1, 6), value)})
+    return Condition(context(text), model_kwargs={"text_embeds": torch.full((1, 6), value)})
 
 
 def one_row_at_a_time(model, args):
@@ -124,19 +124,19 @@ def one_row_at_a_time(model, args):
 
 def test_each_text_goes_with_what_the_model_is_told_beside_it() -> None:
     x = latents()
-    guess = guided_denoiser(Told(), TABLE, told(1.0, 2.0), told(3.0, 0.5), cfg=2.0)(x, SIGMA)
+    guess = guided_denoiser(ModelKwargs(), TABLE, told(1.0, 2.0), told(3.0, 0.5), cfg=2.0)(x, SIGMA)
     torch.testing.assert_close(guess, x - (3.5 + (3.0 - 3.5) * 2.0) * SIGMA)
 
 
 def test_a_wrapper_may_ask_for_a_part_of_the_batch_with_its_part_of_what_is_told() -> None:
     """Found in review: what is told was always that of the whole batch."""
     x, texts = latents(), (told(1.0, 2.0), told(3.0, 0.5))
-    plain = guided_denoiser(Told(), TABLE, *texts, cfg=2.0)(x, SIGMA)
+    plain = guided_denoiser(ModelKwargs(), TABLE, *texts, cfg=2.0)(x, SIGMA)
     options = ModelOptions(model_function_wrapper=one_row_at_a_time)
-    torch.testing.assert_close(guided_denoiser(Told(), TABLE, *texts, 2.0, options)(x, SIGMA), plain)
+    torch.testing.assert_close(guided_denoiser(ModelKwargs(), TABLE, *texts, 2.0, options)(x, SIGMA), plain)
 
 
 def test_conditions_that_are_told_different_things_run_apart() -> None:
-    short = Condition(context(2.0), extras={"text_embeds": torch.zeros(1, 4)})
+    short = Condition(context(2.0), model_kwargs={"text_embeds": torch.zeros(1, 4)})
     assert [b.members for b in batches((told(1.0, 2.0), short))] == [(1,), (0,)]
     assert [b.members for b in batches((told(1.0, 2.0), Condition(context(2.0))))] == [(1,), (0,)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork, Stopped
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams, Stopped
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
@@ -17,7 +17,7 @@ from tests.pool.sampling.one_image import denoise_image
 
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")
-WORK = SampleWork(
+WORK = SampleParams(
     model=ModelRef("toy", "toy.safetensors", "00"),
     loras=(),
     width=64,
@@ -38,7 +38,7 @@ def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Te
     return x_BCHW * 0.9 + mix[:, None, None, None] * 0.05
 
 
-def image(work: SampleWork = WORK, hooks: RunHooks = QUIET, uncond: Tensor | None = UNCOND) -> Tensor:
+def image(work: SampleParams = WORK, hooks: RunHooks = QUIET, uncond: Tensor | None = UNCOND) -> Tensor:
     return denoise_image(predict_noise, work, SHAPE, COND, uncond, CPU, hooks)
 
 

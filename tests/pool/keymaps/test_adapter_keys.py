@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.pool.keymaps.adapter_keys import PARTS, common_spelling, looks_like_lora, split_key
+from modelpool.pool.keymaps.adapter_keys import PARTS, looks_like_lora, normalized_keys, split_key
 
 SPLITS = {
     "lora_unet_conv_in.lora_up.weight": ("lora_unet_conv_in", "up"),
@@ -54,7 +54,7 @@ def test_published_spellings_of_whole_files(name: str) -> None:
     case = FORMATS["convert_lora"][name]
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(case["input"], (2, 4))
     shapes |= {"img_in.lora_A.weight": (4, 8), "img_in.lora_B.weight": (6, 4)} if name == "bfl_control" else {}
-    found = common_spelling(shapes)
+    found = normalized_keys(shapes)
     widened = {f"{base}.reshape_weight" for base in found.reshaped}
     # the norms' own key ends are split off alike: "x.scale.set_weight" and "x.diff_b" are in the golden names
     assert set(found.original) | widened == set(case["output"])

@@ -155,13 +155,13 @@ def test_a_parameters_rows_lead_back_to_the_parameter(case: Case) -> None:
     """From the parameter to the file and on to the module is the whole parameter, in one piece."""
     key_map = discover(case.layout, case.convert)
     for key in key_map.origins:
-        assert key_map.through(key_map.source_ranges(key)) == (key_map.parameter_range(key),)
+        assert key_map.compose(key_map.source_ranges(key)) == (key_map.parameter_range(key),)
 
 
 def test_through_is_targets_for_a_whole_source(case: Case) -> None:
     key_map = discover(case.layout, case.convert)
     for key in case.layout:
-        assert key_map.through(key_map.whole_source(key)) == key_map.targets(key)
+        assert key_map.compose(key_map.full_source(key)) == key_map.targets(key)
 
 
 SMALL = ("tiny unet", "tiny vae", "clip-g")
@@ -312,13 +312,13 @@ def test_two_parameters_may_share_a_source() -> None:
 
 def test_a_change_to_one_of_two_that_share_a_source_is_one_to_both() -> None:
     key_map = discover({"x": (6, 4)}, lambda t: {"a": t["x"], "b": t["x"]})
-    assert [t.key for t in key_map.through(key_map.source_ranges("a"))] == ["a", "b"]
+    assert [t.key for t in key_map.compose(key_map.source_ranges("a"))] == ["a", "b"]
 
 
 def test_rows_that_overlap_parts_are_cut_and_those_of_no_parameter_left_out() -> None:
     key_map = discover({"x": (8, 4)}, lambda t: {"a": t["x"][:3], "b": t["x"][3:6]})
     middle = RowRange("x", (5, 4), 0, 5, 2)
-    assert [(t.key, t.source_start, t.rows, t.start) for t in key_map.through((middle,))] == [
+    assert [(t.key, t.source_start, t.rows, t.start) for t in key_map.compose((middle,))] == [
         ("a", 0, 1, 2),
         ("b", 1, 3, 0),
     ]
@@ -328,10 +328,10 @@ def test_turned_rows_go_through_whole() -> None:
     """A delta in the form of a turned parameter goes through a map that turns it back, and one that does not."""
     turned = discover({"x": (6, 4)}, lambda t: {"y": t["x"].t()})
     same = discover({"x": (6, 4)}, lambda t: {"z": t["x"]})
-    (into_same,) = same.through(turned.source_ranges("y"))
+    (into_same,) = same.compose(turned.source_ranges("y"))
     delta = torch.randn(4, 6)
     assert torch.equal(into_same.place(delta), delta.t())
-    assert turned.through(turned.source_ranges("y")) == (turned.parameter_range("y"),)
+    assert turned.compose(turned.source_ranges("y")) == (turned.parameter_range("y"),)
 
 
 def test_pieces_of_a_reshaped_parameter_are_placed_in_its_form() -> None:

@@ -19,7 +19,7 @@ from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.loading.weights_header import read_weights_header
-from modelpool.pool.models.text_encoder_aliases import as_spelled
+from modelpool.pool.models.text_encoder_aliases import with_detected_text_encoders
 from modelpool.pool.quant.detect_layers import MARKER, METADATA_KEY
 from modelpool.pool.quant.quantize import quantize
 from modelpool.pool.quant.state_dict import save
@@ -30,7 +30,7 @@ from tests.pool.families.tiny_transformers import QWEN_VAE
 from tests.pool.loading import layouts
 from tests.pool.models.vision.test_qwen import PUBLISHED
 from tests.pool.models.vision.test_qwen import shapes as seeing_shapes
-from tests.pool.separate import ENCODERS, UNET, split_up, write_whole
+from tests.pool.separate import ENCODERS, UNET, split_up, write_atomically
 
 
 def assembly_of(parts: dict[str, Path], layout: str, **other: str) -> Assembly:
@@ -40,7 +40,7 @@ def assembly_of(parts: dict[str, Path], layout: str, **other: str) -> Assembly:
 
 
 def apart(tmp_path: Path, layout: str) -> tuple[Path, Assembly]:
-    whole = write_whole(tmp_path / "whole.safetensors", layout)
+    whole = write_atomically(tmp_path / "whole.safetensors", layout)
     return whole, assembly_of(split_up(whole, layout, tmp_path), layout)
 
 
@@ -85,9 +85,11 @@ def test_what_trainers_say_of_the_prediction_comes_along(tmp_path: Path) -> None
     said = open_checkpoint(found)
     assert said.family.sampling.prediction.value == "velocity"
     # and goes with the diffusion model that it speaks of
-    other = write_whole(tmp_path / "other.safetensors", "tiny_sd1", seed=2)
+    other = write_atomically(tmp_path / "other.safetensors", "tiny_sd1", seed=2)
     save_file({**load_file(other), "v_pred": torch.empty(0)}, other)
-    plain = split_up(write_whole(tmp_path / "third.safetensors", "tiny_sd1", seed=3), "tiny_sd1", tmp_path, "third")
+    plain = split_up(
+        write_atomically(tmp_path / "third.safetensors", "tiny_sd1", seed=3), "tiny_sd1", tmp_path, "third"
+    )
     mixed = Assembly("mixed", checkpoint=str(other), diffusion_model=str(plain["unet"]))
     assert open_checkpoint(mixed).family.sampling.prediction.value == "noise"
 
@@ -144,24 +146,26 @@ def test_clip_h_as_folders_have_it_is_read_to_its_end() -> None:
         f"{prefix}text_model.final_layer_norm.weight": (1024,),
         **{f"{prefix}text_model.encoder.layers.{n}.mlp.fc1.weight": (4096, 1024) for n in range(23)},
     }
-    short = as_spelled(SD2, shapes)
+    short = with_detected_text_encoders(SD2, shapes)
     assert short.texts[Role.TEXT_ENCODER].layers_left_out == 0
     assert short.configs[Role.TEXT_ENCODER]["hidden_act"] == "gelu"
-    whole = as_spelled(SD2, {**shapes, f"{prefix}text_model.encoder.layers.23.mlp.fc1.weight": (4096, 1024)})
+    whole = with_detected_text_encoders(
+        SD2, {**shapes, f"{prefix}text_model.encoder.layers.23.mlp.fc1.weight": (4096, 1024)}
+    )
     assert whole.texts[Role.TEXT_ENCODER].layers_left_out == 1
-    assert as_spelled(SD2, layouts.tiny_sd2()) is SD2
+    assert with_detected_text_encoders(SD2, layouts.tiny_sd2()) is SD2
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"vae": "clip_l"}, "found no VAE in it"),
-        ({"diffusion_model": "vae"}, "found no diffusion model in it"),
+        ({"vae": "clip_l"}, "found no known VAE in it"),
+        ({"diffusion_model": "vae"}, "found no known diffusion model in it"),
         ({"vae": ""}, "a VAE with latents of sdxl is missing: Stable Diffusion XL reads clip_l, clip_g"),
     ],
 )
 def test_wrong_parts_are_told(tmp_path: Path, changed: dict[str, str], message: str) -> None:
-    whole = write_whole(tmp_path / "whole.safetensors", "tiny_sdxl")
+    whole = write_atomically(tmp_path / "whole.safetensors", "tiny_sdxl")
     parts = split_up(whole, "tiny_sdxl", tmp_path)
     other = {key: str(parts[part]) if part else "" for key, part in changed.items()}
     with pytest.raises(MissingParts, match=message):
@@ -169,7 +173,7 @@ def test_wrong_parts_are_told(tmp_path: Path, changed: dict[str, str], message: 
 
 
 def test_a_vae_of_other_latents_and_a_text_encoder_too_many_are_told_together(tmp_path: Path) -> None:
-    whole = write_whole(tmp_path / "whole.safetensors", "tiny_sd1")
+    whole = write_atomically(tmp_path / "whole.safetensors", "tiny_sd1")
     parts = split_up(whole, "tiny_sd1", tmp_path)
     vae = load_file(parts["vae"])
     rows = {"decoder.conv_in.weight": (1, 4), "post_quant_conv.weight": (0, 4), "post_quant_conv.bias": (0, 4)}
@@ -185,7 +189,7 @@ def test_a_vae_of_other_latents_and_a_text_encoder_too_many_are_told_together(tm
     with pytest.raises(MissingParts) as raised:
         read_weights_header(said)
     text = str(raised.value)
-    assert f"{encoder} is CLIP-L, which has no place: Stable Diffusion 1 reads clip_l" in text
+    assert f"{encoder} is CLIP-L, which is not used: Stable Diffusion 1 reads clip_l" in text
     assert "wide.safetensors is the VAE of" in text
     assert "and Stable Diffusion 1 has those of sd1" in text
 

@@ -161,7 +161,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import psutil
-from pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
 
 def own_bytes():
     return psutil.Process().memory_full_info().uss

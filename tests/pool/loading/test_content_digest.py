@@ -17,7 +17,7 @@ from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.content_digest import DIGEST_BYTES, RangeDigests, component_digests
 from modelpool.pool.registry.hashes import hash_file
 from modelpool.pool.specs.spec import Role
-from tests.pool.separate import split_up, write_whole
+from tests.pool.separate import split_up, write_atomically
 
 
 def digests_of(path: str) -> dict[ByteRange, bytes]:
@@ -42,7 +42,7 @@ def test_each_range_has_the_digest_of_its_bytes_however_the_file_is_cut() -> Non
 
 
 def test_one_pass_gives_the_hash_of_the_file_too(tmp_path: Path) -> None:
-    path = write_whole(tmp_path / "whole.safetensors", "tiny_sd1")
+    path = write_atomically(tmp_path / "whole.safetensors", "tiny_sd1")
     header = read_part(str(path))
     tensors = RangeDigests.of(header)
     assert tensors is not None
@@ -68,7 +68,7 @@ def _digests(path: Path) -> dict[Role, str]:
 
 
 def test_a_component_is_known_by_its_bytes_its_types_and_its_names(tmp_path: Path) -> None:
-    whole = write_whole(tmp_path / "whole.safetensors", "tiny_sd1")
+    whole = write_atomically(tmp_path / "whole.safetensors", "tiny_sd1")
     before, tensors = _digests(whole), load_file(whole)
     assert len(set(before.values())) == len(before) == 3
     key = "first_stage_model.decoder.conv_in.bias"
@@ -85,7 +85,7 @@ def test_a_component_is_known_by_its_bytes_its_types_and_its_names(tmp_path: Pat
 
 
 def test_a_file_of_its_own_has_the_digest_of_the_whole_file_s_part(tmp_path: Path) -> None:
-    whole = write_whole(tmp_path / "whole.safetensors", "tiny_sdxl")
+    whole = write_atomically(tmp_path / "whole.safetensors", "tiny_sdxl")
     parts = split_up(whole, "tiny_sdxl", tmp_path)
     said = {
         "format": 1,

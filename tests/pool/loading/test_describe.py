@@ -132,9 +132,9 @@ def test_describing_loads_no_torch(tmp_path: Path) -> None:
     lora = write_tiny_lora(tmp_path / "lora.safetensors")
     program = (
         "import sys\n"
-        "from pool.loading.describe import describe, describe_lora\n"
-        "from pool.mapping.file_hash import file_sha256\n"
-        "from pool.text.prompt_weights import parse_weights\n"
+        "from modelpool.pool.loading.describe import describe, describe_lora\n"
+        "from modelpool.pool.mapping.file_hash import file_sha256\n"
+        "from modelpool.pool.text.prompt_weights import parse_weights\n"
         "describe(sys.argv[1]), describe_lora(sys.argv[2]), parse_weights('(a)')\n"
         "print(sorted({'torch', 'numpy', 'diffusers', 'transformers'} & set(sys.modules)))\n"
     )

@@ -32,7 +32,7 @@ def refusal(layout: Layout, metadata: dict[str, str] | None = None, dtype: str =
         detect(header_of(layout, metadata, dtype))
     message = str(caught.value)
     assert message.startswith("some/file.safetensors: ")
-    assert "expected a whole checkpoint of Stable Diffusion 1, " in message or "type" in message
+    assert "expected a complete checkpoint of Stable Diffusion 1, " in message or "type" in message
     return message
 
 
@@ -73,7 +73,7 @@ UNETS = {
 def test_a_transformer_alone_is_told_what_it_runs_with(title: str, layout: Callable[[], layouts.Layout]) -> None:
     said = refusal(layout())
     assert f"recognised as {title}, but without its text encoder and second text encoder" in said
-    assert "separate files are put together by `modelpool models assemble`" in said
+    assert "join separate files with `modelpool models assemble`" in said
 
 
 #: a whole file of each model that was trained to fill holes, and a UNet of theirs as published
@@ -91,7 +91,7 @@ def test_models_that_fill_holes_are_run(name: str) -> None:
     assert f"recognised as {family.title}, but without its text encoder" in alone
     odd = {**whole, **layouts.ldm_unet(replace(unet, in_channels=9))}
     odd["first_stage_model.decoder.conv_in.weight"] = (64, 5, 3, 3)
-    assert "beside them the 6 of what it is shown of an image" in refusal(odd)
+    assert "and 6 for the input image" in refusal(odd)
 
 
 @pytest.mark.parametrize("title", UNETS)
@@ -99,9 +99,9 @@ def test_other_published_architectures_are_called_by_name_with_what_is_missing(t
     """What is not joined yet is told from what nothing has the architecture of, and where the list is."""
     said = refusal(UNETS[title]())
     assert f"recognised as {title}, which this version cannot run yet: diffusers has its architecture (UNet2D" in said
-    assert "but it is not joined to the rest yet (docs/families.md lists what runs); expected a whole" in said
+    assert "but it is not integrated yet (docs/reference/families.md lists what runs); expected a complete" in said
     without = refusal(shapes_of("ace_step"))
-    assert "ACE-Step 1, which this version cannot run yet: nothing that this version depends on has" in without
+    assert "ACE-Step 1, which this version cannot run yet: no dependency has its architecture" in without
 
 
 VARIANTS = {

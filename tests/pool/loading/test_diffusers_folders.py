@@ -24,7 +24,7 @@ from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, open_engine
-from tests.pool.separate import Painter, write_whole
+from tests.pool.separate import Painter, write_atomically
 
 VELOCITY = {"v_pred": torch.empty(0)}
 ZERO_TERMINAL = {**VELOCITY, "ztsnr": torch.empty(0)}
@@ -55,7 +55,7 @@ def engine() -> Iterator[Engine]:
 
 def both(base: Path, layout: str = "tiny_sd1", more: Mapping[str, torch.Tensor] | None = None) -> tuple[Path, Path]:
     """A single file, and the folder of the same weights beside it."""
-    file = write_whole(base / "file.safetensors", layout)
+    file = write_atomically(base / "file.safetensors", layout)
     if more:
         save_file({**load_file(file), **more}, file)
     save_diffusers(open_checkpoint(file), base / "folder")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats import byte_ranges as ranges_module
-from modelpool.pool.formats.byte_ranges import LEAST_GAP_BYTES
+from modelpool.pool.formats.byte_ranges import MIN_GAP_BYTES
 from modelpool.pool.formats.safetensors_file import read_header
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.specs.spec import Role
@@ -46,7 +46,7 @@ def test_they_hold_no_more_of_others_than_gaps(checkpoint: Path, role: Role) -> 
     tensors = read_header(checkpoint).tensors.values()
     own_bytes = sum(entry.storage_bytes for entry in tensors if entry.name.startswith(PREFIXES[role]))
     ranges = byte_ranges(FilePart(str(checkpoint), role))[str(checkpoint)]
-    assert sum(end - begin for begin, end in ranges) <= own_bytes + LEAST_GAP_BYTES * len(ranges)
+    assert sum(end - begin for begin, end in ranges) <= own_bytes + MIN_GAP_BYTES * len(ranges)
 
 
 def test_tensors_of_two_components_in_turns_are_read_apart(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_tensors_of_two_components_in_turns_are_read_apart(tmp_path: Path) -> No
     path = tmp_path / "tiny.safetensors"
     save_file(tensors, path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges_module, "LEAST_GAP_BYTES", 1)
+        patch.setattr(ranges_module, "MIN_GAP_BYTES", 1)
         ranges = {role: byte_ranges(FilePart(str(path), role))[str(path)] for role in ROLES}
     ends = sorted(one for of_role in ranges.values() for one in of_role)
     assert all(first[1] <= second[0] for first, second in pairwise(ends)), "no byte is of two"

@@ -16,7 +16,7 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnknownName, UnsafeFile
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.mapping.file_hash import file_sha256, weights_sha256
-from modelpool.pool.registry.changes import add_place
+from modelpool.pool.registry.changes import add_location
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 
@@ -122,12 +122,12 @@ def test_a_pickle_that_nobody_allowed_is_listed_with_that_and_not_found(models: 
     catalog, path = catalog_of(models, form), models / form / FORMS[form]
     [listed] = catalog.models()
     assert (listed.name, listed.path, listed.file_bytes) == ("toy", str(path), path.stat().st_size)
-    assert f"{path}: a PyTorch pickle, which can carry a program" in listed.problem
+    assert f"{path}: a PyTorch pickle, which can contain code" in listed.problem
     for name in ("toy", str(path)):
-        with pytest.raises(UnsafeFile, match="or allow_pickle to be set"):
+        with pytest.raises(UnsafeFile, match="or allow_pickle for files"):
             catalog.find_model(name)
     with pytest.raises(UnsafeFile, match="allow_pickle"):
-        add_place(catalog.registry, path)
+        add_location(catalog.registry, path)
     with pytest.raises(UnsafeFile, match=r"pickled\.pt: a PyTorch pickle"):
         catalog.find_lora("pickled", 1.0)
     allowed = catalog_of(models, form, allow_pickle=True)
@@ -144,7 +144,7 @@ def test_a_pickle_with_code_in_it_is_refused_where_pickles_are_allowed(tmp_path:
     torch.save({"state_dict": {"w": torch.ones(2)}, "trap": Trap()}, tmp_path / "trap.ckpt")
     catalog = Catalog([tmp_path], [], "sim", allow_pickle=True)
     [listed] = catalog.models()
-    assert "nothing of it was run" in listed.problem
-    with pytest.raises(UnsafeFile, match=r"trap\.ckpt: the pickle .* nothing of it was run"):
+    assert "no code of it was run" in listed.problem
+    with pytest.raises(UnsafeFile, match=r"trap\.ckpt: the pickle .* no code of it was run"):
         catalog.find_model("trap")
     assert not (tmp_path / "sprung").exists()

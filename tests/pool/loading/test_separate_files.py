@@ -22,7 +22,7 @@ from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.loading.tiny_checkpoint import write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, open_engine
-from tests.pool.separate import ENCODERS, Painter, split_up, write_whole
+from tests.pool.separate import ENCODERS, Painter, split_up, write_atomically
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def write_description(path: Path, parts: dict[str, Path], layout: str, **more: s
 
 @pytest.mark.parametrize("layout", ["tiny_sd1", "tiny_sdxl"])
 def test_separate_files_make_the_image_of_the_whole_file(tmp_path: Path, engine: Engine, layout: str) -> None:
-    whole = write_whole(tmp_path / "checkpoints" / "whole.safetensors", layout)
+    whole = write_atomically(tmp_path / "checkpoints" / "whole.safetensors", layout)
     parts = split_up(whole, layout, tmp_path)
     write_description(tmp_path / "apart.model.json", parts, layout)
     named = Assembly(
@@ -68,8 +68,8 @@ def test_separate_files_make_the_image_of_the_whole_file(tmp_path: Path, engine:
 
 
 def test_a_checkpoint_with_another_vae_decodes_with_that_one(tmp_path: Path, engine: Engine) -> None:
-    first = write_whole(tmp_path / "first.safetensors", "tiny_sd1", seed=1)
-    second = write_whole(tmp_path / "second.safetensors", "tiny_sd1", seed=2)
+    first = write_atomically(tmp_path / "first.safetensors", "tiny_sd1", seed=1)
+    second = write_atomically(tmp_path / "second.safetensors", "tiny_sd1", seed=2)
     parts = split_up(second, "tiny_sd1", tmp_path)
     said = {"format": 1, "checkpoint": "first.safetensors", "vae": f"vae/{parts['vae'].name}"}
     (tmp_path / "mixed.model.json").write_text(json.dumps(said))
@@ -84,7 +84,7 @@ def test_a_checkpoint_with_another_vae_decodes_with_that_one(tmp_path: Path, eng
 
 
 def test_a_part_that_is_changed_makes_another_model(tmp_path: Path) -> None:
-    whole = write_whole(tmp_path / "checkpoints" / "whole.safetensors", "tiny_sd1")
+    whole = write_atomically(tmp_path / "checkpoints" / "whole.safetensors", "tiny_sd1")
     parts = split_up(whole, "tiny_sd1", tmp_path)
     write_description(tmp_path / "apart.model.json", parts, "tiny_sd1")
     catalog = Catalog([tmp_path], [], "sim", tmp_path / "state")
@@ -101,9 +101,9 @@ def test_a_part_that_is_changed_makes_another_model(tmp_path: Path) -> None:
 
 def test_equal_components_of_two_checkpoints_are_one(tmp_path: Path, engine: Engine) -> None:
     """Two of SDXL's kind with the same text encoders and VAE; of the second only the UNet moves."""
-    write_whole(tmp_path / "one.safetensors", "tiny_sdxl", seed=1)
+    write_atomically(tmp_path / "one.safetensors", "tiny_sdxl", seed=1)
     tensors = load_file(tmp_path / "one.safetensors")
-    other = write_whole(tmp_path / "two.safetensors", "tiny_sdxl", seed=2)
+    other = write_atomically(tmp_path / "two.safetensors", "tiny_sdxl", seed=2)
     others = load_file(other)
     unet = {key: tensor for key, tensor in others.items() if key.startswith("model.diffusion_model.")}
     save_file(tensors | unet, other)
@@ -133,8 +133,8 @@ def test_a_text_encoder_that_two_families_read_in_different_places_is_one(
     tmp_path: Path, engine: Engine, order: tuple[str, str]
 ) -> None:
     """CLIP-G is the second text encoder of SDXL and the only one of its refiner; their facts stay their own."""
-    sdxl, refiner = write_whole(tmp_path / "sdxl.safetensors", "tiny_sdxl"), tmp_path / "refiner.safetensors"
-    own = load_file(write_whole(refiner, "tiny_sdxl_refiner", seed=5))
+    sdxl, refiner = write_atomically(tmp_path / "sdxl.safetensors", "tiny_sdxl"), tmp_path / "refiner.safetensors"
+    own = load_file(write_atomically(refiner, "tiny_sdxl_refiner", seed=5))
     theirs = load_file(sdxl)
     begins = ENCODERS["tiny_sdxl"]["clip_g"], ENCODERS["tiny_sdxl_refiner"]["clip_g"]
     clip_g = {begins[1] + k.removeprefix(begins[0]): t for k, t in theirs.items() if k.startswith(begins[0])}
@@ -157,7 +157,7 @@ def test_a_text_encoder_that_two_families_read_in_different_places_is_one(
 def test_loras_on_a_shared_text_encoder_are_each_model_s_own(
     tmp_path: Path, engine: Engine, order: tuple[str, str]
 ) -> None:
-    write_whole(tmp_path / "plain.safetensors", "tiny_sd1", seed=1)
+    write_atomically(tmp_path / "plain.safetensors", "tiny_sd1", seed=1)
     tensors = load_file(tmp_path / "plain.safetensors")
     changed = {k: t * 1.01 if k.startswith("model.diffusion_model.") else t for k, t in tensors.items()}
     save_file({k: t.to(tensors[k].dtype) for k, t in changed.items()}, tmp_path / "other.safetensors")
@@ -176,7 +176,7 @@ def test_loras_on_a_shared_text_encoder_are_each_model_s_own(
 
 
 def test_the_same_weights_in_another_type_are_another_component(tmp_path: Path) -> None:
-    write_whole(tmp_path / "half.safetensors", "tiny_sd1")
+    write_atomically(tmp_path / "half.safetensors", "tiny_sd1")
     tensors = load_file(tmp_path / "half.safetensors")
     wide = {k: t.float() if k.startswith("first_stage_model.") else t for k, t in tensors.items()}
     save_file(wide, tmp_path / "wide.safetensors")
@@ -187,7 +187,7 @@ def test_the_same_weights_in_another_type_are_another_component(tmp_path: Path) 
 
 
 def test_what_is_missing_is_told_with_the_files_that_would_fit(tmp_path: Path) -> None:
-    whole = write_whole(tmp_path / "checkpoints" / "whole.safetensors", "tiny_sd1")
+    whole = write_atomically(tmp_path / "checkpoints" / "whole.safetensors", "tiny_sd1")
     parts = split_up(whole, "tiny_sd1", tmp_path)
     said = {"format": 1, "diffusion_model": "unet/paint_unet.safetensors"}
     (tmp_path / "short.model.json").write_text(json.dumps(said))
@@ -207,7 +207,7 @@ def test_hashes_of_parts_are_remembered(tmp_path: Path, monkeypatch: pytest.Monk
 
     for module in (registry, contents):
         monkeypatch.setattr(module, "SETTLED_NS", -(10**12), raising=False)
-    whole = write_whole(tmp_path / "m" / "checkpoints" / "whole.safetensors", "tiny_sd1")
+    whole = write_atomically(tmp_path / "m" / "checkpoints" / "whole.safetensors", "tiny_sd1")
     parts = split_up(whole, "tiny_sd1", tmp_path / "m")
     shutil.rmtree(whole.parent)
     write_description(tmp_path / "m" / "apart.model.json", parts, "tiny_sd1")

@@ -13,7 +13,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.families.family import PLAYGROUND_25, SD1, SD2, SDXL, Family
 from modelpool.pool.formats.safetensors_file import Header, read_header
-from modelpool.pool.loading.small_tensors import SPREAD_KEY, read_numbers, settled
+from modelpool.pool.loading.small_tensors import SPREAD_KEY, read_numbers, refine_family
 
 SPREAD = f"model.diffusion_model.{SPREAD_KEY}"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -48,23 +48,23 @@ def test_what_is_no_few_floats_is_refused(tensor: Tensor, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("deviation", "is_velocity"), [(0.089, False), (0.091, True), (float("nan"), False)])
 def test_a_wide_spread_tells_an_sd2_of_velocity(deviation: float, is_velocity: bool, tmp_path: Path) -> None:
-    family = settled(SD2, header_with(tmp_path, {SPREAD: spread(deviation)}))
+    family = refine_family(SD2, header_with(tmp_path, {SPREAD: spread(deviation)}))
     assert (family.sampling.prediction is Prediction.VELOCITY, family.native_pixels == 768) == (is_velocity,) * 2
 
 
 def test_what_a_file_says_counts_more_than_its_spread(tmp_path: Path) -> None:
     header = header_with(tmp_path, {SPREAD: spread(0.2)}, {"modelspec.prediction_type": "epsilon"})
-    assert settled(SD2, header) is SD2
+    assert refine_family(SD2, header) is SD2
 
 
 @pytest.mark.parametrize("family", [SD1, SDXL], ids=lambda family: family.name)
 def test_the_spread_of_other_families_says_nothing(family: Family, tmp_path: Path) -> None:
-    assert settled(family, header_with(tmp_path, {SPREAD: spread(0.2)})) is family
+    assert refine_family(family, header_with(tmp_path, {SPREAD: spread(0.2)})) is family
 
 
 def test_latents_are_measured_as_the_file_says(tmp_path: Path) -> None:
     measures = {"edm_mean": torch.tensor([1.0, 2.0, -3.0, 0.5]).reshape(1, 4, 1, 1), "edm_std": 2 * torch.ones(4)}
-    family = settled(PLAYGROUND_25, header_with(tmp_path, measures))
+    family = refine_family(PLAYGROUND_25, header_with(tmp_path, measures))
     assert (family.latent_means, family.latent_deviations) == ((1.0, 2.0, -3.0, 0.5), (2.0,) * 4)
     assert family.sampling == PLAYGROUND_25.sampling
 
@@ -83,4 +83,4 @@ BAD = {
 def test_numbers_that_cannot_be_are_refused(bad: str, tmp_path: Path) -> None:
     changed, message = BAD[bad]
     with pytest.raises(UnknownArchitecture, match=message):
-        settled(PLAYGROUND_25, header_with(tmp_path, {**MEASURES, **changed}))
+        refine_family(PLAYGROUND_25, header_with(tmp_path, {**MEASURES, **changed}))

@@ -19,8 +19,8 @@ from modelpool.pool.families.video_unet_families import SVD
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.safetensors_file import Header, Shape, TensorEntry
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
-from modelpool.pool.loading.vision_fit import check_sight
-from modelpool.pool.registry.assembling import Chosen, assemble
+from modelpool.pool.loading.vision_fit import check_vision_encoder
+from modelpool.pool.registry.assembling import SelectedFiles, assemble
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.test_seen_wan import ONE, described
@@ -58,7 +58,7 @@ def svd(projected: int = 24, rows: int = 5) -> Shapes:
 
 def check(family: Family, shapes: Mapping[str, Shape]) -> None:
     tensors = {key: TensorEntry(key, "F32", shape, 0, 0) for key, shape in shapes.items()}
-    check_sight(family, Header("m.safetensors", 0, tensors, {}), shapes)
+    check_vision_encoder(family, Header("m.safetensors", 0, tensors, {}), shapes)
 
 
 def with_table(shapes: Shapes, rows: int, named: Mapping[str, str] = PUBLISHED) -> Shapes:
@@ -76,7 +76,7 @@ def with_table(shapes: Shapes, rows: int, named: Mapping[str, str] = PUBLISHED) 
         (SVD, svd()),
         # it sees nothing, whatever lies beside it
         (TRANSFORMERS["wan22_i2v"], wan(width=48)),
-        (replace(SVD, sampling=replace(SVD.sampling, sight=None)), svd(projected=20)),
+        (replace(SVD, sampling=replace(SVD.sampling, vision_use=None)), svd(projected=20)),
     ],
 )
 def test_what_fits_is_let_through(family: Family, shapes: Shapes) -> None:
@@ -89,7 +89,7 @@ def test_what_fits_is_let_through(family: Family, shapes: Shapes) -> None:
         (ONE_IMAGE, wan(width=48), "gives states of width 48, expected 32"),
         (ONE_IMAGE, wan(width=48, level="", named=IN_DIFFUSERS), "gives states of width 48, expected 32"),
         (TWO_IMAGES, with_table(wan(rows=65), 514), "gives 65 states of each of 2 images, expected 514 of all"),
-        (ONE_IMAGE, wan(rows=1), "has 1 positions, expected one and those of a square"),
+        (ONE_IMAGE, wan(rows=1), "has 1 positions, expected one more than the patches of a square"),
         (ONE_IMAGE, wan(rows=0), "has 0 positions, expected"),
         (ONE_IMAGE, wan(rows=7), "has 7 positions, expected"),
         (SVD, svd(projected=20), "gives states of width 20, expected 24"),
@@ -137,7 +137,7 @@ def test_separate_files_that_do_not_fit_are_not_put_together(tmp_path: Path) -> 
     with pytest.raises(UnknownArchitecture, match=expected):
         open_checkpoint(read_description(description))
     registry = open_registry((tmp_path,), (), tmp_path / "registry")
-    chosen = Chosen(checkpoint="rest", vision_encoder=str(tmp_path / "clip_vision_l.safetensors"))
+    chosen = SelectedFiles(checkpoint="rest", vision_encoder=str(tmp_path / "clip_vision_l.safetensors"))
     with pytest.raises(UnknownArchitecture, match=expected):
         assemble(registry, "new", chosen, tmp_path)
     assert not (tmp_path / "new.model.json").exists()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.keymaps.key_map import KeyMap, RowRange
-from modelpool.pool.lora_names.converters import WRITTEN_CONVERTERS
-from modelpool.pool.lora_names.diffusion import model_names, spellings_of
+from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
+from modelpool.pool.lora_names.diffusion import base_names_of, model_names
 from modelpool.pool.lora_names.discovered import layout_map
 from modelpool.pool.lora_names.hunyuan import flux_base, original_base, original_key
-from modelpool.pool.lora_names.naming import naming_of, written_names
+from modelpool.pool.lora_names.naming import generate_names, naming_of
 from modelpool.pool.models.common.diffusers_private import diffusion_converter
 from tests.pool.loading import layouts
 from tests.pool.lora_names.test_lora_names_golden import golden
@@ -74,8 +74,8 @@ def map_of(model: str) -> KeyMap:
 def test_no_name_means_two_things(model: str) -> None:
     """In any published model, however many rules make the name, and with dots and underscores taken for each other."""
     names: dict[str, tuple[RowRange, ...]] = {}
-    spelled = spellings_of(map_of(model), "")
-    for name, ranges in written_names(naming_of(FAMILY_OF.get(model, "generic")), spelled):
+    spelled = base_names_of(map_of(model), "")
+    for name, ranges in generate_names(naming_of(FAMILY_OF.get(model, "generic")), spelled):
         assert names.setdefault(name, ranges) == ranges, name
     assert len(names) > 4 * sum(key.endswith(".weight") for key in published(model))
 
@@ -147,7 +147,7 @@ CONVERTED = [
     model
     for family, models in FAMILIES.items()
     for model in models[:2]
-    if (family in WRITTEN_CONVERTERS or diffusion_converter(family, published(model)))
+    if (family in EXTRA_CONVERTERS or diffusion_converter(family, published(model)))
     and model not in ("chroma_radiance", "flux_schnell", "sd15_inpaint", "wan21_t2v_14b")
 ]
 
@@ -157,7 +157,7 @@ def test_a_change_through_the_map_is_that_change_after_converting(model: str) ->
     """convert(W + D) == convert(W) + map(D), for a D under diffusers' names and for one under the checkpoint's."""
     family = FAMILY_OF[model]
     shapes = thin(published(model))
-    convert = WRITTEN_CONVERTERS.get(family) or diffusion_converter(family, shapes)
+    convert = EXTRA_CONVERTERS.get(family) or diffusion_converter(family, shapes)
     assert convert is not None
     name_of = original_key if family == "hunyuan_video" else str
 

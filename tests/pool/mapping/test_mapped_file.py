@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.profiler import ProfilerActivity, profile
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.formats.page_cache import ask_for, in_memory
+from modelpool.pool.formats.page_cache import advise_willneed, in_memory
 from modelpool.pool.formats.safetensors_file import read_header
 from modelpool.pool.mapping.mapped_file import MappedFile, NonFinite, check_finite, find_non_finite
 from tests.actors.cold_file import PAGE, cold, resident_pages
@@ -206,7 +206,7 @@ def test_reading_ahead_brings_the_wanted_tensors_into_memory(tmp_path: Path) -> 
     save_file({name: torch.ones(size, dtype=torch.uint8) for name, size in sizes.items()}, path)
     cold(path)
     mapped = MappedFile.open(path)
-    mapped.read_ahead(["b"])
+    mapped.prefetch(["b"])
     entries = mapped.header.tensors
     deadline = time.monotonic() + 60
     while not resident_pages(path)[entries["b"].begin // PAGE : entries["b"].end // PAGE].all():
@@ -223,7 +223,7 @@ def test_what_is_in_memory_is_told_from_what_is_not(tmp_path: Path) -> None:
     half, all_of_it = ((0, 32 << 20),), ((0, 32 << 20), (48 << 20, 64 << 20))
     cold(path)
     assert not in_memory(str(path), half)
-    ask_for(str(path), half)
+    advise_willneed(str(path), half)
     deadline = time.monotonic() + 60
     while not in_memory(str(path), half):
         assert time.monotonic() < deadline, "the system did not do as it was asked"
@@ -234,7 +234,7 @@ def test_what_is_in_memory_is_told_from_what_is_not(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_left_to_who_reads_it(tmp_path: Path) -> None:
     mapped = MappedFile.open(write_tiny_checkpoint(tmp_path / "tiny.safetensors"))
     (tmp_path / "tiny.safetensors").unlink()
-    mapped.read_ahead()
+    mapped.prefetch()
     for thread in threading.enumerate():
         if thread.name == "read ahead":
             thread.join(60)

@@ -14,9 +14,9 @@ from modelpool.pool.devices.kinds import DeviceKind
 from modelpool.pool.ops.attention import (
     DEFAULT_PRIORITY,
     AttentionBackend,
-    attending_with,
     attention_priority,
-    torch_sets_priority,
+    supports_kernel_priority,
+    use_attention_kernels,
 )
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
@@ -69,7 +69,7 @@ def test_torch_is_told_and_restored(priority: Order, sets_priority: bool | None)
     inside: list[tuple[dict[str, bool], list[int]]] = []
 
     def leave_halfway() -> None:
-        with attending_with(priority, sets_priority):
+        with use_attention_kernels(priority, sets_priority):
             inside.append((enabled(), order()))
             raise RuntimeError("halfway")
 
@@ -85,12 +85,12 @@ def test_torch_is_told_and_restored(priority: Order, sets_priority: bool | None)
 
 def test_no_priority_changes_nothing() -> None:
     before = enabled(), order()
-    with attending_with(()):
+    with use_attention_kernels(()):
         assert (enabled(), order()) == before
 
 
 def test_this_torch_takes_an_order() -> None:
-    assert torch_sets_priority()
+    assert supports_kernel_priority()
 
 
 def test_a_context_governs_the_calls_inside_it() -> None:

@@ -15,8 +15,7 @@ from torch import nn
 
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.transfers import TransferLedger
-from modelpool.pool.ops import cast
-from modelpool.pool.ops.cast import apply_weight_functions
+from modelpool.pool.ops.cast import apply_weight_functions, cast
 from modelpool.pool.ops.classes import restore_classes, set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build, store_in

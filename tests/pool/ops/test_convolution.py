@@ -91,7 +91,7 @@ class Causal(nn.Conv3d):
 def test_faulty_versions_give_every_3d_convolution_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     make = classes.casting_class.__wrapped__
     assert "_conv_forward" not in vars(make(nn.Conv3d, True))
-    monkeypatch.setattr(classes, "this_torch_has_conv3d_fault", lambda: True)
+    monkeypatch.setattr(classes, "installed_torch_has_conv3d_fault", lambda: True)
     for kind in (nn.Conv3d, Causal):
         casting = make(kind, True)
         assert vars(casting)["_conv_forward"] is conv3d

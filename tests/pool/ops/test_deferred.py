@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.ops import cast
+from modelpool.pool.ops.cast import cast
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
 from modelpool.pool.ops.context import compute
 from tests.pool.zoo import build, store_in

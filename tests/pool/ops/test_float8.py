@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.ops.float8 import LEAST_ELEMENTS, converted
+from modelpool.pool.ops.float8 import MIN_ELEMENTS, converted
 
 NARROW = (torch.float8_e4m3fn, torch.float8_e5m2)
 WIDE = (torch.float16, torch.bfloat16, torch.float32)
@@ -17,7 +17,7 @@ WIDE = (torch.float16, torch.bfloat16, torch.float32)
 
 def every_number(dtype: torch.dtype) -> Tensor:
     """All 256 bit patterns, often enough that the faster way is taken."""
-    return torch.arange(256, dtype=torch.uint8).repeat(LEAST_ELEMENTS // 256 + 1).view(dtype)
+    return torch.arange(256, dtype=torch.uint8).repeat(MIN_ELEMENTS // 256 + 1).view(dtype)
 
 
 def same_bits(first: Tensor, second: Tensor) -> bool:
@@ -49,7 +49,7 @@ def test_a_parameter_is_read_and_not_written() -> None:
 
 
 def test_other_types_are_left_to_torch() -> None:
-    x = torch.randn(LEAST_ELEMENTS)
+    x = torch.randn(MIN_ELEMENTS)
     assert converted(x, torch.float32) is x
     assert torch.equal(converted(x, torch.float16), x.half())
 

@@ -15,18 +15,18 @@ from torch import nn
 
 from modelpool.pool.core.errors import UnknownName, UnusableField
 from modelpool.pool.options.callbacks import CallbackPoint, Callbacks
-from modelpool.pool.options.injections import Injection, Injections, Placement, placements_of
+from modelpool.pool.options.injections import Injection, Injections, InjectionState, active_injections
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.object_patches import object_at, objects_replaced, patched_object_at
-from modelpool.pool.options.run_context import Run, call_facts, current_run, extra_options, under_way
+from modelpool.pool.options.run_context import ModuleRun, active_run, call_facts, current_run, extra_options
 from modelpool.pool.options.transformer_options import (
     PatchPoint,
     ReplacePoint,
     RopeOptions,
     TransformerOptions,
     functions_of,
+    map_functions,
     merged,
-    moved,
 )
 from modelpool.pool.options.wrappers import WrapperPoint, Wrappers
 
@@ -75,15 +75,15 @@ def test_functions_are_moved_together_or_not_at_all() -> None:
     options = TransformerOptions().with_attn1_patch(one).with_attn1_replace(one, "input", 1)
     options = options.with_forward_timestep_embed_patch(nn.Linear, one)
     assert list(functions_of(options)) == [one, one, one]
-    assert moved(options, lambda f: f) is options
-    assert list(functions_of(moved(options, lambda f: two))) == [two, two, two]
+    assert map_functions(options, lambda f: f) is options
+    assert list(functions_of(map_functions(options, lambda f: two))) == [two, two, two]
 
 
 def test_model_options_collect_and_replace_as_their_names_say() -> None:
     options = ModelOptions().with_sampler_post_cfg_function(one).with_sampler_post_cfg_function(two)
     assert options.sampler_post_cfg_function == (one, two)
-    assert options.guides
-    assert not ModelOptions().with_model_function_wrapper(one).guides
+    assert options.changes_guidance
+    assert not ModelOptions().with_model_function_wrapper(one).changes_guidance
     assert options.with_model_function_wrapper(one).with_model_function_wrapper(None).model_function_wrapper is None
     patched = options.with_transformer(lambda t: t.with_emb_patch(one))
     assert not patched.transformer.is_empty
@@ -92,10 +92,10 @@ def test_model_options_collect_and_replace_as_their_names_say() -> None:
 
 def test_a_run_sees_its_own_options_and_facts_and_none_after_it() -> None:
     module = object()
-    outer, inner = Run(module, ModelOptions()), Run(module, ModelOptions(disable_cfg1_optimization=True))
+    outer, inner = ModuleRun(module, ModelOptions()), ModuleRun(module, ModelOptions(disable_cfg1_optimization=True))
     assert current_run(module) is None
-    with under_way(outer), call_facts(sigmas=1, note="outer"):
-        with under_way(inner), call_facts(sigmas=2):
+    with active_run(outer), call_facts(sigmas=1, note="outer"):
+        with active_run(inner), call_facts(sigmas=2):
             assert current_run(module) is inner
             assert extra_options(TransformerOptions(), block=3) == {"sigmas": 2, "note": "outer", "block": 3}
         assert current_run(module) is outer
@@ -106,8 +106,8 @@ def test_a_run_sees_its_own_options_and_facts_and_none_after_it() -> None:
 
 def test_a_run_of_another_module_inside_a_run_does_not_hide_it() -> None:
     unet, control = object(), object()
-    outer, inner = Run(unet, ModelOptions()), Run(control, ModelOptions())
-    with under_way(outer), under_way(inner):
+    outer, inner = ModuleRun(unet, ModelOptions()), ModuleRun(control, ModelOptions())
+    with active_run(outer), active_run(inner):
         assert current_run(unet) is outer
         assert current_run(control) is inner
 
@@ -205,15 +205,15 @@ def test_injections_are_taken_out_once_for_each_time_they_were_put_in() -> None:
     log: list[str] = []
     patcher = object()
     pair = Injection(lambda p: log.append("in"), lambda p: log.append("out"))
-    placement = Placement(Injections().with_injections("mine", pair), patcher)
-    with placement.under_way():
-        assert placements_of(patcher) == (placement,)
-        assert placements_of(object()) == ()
-        placement.put_in()
-        assert placement.is_in
-        placement.take_out()
-        assert not placement.is_in
-    assert placements_of(patcher) == ()
+    placement = InjectionState(Injections().with_injections("mine", pair), patcher)
+    with placement.active():
+        assert active_injections(patcher) == (placement,)
+        assert active_injections(object()) == ()
+        placement.inject()
+        assert placement.is_injected
+        placement.eject()
+        assert not placement.is_injected
+    assert active_injections(patcher) == ()
     assert log == ["in", "out"]
 
 

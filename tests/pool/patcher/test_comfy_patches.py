@@ -39,7 +39,7 @@ def test_a_function_that_is_none_is_refused_by_its_key() -> None:
         ((1.0, (ONES,), 1.0, (0, 1), None), "offset"),
         (("1.0", (ONES,), 1.0, None, None), "strength"),
         ((1.0, ("lora", (ONES,)), 1.0, None, None), "'lora'"),
-        ((1.0, (ONES * torch.inf,), 1.0, None, None), "infinite"),
+        ((1.0, (ONES * torch.inf,), 1.0, None, None), "non-finite"),
     ],
 )
 def test_a_malformed_patch_inside_a_weight_is_refused_by_its_key(nested: Any, named: str) -> None:
@@ -79,7 +79,7 @@ BAD = torch.tensor([[1.0, torch.nan, 0.0]]).expand(4, 3)
 )
 def test_numbers_that_are_not_finite_are_refused_by_their_key(spelled: Any, dtype: torch.dtype) -> None:
     assert len(keyed("layer.weight", spelled(ONES.to(dtype))).patches) == 1
-    with pytest.raises(PatchFailed, match=r"layer\.weight.*not numbers"):
+    with pytest.raises(PatchFailed, match=r"layer\.weight.*non-finite numbers"):
         keyed("layer.weight", spelled(BAD.to(dtype)))
 
 

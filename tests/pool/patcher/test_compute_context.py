@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.devices.uploads import StreamOrder
-from modelpool.pool.patcher.compute_context import ComputeTools
+from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
@@ -73,7 +73,7 @@ def _device() -> None:
     sim.configure(0, 1 << 30)
 
 
-def patcher_with(tools: ComputeTools | None) -> ModelPatcher:
+def patcher_with(tools: RunTools | None) -> ModelPatcher:
     device = torch.device("sim:0")
     return ModelPatcher.of(
         ComponentKey("toy"), Role.DIFFUSION_MODEL, make_toy(3), device, WeightForm(torch.float32), tools
@@ -90,12 +90,12 @@ def output(patcher: ModelPatcher) -> Tensor:
 
 
 def test_streamed_weights_come_over_the_road_and_the_next_run_knows_their_order() -> None:
-    road = RecordingRoad()
-    patcher = patcher_with(ComputeTools(road=road))
+    pipeline = RecordingRoad()
+    patcher = patcher_with(RunTools(pipeline=pipeline))
     expected = output(patcher_with(None))
     assert torch.equal(output(patcher), expected)
     assert torch.equal(output(patcher), expected)
-    first, second = road.uploaders
+    first, second = pipeline.uploaders
     assert first.known is None
     hosts = {p.data_ptr() for p in patcher.module.parameters()}
     assert len({h.data_ptr() for h in first.asked} & hosts) >= len(hosts) - 1  # of the table, rows are asked for
@@ -106,23 +106,23 @@ def test_streamed_weights_come_over_the_road_and_the_next_run_knows_their_order(
 
 
 def test_resident_weights_come_over_the_road_once_to_stay() -> None:
-    road = RecordingRoad()
-    patcher = patcher_with(ComputeTools(road=road))
+    pipeline = RecordingRoad()
+    patcher = patcher_with(RunTools(pipeline=pipeline))
     patcher.realize(WeightsTarget(frozenset(m.name for m in patcher.modules()), PatchSet()))
-    brought = [host.data_ptr() for host in road.brought]
+    brought = [host.data_ptr() for host in pipeline.brought]
     assert {host.data_ptr() for host in patcher_hosts(patcher)} <= set(brought)
     assert len(brought) == len(set(brought)), "each once"
-    assert {kept.data_ptr() for kept in road.kept} >= {p.data_ptr() for p in patcher.module.parameters()}
+    assert {kept.data_ptr() for kept in pipeline.kept} >= {p.data_ptr() for p in patcher.module.parameters()}
     assert torch.equal(output(patcher), output(patcher_with(None)))
-    assert road.uploaders == []
+    assert pipeline.uploaders == []
 
 
 def test_an_uploader_is_closed_when_the_run_raises() -> None:
-    road = RecordingRoad()
-    patcher = patcher_with(ComputeTools(road=road))
+    pipeline = RecordingRoad()
+    patcher = patcher_with(RunTools(pipeline=pipeline))
     with pytest.raises(ZeroDivisionError), patcher.running():
         raise ZeroDivisionError
-    assert road.uploaders[0].closed
+    assert pipeline.uploaders[0].closed
 
 
 def test_a_linear_kernel_is_asked_first_and_may_decline() -> None:
@@ -132,6 +132,6 @@ def test_a_linear_kernel_is_asked_first_and_may_decline() -> None:
         asked.append(weight)
         return None
 
-    patcher = patcher_with(ComputeTools(linear=kernel))
+    patcher = patcher_with(RunTools(linear=kernel))
     assert torch.equal(output(patcher), output(patcher_with(None)))
     assert len(asked) == 2

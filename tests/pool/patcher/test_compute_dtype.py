@@ -127,11 +127,11 @@ def test_a_vae_computes_in_what_the_golden_card_says(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "stored", "computed", "form", "why"),
     [
-        ("gtx1080", "float16", "float32", "stored", "slow or wrong in float16"),
-        ("gtx1080", "bfloat16", "float32", "stored", "slow or wrong in float16"),
+        ("gtx1080", "float16", "float32", "stored", "slow or inexact in float16"),
+        ("gtx1080", "bfloat16", "float32", "stored", "slow or inexact in float16"),
         ("gtx1080", "float32", "float32", "compute", "its weights are float32"),
-        ("gtx1660", "float16", "float32", "compute", "slow or wrong in float16"),
-        ("k80", "float16", "float32", "compute", "slow or wrong in float16"),
+        ("gtx1660", "float16", "float32", "compute", "slow or inexact in float16"),
+        ("k80", "float16", "float32", "compute", "slow or inexact in float16"),
         (
             "rtx2080",
             "bfloat16",

@@ -13,8 +13,7 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.options.transformer_options import TransformerOptions
 from modelpool.pool.patcher.hooked_run import hooked_run
 from modelpool.pool.patcher.hooks import HookGroup
-from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patcher.patcher_state import models_to_load
+from modelpool.pool.patcher.model_patcher import ModelPatcher, models_to_load
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.specs.spec import ComponentKey, Role
 
@@ -78,9 +77,7 @@ def test_a_group_with_entries_alone_tells_the_runs_functions() -> None:
         return args
 
     patcher = patcher_of()
-    patcher.extras = patcher.extras.with_options(
-        lambda o: o.with_transformer(lambda t: t.with_double_block_patch(note))
-    )
+    patcher.state = patcher.state.with_options(lambda o: o.with_transformer(lambda t: t.with_double_block_patch(note)))
     named = group(TransformerOptions(extra={"who": "A"}))
     with patcher.running() as module, hooked_run(patcher, 14.0, lambda percent: 0.0) as apply_hooks:
         for one in (named, None, named, HookGroup()):
@@ -105,7 +102,7 @@ def test_a_groups_functions_are_on_the_runs_device_and_moved_once() -> None:
 
 def test_models_that_a_groups_functions_name_are_loaded_too() -> None:
     patcher, helper, deeper = patcher_of(), patcher_of("helper"), patcher_of("deeper")
-    helper.extras = helper.extras.with_additional_models("x", deeper)
+    helper.state = helper.state.with_additional_models("x", deeper)
     named = group(TransformerOptions().with_double_block_patch(Movable(torch.ones(1), [], (helper, patcher))))
     assert models_to_load(patcher) == ()
     assert models_to_load(patcher, (named, None)) == (helper, deeper)

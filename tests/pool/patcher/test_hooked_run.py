@@ -23,7 +23,7 @@ from modelpool.pool.patcher.hooked_run import hooked_run
 from modelpool.pool.patcher.hooks import HookGroup, WeightHook
 from modelpool.pool.patcher.keyframes import HookKeyframe, HookKeyframes, interpolated
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.patched_weight_cache import PatchedShelf, Shelved
+from modelpool.pool.patcher.patched_weight_cache import CachedWeights, PatchedWeightCache
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
@@ -38,7 +38,7 @@ WEIGHTS = ("wide.weight", "narrow.weight", "conv.weight")
 TABLE = sd1_sigma_table()
 SIGMAS = make_sigmas("normal", 6, TABLE).tolist()[:-1]
 FADING = HookKeyframes((HookKeyframe(1.0), HookKeyframe(0.5, 0.6, 0), HookKeyframe(0.0, 0.9, 0)))
-SHELVES = pytest.mark.parametrize("shelf_bytes", [0, 6000, PLENTY_BYTES])
+SHELVES = pytest.mark.parametrize("cache_bytes", [0, 6000, PLENTY_BYTES])
 RESIDENT = pytest.mark.parametrize("resident", [MODULES, ("wide", "table"), ()], ids=["all", "some", "none"])
 
 
@@ -77,11 +77,11 @@ def group(*hooks: WeightHook) -> HookGroup:
 
 @RESIDENT
 @SHELVES
-def test_a_constant_hook_is_the_plain_lora(resident: tuple[str, ...], shelf_bytes: int) -> None:
+def test_a_constant_hook_is_the_plain_lora(resident: tuple[str, ...], cache_bytes: int) -> None:
     lora = hook("a")
     patcher = patcher_of(make_toy(), resident)
     plain = output(patcher)
-    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks:
+    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, cache_bytes) as apply_hooks:
         for sigma in SIGMAS:
             apply_hooks(group(lora), sigma)
             assert torch.equal(output(patcher), with_patches(PatchSet(lora.patches)))
@@ -91,12 +91,12 @@ def test_a_constant_hook_is_the_plain_lora(resident: tuple[str, ...], shelf_byte
 
 @RESIDENT
 @SHELVES
-def test_a_schedule_is_what_stepping_by_hand_gives(resident: tuple[str, ...], shelf_bytes: int) -> None:
+def test_a_schedule_is_what_stepping_by_hand_gives(resident: tuple[str, ...], cache_bytes: int) -> None:
     base = patches_for(make_toy(), "base", ("narrow.weight", "table.weight"))
     fading = hook("a", keyframes=FADING, strength=0.5)
     patcher = patcher_of(make_toy(), resident, base)
     expected = [base.with_patches(fading.patches_at(s)) for s in (1.0, 1.0, 1.0, 0.5, 0.5, 0.0)]
-    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks:
+    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, cache_bytes) as apply_hooks:
         for sigma, patches in zip(SIGMAS, expected, strict=True):
             apply_hooks(group(fading), sigma)
             assert torch.equal(output(patcher), with_patches(patches))
@@ -104,7 +104,7 @@ def test_a_schedule_is_what_stepping_by_hand_gives(resident: tuple[str, ...], sh
 
 
 @SHELVES
-def test_two_conditions_with_different_hooks_are_what_each_is_alone(shelf_bytes: int) -> None:
+def test_two_conditions_with_different_hooks_are_what_each_is_alone(cache_bytes: int) -> None:
     groups = (group(hook("a", keyframes=FADING)), group(hook("b", "wide.weight")), None)
 
     def alone(one: HookGroup | None) -> list[Tensor]:
@@ -114,7 +114,7 @@ def test_two_conditions_with_different_hooks_are_what_each_is_alone(shelf_bytes:
 
     patcher = patcher_of(make_toy())
     together: list[list[Tensor]] = [[], [], []]
-    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks:
+    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, cache_bytes) as apply_hooks:
         for sigma in SIGMAS:
             for number, one in enumerate(groups):
                 apply_hooks(one, sigma)
@@ -153,7 +153,7 @@ def test_nothing_moves_while_strengths_stay() -> None:
     patcher = patcher_of(make_toy())
     told: list[str] = []
     callback = lambda patcher, patches: told.append(patches.digest)  # noqa: E731
-    patcher.extras = patcher.extras.with_callback(CallbackPoint.ON_APPLY_HOOKS, callback)
+    patcher.state = patcher.state.with_callback(CallbackPoint.ON_APPLY_HOOKS, callback)
     fading = group(hook("a", keyframes=FADING))
     with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent) as apply_hooks:
         uploads = []
@@ -181,16 +181,16 @@ def test_a_shelf_makes_switching_back_free() -> None:
     assert sim.memory_stats(0).used_bytes == patcher.resident().resident_bytes
 
 
-@pytest.mark.parametrize("shelf_bytes", [0, 3000, 6000, 12000])
-def test_the_device_never_holds_more_than_the_shelf_beside_the_weights(shelf_bytes: int) -> None:
+@pytest.mark.parametrize("cache_bytes", [0, 3000, 6000, 12000])
+def test_the_device_never_holds_more_than_the_shelf_beside_the_weights(cache_bytes: int) -> None:
     patcher = patcher_of(make_toy())
     groups = [group(hook(name)) for name in "abc"]
     held_bytes = patcher.resident().resident_bytes
-    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks:
+    with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, cache_bytes) as apply_hooks:
         for sigma in SIGMAS:
             for one in (*groups, None):
                 apply_hooks(one, sigma)
-                assert sim.memory_stats(0).used_bytes <= held_bytes + shelf_bytes
+                assert sim.memory_stats(0).used_bytes <= held_bytes + cache_bytes
     assert sim.memory_stats(0).used_bytes == held_bytes
 
 
@@ -198,10 +198,10 @@ def test_a_shelf_is_given_up_when_the_device_is_full() -> None:
     patcher = patcher_of(make_toy())
     groups = [group(hook(name)) for name in "abcd"]
     expected = [with_patches(PatchSet(hook(name).patches)) for name in "abcd"]
-    hungriest = patcher.clone()
-    hungriest.patches = groups[0].at_most(patcher.patches)
+    largest_clone = patcher.clone()
+    largest_clone.patches = groups[0].at_most(patcher.patches)
     activation_bytes = 6 * 4 * IDS_BL.numel() * 64 + IDS_BL.nbytes
-    sim.configure(0, patcher.resident().resident_bytes + hungriest.use().scratch_bytes + activation_bytes)
+    sim.configure(0, patcher.resident().resident_bytes + largest_clone.use().scratch_bytes + activation_bytes)
     with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, PLENTY_BYTES) as apply_hooks:
         for _ in range(4):
             for one, wanted in zip(groups, expected, strict=True):
@@ -213,16 +213,16 @@ class Ended(Exception):
     """The run was ended from outside."""
 
 
-@pytest.mark.parametrize("shelf_bytes", [0, PLENTY_BYTES])
+@pytest.mark.parametrize("cache_bytes", [0, PLENTY_BYTES])
 @pytest.mark.parametrize("last", range(len(SIGMAS)))
-def test_an_end_at_any_step_restores_the_weights(last: int, shelf_bytes: int) -> None:
+def test_an_end_at_any_step_restores_the_weights(last: int, cache_bytes: int) -> None:
     base = patches_for(make_toy(), "base", ("wide.weight",))
     patcher = patcher_of(make_toy(), ("wide", "conv"), base)
     plain, held = output(patcher), patcher.resident()
     groups = group(hook("a", keyframes=FADING)), group(hook("b"))
 
     def run() -> None:
-        with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks:
+        with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, cache_bytes) as apply_hooks:
             for step, sigma in enumerate(SIGMAS):
                 for one in groups:
                     apply_hooks(one, sigma)
@@ -306,14 +306,14 @@ def test_interpolated_strengths_change_the_weights_at_each_keyframe() -> None:
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 60)), max_size=30), budget=st.integers(0, 100))
 def test_a_shelf_never_holds_more_than_its_budget(sizes: list[tuple[int, int]], budget: int) -> None:
-    shelf, truth = PatchedShelf(budget), {}
+    cache, truth = PatchedWeightCache(budget), {}
     for name, size in sizes:
         key = (str(name), "digest")
-        taken = shelf.take(key)
+        taken = cache.take(key)
         assert taken is None or taken.held_bytes == truth[key]
-        shelf.put(key, Shelved({}, {}, size))
+        cache.put(key, CachedWeights({}, {}, size))
         truth[key] = size
-        assert shelf.held_bytes <= budget
-    held = sum(s.held_bytes for s in (shelf.take((str(n), "digest")) for n in range(6)) if s is not None)
+        assert cache.held_bytes <= budget
+    held = sum(s.held_bytes for s in (cache.take((str(n), "digest")) for n in range(6)) if s is not None)
     assert held <= budget
-    assert shelf.held_bytes == 0
+    assert cache.held_bytes == 0

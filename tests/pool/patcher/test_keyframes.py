@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.patcher.keyframes import (
-    NEARLY,
+    SIGMA_TOLERANCE,
     HookKeyframe,
     HookKeyframes,
     Interpolation,
-    KeyframePlace,
+    KeyframePosition,
     interpolated,
 )
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
@@ -24,7 +24,7 @@ SIGMAS = make_sigmas("normal", 10, TABLE).tolist()[:-1]
 
 
 def strengths(keyframes: HookKeyframes, sigmas: list[float] = SIGMAS) -> list[float]:
-    place, found = KeyframePlace(), []
+    place, found = KeyframePosition(), []
     for sigma in sigmas:
         place = keyframes.advance(place, sigma, sigmas[0], TABLE.sigma_at_percent)
         found.append(keyframes.strength_at(place))
@@ -80,7 +80,7 @@ def test_without_guarantees_the_strength_in_force_is_the_last_that_started(start
     keyframes = HookKeyframes(tuple(HookKeyframe(float(n), p, 0) for n, p in enumerate(starts)))
     sigmas = make_sigmas("normal", steps, TABLE).tolist()[:-1]
     for sigma, strength in zip(sigmas, strengths(keyframes, sigmas), strict=True):
-        started = [k for k in keyframes.keyframes if TABLE.sigma_at_percent(k.start_percent) >= sigma * NEARLY]
+        started = [k for k in keyframes.keyframes if TABLE.sigma_at_percent(k.start_percent) >= sigma * SIGMA_TOLERANCE]
         assert strength == (started[-1] if started else keyframes.keyframes[0]).strength
 
 

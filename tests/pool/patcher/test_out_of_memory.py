@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from modelpool.pool.patcher.out_of_memory import Exhausted, OutOfHostMemory, RanOutOfMemory, exhausted, let_go
-from modelpool.pool.specs.spec import Rung
+from modelpool.pool.patcher.out_of_memory import (
+    ExhaustedMemory,
+    OutOfHostMemory,
+    RanOutOfMemory,
+    exhausted_memory,
+    release_frames,
+)
+from modelpool.pool.specs.spec import OomStep
 
 SIM, CPU = torch.device("meta"), torch.device("cpu")  # any device whose memory is not the host's
 
@@ -28,21 +34,21 @@ def raised_by(make: object) -> BaseException:
 @pytest.mark.parametrize(
     ("make", "whose"),
     [
-        (lambda: torch.empty(1 << 60, dtype=torch.uint8), Exhausted.HOST),
-        (lambda: np.empty(1 << 60, dtype=np.uint8), Exhausted.HOST),
-        (lambda: bytearray(1 << 60), Exhausted.HOST),
-        (lambda: (_ for _ in ()).throw(OSError(errno.ENOMEM, "Cannot allocate memory")), Exhausted.HOST),
-        (lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")), Exhausted.DEVICE),
+        (lambda: torch.empty(1 << 60, dtype=torch.uint8), ExhaustedMemory.HOST),
+        (lambda: np.empty(1 << 60, dtype=np.uint8), ExhaustedMemory.HOST),
+        (lambda: bytearray(1 << 60), ExhaustedMemory.HOST),
+        (lambda: (_ for _ in ()).throw(OSError(errno.ENOMEM, "Cannot allocate memory")), ExhaustedMemory.HOST),
+        (lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory")), ExhaustedMemory.DEVICE),
         (lambda: torch.ones(2) @ torch.ones(3), None),
         (lambda: open("/nonexistent/file"), None),  # noqa: SIM115
     ],
     ids=["torch host", "numpy", "python", "kernel", "device", "shapes", "no file"],
 )
-def test_what_is_really_raised_is_recognised(make: object, whose: Exhausted | None) -> None:
+def test_what_is_really_raised_is_recognised(make: object, whose: ExhaustedMemory | None) -> None:
     error = raised_by(make)
-    assert exhausted(error, SIM) is whose
-    on_cpu = None if whose is None else Exhausted.DEVICE
-    assert exhausted(error, CPU) is on_cpu, "on a CPU the host's memory is the device's"
+    assert exhausted_memory(error, SIM) is whose
+    on_cpu = None if whose is None else ExhaustedMemory.DEVICE
+    assert exhausted_memory(error, CPU) is on_cpu, "on a CPU the host's memory is the device's"
 
 
 #: as devices print it
@@ -74,10 +80,10 @@ class NamedDevice:
 @pytest.mark.parametrize("said", SAID)
 def test_what_devices_say_in_other_errors_is_recognised(said: str, kind: type[RuntimeError]) -> None:
     """Found in a review: such runs skipped the ladder, and one AcceleratorError gave up the whole worker."""
-    assert exhausted(kind(said), NamedDevice(SAID[said])) is Exhausted.DEVICE
-    assert exhausted(kind(said)) is Exhausted.DEVICE, "on a device that is not known"
-    assert exhausted(kind(said), NamedDevice("sim")) is None, "these are another device's words"
-    assert exhausted(ValueError(said)) is None
+    assert exhausted_memory(kind(said), NamedDevice(SAID[said])) is ExhaustedMemory.DEVICE
+    assert exhausted_memory(kind(said)) is ExhaustedMemory.DEVICE, "on a device that is not known"
+    assert exhausted_memory(kind(said), NamedDevice("sim")) is None, "these are another device's words"
+    assert exhausted_memory(ValueError(said)) is None
 
 
 @pytest.mark.parametrize(
@@ -90,13 +96,13 @@ def test_what_devices_say_in_other_errors_is_recognised(said: str, kind: type[Ru
     ],
 )
 def test_other_faults_of_a_device_are_not_taken_for_it(said: str) -> None:
-    assert exhausted(torch.AcceleratorError(said)) is None
+    assert exhausted_memory(torch.AcceleratorError(said)) is None
 
 
 @pytest.mark.parametrize("kind", [RanOutOfMemory, OutOfHostMemory])
 def test_errors_say_which_rungs_were_climbed(kind: type[RanOutOfMemory] | type[OutOfHostMemory]) -> None:
-    error = kind("no room", (Rung.DROP_CACHES, Rung.DIVIDE))
-    assert error.rungs == (Rung.DROP_CACHES, Rung.DIVIDE)
+    error = kind("no room", (OomStep.DROP_CACHES, OomStep.DIVIDE))
+    assert error.oom_steps == (OomStep.DROP_CACHES, OomStep.DIVIDE)
     assert str(error) == "no room"
     assert isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
@@ -122,7 +128,7 @@ def test_letting_go_frees_what_frames_hold_and_keeps_the_lines() -> None:
     try:
         error = raised_by(outer)
         assert held[0]() is not None
-        let_go(error)
+        release_frames(error)
         assert held[0]() is None
     finally:
         gc.enable()

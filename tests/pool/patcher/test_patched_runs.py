@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import Encoded, ModelRef, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import Encoded, ModelRef, RunHooks, SampleParams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.stages import sample
 from modelpool.pool.options.model_options import ModelOptions
@@ -33,7 +33,7 @@ from tests.pool.toy import make_patch
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
 TABLE = sd1_sigma_table()
-WORK = SampleWork(ModelRef("toy", "toy", "00"), (), 64, 64, 4, 3.0, "euler", "normal", 11)
+WORK = SampleParams(ModelRef("toy", "toy", "00"), (), 64, 64, 4, 3.0, "euler", "normal", 11)
 SIGMAS = make_sigmas(WORK.schedule, WORK.steps, TABLE).tolist()
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 LATENT = LatentFacts(4, 8, 0.18215)
@@ -62,10 +62,10 @@ def patcher_of(share: float = 0.0, patches: PatchSet | None = None) -> ModelPatc
     return patcher
 
 
-def image(patcher: ModelPatcher, groups: tuple[Any, Any] = (None, None), shelf_bytes: int = 0) -> Tensor:
+def image(patcher: ModelPatcher, groups: tuple[Any, Any] = (None, None), cache_bytes: int = 0) -> Tensor:
     with (
         patcher.running() as module,
-        hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, shelf_bytes) as apply_hooks,
+        hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent, cache_bytes) as apply_hooks,
     ):
 
         def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def test_patched_runs_do_not_depend_on_where_weights_are() -> None:
     found = []
     for share in (0.0, 0.5, 1.0):
         patcher = patcher_of(share, lora())
-        patcher.extras = patcher.extras.with_options(lambda o: o.with_transformer(lambda _: options))
+        patcher.state = patcher.state.with_options(lambda o: o.with_transformer(lambda _: options))
         found.append(sampled(patcher))
         assert overlaid(patcher.module) == []
         patcher.unload()
@@ -117,10 +117,10 @@ def test_a_patchers_options_reach_the_sampler_of_its_stage() -> None:
         seen.append(float(args["sigma"][0]))
         return args["denoised"] * 0.5
 
-    patcher.extras = patcher.extras.with_options(lambda o: o.with_sampler_post_cfg_function(post_cfg))
+    patcher.state = patcher.state.with_options(lambda o: o.with_sampler_post_cfg_function(post_cfg))
     assert not torch.allclose(sampled(patcher), plain)
     assert seen == pytest.approx(SIGMAS[:-1])
-    patcher.extras = patcher.extras.with_options(lambda _: ModelOptions())
+    patcher.state = patcher.state.with_options(lambda _: ModelOptions())
     assert torch.equal(sampled(patcher), plain)
 
 
@@ -129,7 +129,7 @@ def test_a_constant_hook_on_both_texts_is_the_lora(mode: HookMode) -> None:
     group = HookGroup((WeightHook(lora().patches),))
     patcher = patcher_of(0.5)
     plain = image(patcher)
-    hooked = image(patcher, (group, group), mode.shelf_bytes(1 << 20, 1 << 10))
+    hooked = image(patcher, (group, group), mode.cache_bytes(1 << 20, 1 << 10))
     assert torch.equal(hooked, image(patcher_of(0.5, lora())))
     assert not torch.equal(hooked, plain)
     assert torch.equal(image(patcher), plain)
@@ -170,13 +170,13 @@ def test_options_of_one_text_act_on_it_alone() -> None:
     assert not torch.equal(changed, plain)
     assert overlaid(patcher.module) == []
     both = patcher.clone()
-    both.extras = both.extras.with_options(lambda o: o.with_transformer(lambda t: group.transformer))
+    both.state = both.state.with_options(lambda o: o.with_transformer(lambda t: group.transformer))
     seen.clear()
     assert torch.equal(image(patcher, (group, group)), image(both))
     assert torch.equal(image(patcher), plain)
 
 
 def test_max_speed_leaves_room_for_two_forward_passes_and_min_vram_keeps_nothing() -> None:
-    assert HookMode.MAX_SPEED.shelf_bytes(1000, 300) == 400
-    assert HookMode.MAX_SPEED.shelf_bytes(500, 300) == 0
-    assert HookMode.MIN_VRAM.shelf_bytes(1000, 0) == 0
+    assert HookMode.MAX_SPEED.cache_bytes(1000, 300) == 400
+    assert HookMode.MAX_SPEED.cache_bytes(500, 300) == 0
+    assert HookMode.MIN_VRAM.cache_bytes(1000, 0) == 0

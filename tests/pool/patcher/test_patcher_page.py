@@ -1,4 +1,5 @@
-"""docs/patcher.md and the code say the same: every name in its right-hand columns exists, every builder is on it."""
+"""docs/explanation/patcher.md agrees with the code: all names in its right-hand columns exist, all builders are on
+it."""
 
 from __future__ import annotations
 
@@ -10,17 +11,15 @@ from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.transformer_options import RopeOptions, TransformerOptions
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.patcher import comfy_patches as keyed_patches
-from modelpool.pool.patcher import hooked_run, hooks, keyframes
-from modelpool.pool.patcher import patched_weight_cache as shelf
-from modelpool.pool.patcher import patcher_state as patcher_extras
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.patcher_state import PatcherExtras
+from modelpool.pool.patcher import hooked_run, hooks, keyframes, model_patcher
+from modelpool.pool.patcher import patched_weight_cache as cache
+from modelpool.pool.patcher.model_patcher import ModelPatcher, PatcherState, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 
-PAGE = (Path(__file__).parents[3] / "docs" / "patcher.md").read_text(encoding="ascii")
+PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "patcher.md").read_text(encoding="ascii")
 OWNERS = (
-    ModelPatcher, PatcherExtras, ModelOptions, TransformerOptions, keyed_patches, patcher_extras,
-    hooks, keyframes, hooked_run, shelf,
+    ModelPatcher, PatcherState, ModelOptions, TransformerOptions, keyed_patches, model_patcher,
+    hooks, keyframes, hooked_run, cache,
 )  # fmt: skip
 VALUES = {c.__name__ for c in (RopeOptions, WeightsTarget, WeightForm, WrapperPoint, CallbackPoint)}
 #: builders whose left-hand side has no name of its own in ComfyUI, or that the prose shows
@@ -40,6 +39,6 @@ def test_every_name_of_ours_exists() -> None:
 
 
 def test_every_builder_is_on_the_page() -> None:
-    builders = {n for c in (ModelOptions, TransformerOptions, PatcherExtras) for n in vars(c) if n.startswith("with_")}
+    builders = {n for c in (ModelOptions, TransformerOptions, PatcherState) for n in vars(c) if n.startswith("with_")}
     assert builders - ours() - SHOWN_ELSEWHERE - {"with_middle_block_patch"} == set()
     assert all(f"{name}(" in PAGE for name in builders)

@@ -24,8 +24,13 @@ from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.patcher.comfy_patches import patches_from, weight_wrapper
 from modelpool.pool.patcher.hooked_run import hooked_run
 from modelpool.pool.patcher.hooks import HookGroup, WeightHook
-from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
-from modelpool.pool.patcher.patcher_state import PatcherExtras, get_model_object, models_to_load
+from modelpool.pool.patcher.model_patcher import (
+    ModelPatcher,
+    PatcherState,
+    WeightsTarget,
+    get_model_object,
+    models_to_load,
+)
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.full_weights import Difference
 from modelpool.pool.patches.patch_set import Offset, PatchSet, WeightPatch
@@ -86,13 +91,13 @@ def test_cloning_does_not_depend_on_how_much_is_patched() -> None:
     assert seconds(many) < 3 * seconds(none)
     clone = many.clone()
     assert clone.patches is many.patches
-    assert clone.extras is many.extras
+    assert clone.state is many.state
 
 
 def test_clones_share_extras_until_one_changes_them() -> None:
     base = patcher_of()
     clone = base.clone()
-    clone.extras = clone.extras.with_options(lambda o: o.with_disable_cfg1_optimization())
+    clone.state = clone.state.with_options(lambda o: o.with_disable_cfg1_optimization())
     assert clone.model_options.disable_cfg1_optimization
     assert not base.model_options.disable_cfg1_optimization
     assert base.clone_has_same_weights(clone)
@@ -108,26 +113,26 @@ class Attachment:
 
 def test_attachments_and_additional_models_follow_their_clone() -> None:
     base, control = patcher_of(), patcher_of(name="control")
-    base.extras = base.extras.with_attachment("mine", Attachment(0)).with_attachment("plain", "text")
-    base.extras = base.extras.with_additional_models("controlnet", control)
+    base.state = base.state.with_attachment("mine", Attachment(0)).with_attachment("plain", "text")
+    base.state = base.state.with_additional_models("controlnet", control)
     clone = base.clone()
-    assert clone.extras.attachments["mine"].generation == 1
-    assert clone.extras.attachments["plain"] == "text"
-    (cloned,) = clone.extras.additional_models["controlnet"]
+    assert clone.state.attachments["mine"].generation == 1
+    assert clone.state.attachments["plain"] == "text"
+    (cloned,) = clone.state.additional_models["controlnet"]
     assert cloned is not control
     assert cloned.is_clone(control)
-    assert base.extras.attachments["mine"].generation == 0
+    assert base.state.attachments["mine"].generation == 0
 
 
 def test_additional_models_may_name_each_other_in_a_circle() -> None:
     a, b, c = patcher_of(name="a"), patcher_of(name="b"), patcher_of(name="c")
-    a.extras = a.extras.with_additional_models("x", b, c)
-    b.extras = b.extras.with_additional_models("x", a, c)
+    a.state = a.state.with_additional_models("x", b, c)
+    b.state = b.state.with_additional_models("x", a, c)
     assert models_to_load(a) == (b, c)
     twin = a.clone()
-    (b2, c2), (a2, _) = twin.extras.additional_models["x"], b.clone().extras.additional_models["x"]
-    assert b2.extras.additional_models["x"][0] is twin
-    assert b2.extras.additional_models["x"][1] is c2
+    (b2, c2), (a2, _) = twin.state.additional_models["x"], b.clone().state.additional_models["x"]
+    assert b2.state.additional_models["x"][0] is twin
+    assert b2.state.additional_models["x"][1] is c2
     assert a2.is_clone(a)
 
 
@@ -141,13 +146,13 @@ def test_models_that_patches_name_are_loaded_too() -> None:
         def models(self) -> list[ModelPatcher]:
             return [helper]
 
-    base.extras = base.extras.with_options(lambda o: o.with_transformer(lambda t: t.with_middle_block_patch(Patch())))
+    base.state = base.state.with_options(lambda o: o.with_transformer(lambda t: t.with_middle_block_patch(Patch())))
     assert models_to_load(base) == (helper,)
 
 
 def test_additional_models_are_leased_together() -> None:
     base, control = patcher_of(), patcher_of(name="control")
-    base.extras = base.extras.with_additional_models("controlnet", control)
+    base.state = base.state.with_additional_models("controlnet", control)
     manager = VramManager(PLENTY_BYTES)
     manager.add(base)
     manager.add(control)
@@ -165,12 +170,12 @@ def test_callbacks_are_called_when_it_happens() -> None:
     patcher = patcher_of()
     for point in CallbackPoint:
         name = point.name
-        patcher.extras = patcher.extras.with_callback(point, lambda *_, name=name: told.append(name))
-    patcher.extras = patcher.extras.with_injections("i", Injection(lambda p: None, lambda p: None))
+        patcher.state = patcher.state.with_callback(point, lambda *_, name=name: told.append(name))
+    patcher.state = patcher.state.with_injections("i", Injection(lambda p: None, lambda p: None))
     patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
     patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
     assert told == ["ON_LOAD"]
-    patcher.shrink(frozenset({"wide"}))
+    patcher.evict_except(frozenset({"wide"}))
     assert told == ["ON_LOAD"]
     patcher.unload()
     assert told == ["ON_LOAD", "ON_DETACH"]
@@ -185,7 +190,7 @@ def test_callbacks_are_called_when_it_happens() -> None:
 def test_cleanup_is_told_of_runs_that_fail() -> None:
     told: list[str] = []
     patcher = patcher_of()
-    patcher.extras = patcher.extras.with_callback(CallbackPoint.ON_CLEANUP, lambda p: told.append("cleanup"))
+    patcher.state = patcher.state.with_callback(CallbackPoint.ON_CLEANUP, lambda p: told.append("cleanup"))
     with pytest.raises(Broken), patcher.running():
         raise Broken
     assert told == ["cleanup"]
@@ -217,7 +222,7 @@ def test_injections_are_in_during_runs_only_and_of_their_own_clone_only() -> Non
     base = patcher_of()
     plain = output(base)
     clone = base.clone()
-    clone.extras = clone.extras.with_injections("bias", Bias(1.0).pair())
+    clone.state = clone.state.with_injections("bias", Bias(1.0).pair())
     assert not torch.equal(output(clone), plain)
     assert torch.equal(output(base), plain)
     with pytest.raises(Broken), clone.running():
@@ -228,12 +233,12 @@ def test_injections_are_in_during_runs_only_and_of_their_own_clone_only() -> Non
 def test_injections_are_out_while_weights_change() -> None:
     log: list[str] = []
     patcher = patcher_of()
-    patcher.extras = patcher.extras.with_injections("bias", Bias(1.0, log).pair())
+    patcher.state = patcher.state.with_injections("bias", Bias(1.0, log).pair())
     patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
     assert log == []
     group = HookGroup((WeightHook(patches_for(make_toy(), "a", WEIGHTS).patches),))
     expected = patcher_of()
-    expected.extras = expected.extras.with_injections("bias", Bias(1.0).pair())
+    expected.state = expected.state.with_injections("bias", Bias(1.0).pair())
     expected.realize(WeightsTarget(EVERYTHING, PatchSet(group.hooks[0].patches)))
     with patcher.running() as module, hooked_run(patcher, 14.0, lambda percent: 0.0) as apply_hooks:
         apply_hooks(group, 14.0)
@@ -255,12 +260,12 @@ def test_a_failing_injection_leaves_nothing_and_no_run(failing: int) -> None:
     biases = [Bias(float(n + 1)) for n in range(3)]
     pairs = [b.pair() for b in biases]
     pairs[failing] = Injection(broken, lambda patcher: None)
-    base_extras = patcher.extras
-    patcher.extras = base_extras.with_injections("bias", *pairs)
+    base_extras = patcher.state
+    patcher.state = base_extras.with_injections("bias", *pairs)
     with pytest.raises(Broken):
         output(patcher)
     assert not patcher.module.wide._forward_hooks
-    patcher.extras = base_extras
+    patcher.state = base_extras
     assert torch.equal(output(patcher), plain)
 
 
@@ -283,12 +288,12 @@ def test_an_injection_that_cannot_be_put_in_again_is_taken_out_once() -> None:
     patcher = patcher_of()
     patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
     plain = output(patcher)
-    base_extras = patcher.extras
-    patcher.extras = base_extras.with_injections("x", Injection(inject, lambda patcher: log.append("out")))
+    base_extras = patcher.state
+    patcher.state = base_extras.with_injections("x", Injection(inject, lambda patcher: log.append("out")))
     with pytest.raises(Broken):
         hooked(patcher)
     assert log == ["in", "out", "in", "out"]
-    patcher.extras = base_extras
+    patcher.state = base_extras
     assert torch.equal(output(patcher), plain)
 
 
@@ -296,7 +301,7 @@ def test_injections_are_out_while_another_thread_changes_weights() -> None:
     log: list[str] = []
     patcher = patcher_of()
     pair = Injection(lambda p: log.append("in"), lambda p: log.append("out"))
-    patcher.extras = patcher.extras.with_injections("x", pair)
+    patcher.state = patcher.state.with_injections("x", pair)
     with patcher.running():
         other = threading.Thread(target=patcher.realize, args=(WeightsTarget(EVERYTHING, PatchSet()),))
         other.start()
@@ -310,8 +315,8 @@ def test_an_injection_is_out_after_a_run_that_its_callback_stopped() -> None:
         raise Broken
 
     patcher = patcher_of()
-    patcher.extras = patcher.extras.with_injections("bias", Bias(1.0).pair())
-    patcher.extras = patcher.extras.with_callback(CallbackPoint.ON_INJECT_MODEL, stop)
+    patcher.state = patcher.state.with_injections("bias", Bias(1.0).pair())
+    patcher.state = patcher.state.with_callback(CallbackPoint.ON_INJECT_MODEL, stop)
     with pytest.raises(Broken):
         output(patcher)
     assert not patcher.module.wide._forward_hooks
@@ -322,7 +327,7 @@ def test_each_of_two_nested_runs_puts_its_injections_in_again() -> None:
     patcher = patcher_of()
     patcher.realize(WeightsTarget(EVERYTHING, PatchSet()))
     pair = Injection(lambda p: log.append("in"), lambda p: log.append("out"))
-    patcher.extras = patcher.extras.with_injections("x", pair)
+    patcher.state = patcher.state.with_injections("x", pair)
     with patcher.running():
         hooked(patcher)
         assert log == ["in", "in", "out", "out", "in", "in", "out", "out", "in", "in", "out"]
@@ -337,7 +342,7 @@ def test_options_act_on_runs_of_their_patcher() -> None:
     plain = output(patcher)
     doubled = ModelOptions().with_wrapper(WrapperPoint.DIFFUSION_MODEL, lambda executor, ids: executor(ids) * 2.0)
     clone = patcher.clone()
-    clone.extras = clone.extras.with_options(lambda _: doubled)
+    clone.state = clone.state.with_options(lambda _: doubled)
     assert torch.equal(output(clone), plain * 2.0)
     assert torch.equal(output(clone, ModelOptions()), plain)
     assert torch.equal(output(patcher, doubled), plain * 2.0)
@@ -392,7 +397,7 @@ def test_objects_are_replaced_for_runs_only() -> None:
     plain = output(patcher)
     norm = patcher.module.norm
     clone = patcher.clone()
-    clone.extras = clone.extras.with_object_patch("norm", nn.Identity())
+    clone.state = clone.state.with_object_patch("norm", nn.Identity())
     changed = output(clone)
     assert not torch.equal(changed, plain)
     assert torch.equal(output(patcher), plain)
@@ -409,8 +414,8 @@ def test_objects_are_replaced_for_runs_only() -> None:
 def test_a_model_object_is_what_a_run_finds() -> None:
     patcher = patcher_of()
     wide, norm = nn.Linear(4, 4), nn.LayerNorm(16).to(DEVICE)
-    patcher.extras = patcher.extras.with_object_patch("norm.eps", 0.5).with_object_patch("norm", norm)
-    patcher.extras = patcher.extras.with_object_patch("wide", wide)
+    patcher.state = patcher.state.with_object_patch("norm.eps", 0.5).with_object_patch("norm", norm)
+    patcher.state = patcher.state.with_object_patch("wide", wide)
     paths = ("norm", "norm.eps", "norm.normalized_shape", "wide.in_features", "narrow.in_features")
     asked = [get_model_object(patcher, path) for path in paths]
     with patcher.running() as module:
@@ -531,8 +536,8 @@ STEPS = [
     ("modelpool.pool.patches.low_rank.LowRank", "apply"),
     ("modelpool.pool.patcher.shared_weights", "apply_weight_functions"),
     ("modelpool.pool.patcher.shared_weights", "set_weight_functions"),
-    ("modelpool.pool.patcher.shared_weights.SharedWeights", "_put_back"),
-    ("modelpool.pool.patcher.shared_weights.SharedWeights", "_hook"),
+    ("modelpool.pool.patcher.shared_weights.SharedWeights", "_evict"),
+    ("modelpool.pool.patcher.shared_weights.SharedWeights", "_set_lazy"),
     ("modelpool.pool.patcher.shared_weights.SharedWeights", "_upload"),
 ]
 
@@ -586,4 +591,4 @@ def test_adding_patches_that_cannot_be_read_leaves_the_patcher_as_it_was() -> No
 
 
 def test_empty_extras_are_equal() -> None:
-    assert PatcherExtras() == PatcherExtras()
+    assert PatcherState() == PatcherState()

@@ -108,7 +108,7 @@ def test_a_lora_on_a_packed_layer_is_a_product_beside_it() -> None:
     patches = patches_for(make_toy(), "a", ("wide.weight",), 0.7)
     patcher = patcher_of(toy, ResidentForm.COMPUTE)
     result = output(patcher, patches, True)
-    assert "_side_path" in toy.wide.__dict__
+    assert "_low_rank_path" in toy.wide.__dict__
     plain = toy_in("packed")
     for name in LINEARS:
         layer = plain.get_submodule(name)
@@ -117,7 +117,7 @@ def test_a_lora_on_a_packed_layer_is_a_product_beside_it() -> None:
     expected = output(patcher_of(plain, ResidentForm.COMPUTE), patches, True)
     assert torch.allclose(result, expected, rtol=1e-5, atol=1e-5)
     assert not torch.equal(result, output(patcher, PatchSet(), True))
-    assert "_side_path" not in toy.wide.__dict__
+    assert "_low_rank_path" not in toy.wide.__dict__
 
 
 class OwnForward(nn.Linear):

@@ -98,7 +98,7 @@ def matched(path: Path, before: dict[Role, dict[str, Tensor]]) -> LoraMatch:
     }
     shapes = {role: {key: tuple(w.shape) for key, w in weights.items()} for role, weights in before.items()}
     found = match_lora(path, "hash", names, shapes)
-    assert found.strange == ()
+    assert found.unmatched == ()
     return found
 
 
@@ -178,7 +178,7 @@ def test_a_lokr_of_whole_matrices_is_scaled_by_the_header_alone(tmp_path: Path) 
 def test_another_rank_than_the_header_says_is_told(tmp_path: Path) -> None:
     file = read_adapters(write(tmp_path, pair("unet.a"), {"unet.r": 8, "unet.lora_alpha": 3}))
     assert file.entries == ()
-    assert [str(s) for s in file.strange] == ["unet.a (its factors share the rank 2, the file's header says 8)"]
+    assert [str(s) for s in file.unmatched] == ["unet.a (its factors share the rank 2, the file's header says 8)"]
 
 
 def test_patterns_match_from_a_dot_on(tmp_path: Path) -> None:

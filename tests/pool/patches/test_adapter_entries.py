@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.patches.adapter_entries import AdapterKind, Strange, read_adapters
+from modelpool.pool.patches.adapter_entries import AdapterKind, UnmatchedEntry, read_adapters
 from tests.pool.patches.golden_adapters import GOLDEN
 
 LOADED = json.loads((GOLDEN / "lora_formats.json").read_text())["load_lora"]
@@ -84,16 +84,16 @@ def test_golden_spelling(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "loser"),
-    [("lora_and_diff", "LoRA counts less than the difference"), ("lora_and_loha", "LoRA counts less")],
+    [("lora_and_diff", "LoRA is superseded by the difference"), ("lora_and_loha", "LoRA is superseded")],
 )
 def test_what_counts_less_is_told(tmp_path: Path, name: str, loser: str) -> None:
-    (strange,) = read_adapters(write(tmp_path / "x.safetensors", golden_tensors(LOADED[name]))).strange
-    assert loser in strange.reason
+    (unmatched,) = read_adapters(write(tmp_path / "x.safetensors", golden_tensors(LOADED[name]))).unmatched
+    assert loser in unmatched.reason
 
 
 def test_a_file_that_is_a_whole_has_nothing_strange(tmp_path: Path) -> None:
     for name in set(LOADED) - {*REFUSED, "lora_and_diff", "lora_and_loha"}:
-        assert read_adapters(write(tmp_path / "x.safetensors", golden_tensors(LOADED[name]))).strange == (), name
+        assert read_adapters(write(tmp_path / "x.safetensors", golden_tensors(LOADED[name]))).unmatched == (), name
 
 
 UP, DOWN = torch.ones(8, 2), torch.ones(2, 8)
@@ -148,8 +148,8 @@ def test_what_belongs_to_nothing_is_named(tmp_path: Path) -> None:
     }
     file = read_adapters(write(tmp_path / "lora.safetensors", tensors))
     assert [entry.name for entry in file.entries] == ["a"]
-    assert [s.name for s in file.strange] == ["b", "c", "d.new_kind"]
-    assert str(Strange("b", "why")) == "b (why)"
+    assert [s.name for s in file.unmatched] == ["b", "c", "d.new_kind"]
+    assert str(UnmatchedEntry("b", "why")) == "b (why)"
 
 
 INTEGERS = {"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool, "complex64": torch.complex64}
@@ -176,7 +176,7 @@ def test_factors_that_are_no_floating_point_numbers_are_refused(
 def test_factors_of_8_bit_floats_are_factors(tmp_path: Path) -> None:
     tensors = {"a.lora_up.weight": UP.to(torch.float8_e4m3fn), "a.lora_down.weight": DOWN.to(torch.float8_e5m2)}
     file = read_adapters(write(tmp_path / "lora.safetensors", tensors))
-    assert ([e.name for e in file.entries], file.strange) == (["a"], ())
+    assert ([e.name for e in file.entries], file.unmatched) == (["a"], ())
 
 
 @pytest.mark.parametrize("scale", ["a.lora_up.scale_weight", "a.lora_up.weight_scale", "a.lora_up.weight.scale_weight"])
@@ -186,8 +186,8 @@ def test_factors_with_a_scale_beside_them_are_told(tmp_path: Path, scale: str, d
     tensors |= {"b.lora_up.weight": UP, "b.lora_down.weight": DOWN}
     file = read_adapters(write(tmp_path / "lora.safetensors", tensors))
     assert [e.name for e in file.entries] == ["b"]
-    (strange,) = file.strange
-    assert strange == Strange("a", f"'a.lora_up.weight' is scaled by '{scale}', which is not known here")
+    (unmatched,) = file.unmatched
+    assert unmatched == UnmatchedEntry("a", f"'a.lora_up.weight' is scaled by '{scale}', which is not supported")
 
 
 SHAPES_THAT_ARE_NONE = {
@@ -211,7 +211,7 @@ def test_a_new_shape_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
     key = "a.reshape_weight"
     tensors = {"a.lora_up.weight": UP, "a.lora_down.weight": DOWN, key: SHAPES_THAT_ARE_NONE[name]}
     path = write(tmp_path / "lora.safetensors", tensors)
-    with pytest.raises(CorruptFile, match="expected 1 to 8 whole numbers above 0") as caught:
+    with pytest.raises(CorruptFile, match="expected 1 to 8 integers above 0") as caught:
         read_adapters(path)
     assert f"{path}: {key!r} is " in str(caught.value)
     assert len(str(caught.value)) < 300 + len(str(path))

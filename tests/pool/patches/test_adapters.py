@@ -65,9 +65,9 @@ def test_lokr_is_torchs_kronecker_product(outer_is_whole: bool, inner: str) -> N
     }
     like = torch.zeros(())
     factor = factors[inner]
-    made = factor.made(like).reshape(2, 3, 3, 3, *([3] if inner == "3d" else []))
+    made = factor.compute(like).reshape(2, 3, 3, 3, *([3] if inner == "3d" else []))
     kernel = (1,) * (made.ndim - 2)
-    expected = 0.7 * torch.kron(outer.made(like).reshape(4, 2, *kernel), made.contiguous())
+    expected = 0.7 * torch.kron(outer.compute(like).reshape(4, 2, *kernel), made.contiguous())
     delta = LoKr(outer, factor, 0.7).delta(torch.zeros(expected.shape))
     assert torch.allclose(delta, expected, atol=1e-6)
 
@@ -135,9 +135,9 @@ def test_a_butterfly_of_one_stage_is_block_diagonal_after_a_shuffle() -> None:
 
 def test_peft_measures_lengths_on_the_sum() -> None:
     weight, magnitude = random(8, 6), torch.linspace(0.5, 2, 8)
-    value = DoRA(Difference(random(8, 6, seed=3)), magnitude, (8, 6), length_of_sum=True)
+    value = DoRA(Difference(random(8, 6, seed=3)), magnitude, (8, 6), norm_of_sum=True)
     assert torch.allclose(value.apply(weight.clone(), 1.0, None).norm(dim=1), magnitude, atol=1e-5)
-    original = replace(value, length_of_sum=False, magnitude=weight.norm(dim=1, keepdim=True))
+    original = replace(value, norm_of_sum=False, magnitude=weight.norm(dim=1, keepdim=True))
     assert torch.allclose(original.apply(weight.clone(), 1.0, None), weight + value.value.delta(weight), atol=1e-5)
 
 

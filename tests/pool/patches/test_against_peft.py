@@ -81,7 +81,7 @@ def test_merged_as_peft_merges(tmp_path: Path, name: str) -> None:
     role = Role.DIFFUSION_MODEL
     shapes = {key: tuple(w.shape) for key, w in before.items()}
     found = match_lora(write(tmp_path / "adapter.safetensors", saved), "hash", {role: names}, {role: shapes})
-    assert (found.matched, found.strange) == (len(TARGETS), ())
+    assert (found.matched, found.unmatched) == (len(TARGETS), ())
     for patch in PatchSet(found.patches[role]).patches:
         weight = before[patch.parameter].clone()
         rescaled = torch.lerp(weight, patch(weight.clone()), strength)

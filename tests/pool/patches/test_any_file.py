@@ -102,7 +102,7 @@ def test_refused_or_applied(tmp_path: Path, held: tuple[str, dict[str, tuple[int
         found = match_lora(path, "hash", {ROLE: names}, {ROLE: shapes})
     except CorruptFile:
         return
-    assert found.matched + len(found.strange) == found.total
+    assert found.matched + len(found.unmatched) == found.total
     assert (found.matched == 0) == (not found.patches)
     patches = PatchSet(found.patches.get(ROLE, ()))
     for parameter in patches.parameters:

@@ -83,7 +83,7 @@ def alone(tmp_path: Path, kind: str, weight: Tensor) -> Tensor:
     """The weight patched as one parameter."""
     names = {"m": (RowRange("m.weight", tuple(weight.shape), 0, weight.shape[0], 0),)}
     found = match(lora(tmp_path, KINDS[kind]), names, {"m.weight": tuple(weight.shape)})
-    assert (found.matched, found.total, found.strange, found.warning) == (1, 1, (), None)
+    assert (found.matched, found.total, found.unmatched, found.warning) == (1, 1, (), None)
     return patched(found, {"m.weight": weight})["m.weight"]
 
 
@@ -117,7 +117,7 @@ def test_a_weight_of_the_file_that_is_several_parameters(tmp_path: Path, kind: s
     found = match(lora(tmp_path, KINDS[kind]), names_of(split), dict.fromkeys(weights, (8, 16)))
     if kind in MIX_ROWS:
         assert (found.matched, found.total) == (0, 1)
-        assert "rows" in found.strange[0].reason
+        assert "rows" in found.unmatched[0].reason
         return
     result = torch.cat(list(patched(found, weights).values()))
     assert torch.allclose(result, alone(tmp_path, kind, weight), atol=1e-6)
@@ -130,7 +130,7 @@ def test_a_weight_that_is_kept_transposed(tmp_path: Path, kind: str) -> None:
     found = match(lora(tmp_path, KINDS[kind]), names_of(turned), {"m.weight": (16, 24)})
     if kind in NEED_WEIGHT:
         assert found.matched == 0
-        assert "another order" in found.strange[0].reason
+        assert "another order" in found.unmatched[0].reason
         return
     result = patched(found, {"m.weight": weight.T.contiguous()})["m.weight"]
     assert torch.allclose(result.T, alone(tmp_path, kind, weight), atol=1e-6)
@@ -147,7 +147,7 @@ def test_a_convolution_that_is_kept_as_a_matrix(tmp_path: Path, kind: str) -> No
 def test_a_rotation_is_cut_at_its_blocks_only(tmp_path: Path) -> None:
     split = discover({"m.weight": (24, 16)}, lambda c: {"q.weight": c["m.weight"][:6], "k.weight": c["m.weight"][6:]})
     found = match(lora(tmp_path, KINDS["oft"]), names_of(split), {"q.weight": (6, 16), "k.weight": (18, 16)})
-    assert "OFT blocks of 4 rows" in found.strange[0].reason
+    assert "OFT blocks of 4 rows" in found.unmatched[0].reason
 
 
 def test_biases_and_norms(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_bias_that_the_model_lacks_is_told(tmp_path: Path) -> None:
         lora(tmp_path, {"diff_b": random(8)}), {"m": (RowRange("m.weight", (8, 4), 0, 8, 0),)}, {"m.weight": (8, 4)}
     )
     assert (found.matched, found.total) == (0, 1)
-    assert found.strange[0].reason == "the model has no 'm.bias'"
+    assert found.unmatched[0].reason == "the model has no 'm.bias'"
 
 
 def test_bfl_control_widens_a_weight_and_sets_norms(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_bfl_control_widens_a_weight_and_sets_norms(tmp_path: Path) -> None:
     }
     shapes = {"x.weight": (6, 5), "x.bias": (6,), "norm.weight": (4,)}
     found = match(write(tmp_path / "control.safetensors", tensors), names, shapes)
-    assert (found.matched, found.strange) == (3, ())
+    assert (found.matched, found.unmatched) == (3, ())
     assert PatchSet(found.patches[UNET]).patched_shape("x.weight", (6, 5)) == (6, 8)
     weights = {"x.weight": random(6, 5), "x.bias": random(6), "norm.weight": random(4)}
     result = patched(found, weights)
@@ -209,11 +209,11 @@ def test_what_does_not_fit_is_counted_with_its_shapes(tmp_path: Path) -> None:
     shapes = {"m.weight": (24, 16), "n.weight": (24, 12), "zero.weight": (24, 16)}
     found = match(write(tmp_path / "lora.safetensors", tensors), names, shapes)
     assert (found.matched, found.total) == (1, 5)
-    reasons = {s.name: s.reason for s in found.strange}
+    reasons = {s.name: s.reason for s in found.unmatched}
     assert reasons["n"] == "LowRank: a delta of 24 x 16 for a weight of shape (24, 12)"
     assert reasons["other"] == "the model has no weight of this name"
     assert reasons["twin"] == "'m' is for the same rows of 'm.weight'"
-    assert reasons["zero"] == "its alpha is 0, which makes it nothing"
+    assert reasons["zero"] == "its alpha is 0, which disables it"
     assert found.warning is not None
     assert found.warning.startswith("1 of 5 keys matched, not used: n (LowRank")
     with pytest.raises(AdapterMismatch, match="1 of its 5 keys matched"):
@@ -257,7 +257,7 @@ def test_a_magnitude_counts_without_a_delta(tmp_path: Path, kind: str) -> None:
     names = {"m": (RowRange("m.weight", (24, 16), 0, 24, 0),)}
     weight = random(24, 16, seed=9, scale=1.0)
     found = match(lora(tmp_path, KINDS[kind] | {"alpha": torch.tensor(0.0)}), names, {"m.weight": (24, 16)})
-    assert (found.matched, found.strange) == (1, ())
+    assert (found.matched, found.unmatched) == (1, ())
     axis = 0 if kind == "dora over columns" else 1
     magnitude = KINDS[kind].get("dora_scale", KINDS[kind].get("lora_magnitude_vector"))
     assert magnitude is not None

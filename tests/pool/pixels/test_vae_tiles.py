@@ -176,7 +176,7 @@ def test_pixels_that_are_no_whole_number_of_cells_are_refused(sizes: tuple[int, 
 
 
 def test_a_tile_for_too_few_dimensions_is_refused() -> None:
-    with pytest.raises(UnusableField, match=r"tile: .*3 of them"):
+    with pytest.raises(UnusableField, match=r"tile: .*3 numbers"):
         tiled_decode(torch.cos, torch.zeros(1, 3, 4, 8, 8), Tiling((4, 4)), (Downscale(1),) * 3)
 
 

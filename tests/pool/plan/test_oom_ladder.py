@@ -8,45 +8,45 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.oom_ladder import Try, most_tries, next_try
-from modelpool.pool.specs.spec import Division, Rung
+from modelpool.pool.plan.oom_ladder import RunAttempt, max_attempts, next_attempt
+from modelpool.pool.specs.spec import ExecutionMode, OomStep
 
 WAYS = st.lists(st.integers(1, 1000), min_size=1, max_size=5, unique=True).map(
-    lambda sizes: tuple(Division(size, tile=place) for place, size in enumerate(sorted(sizes, reverse=True)))
+    lambda sizes: tuple(ExecutionMode(size, tile=place) for place, size in enumerate(sorted(sizes, reverse=True)))
 )
-ORDER = (Rung.DROP_CACHES, Rung.STREAM_MORE, Rung.DIVIDE)
+ORDER = (OomStep.DROP_CACHES, OomStep.STREAM_MORE, OomStep.DIVIDE)
 
 
-def climb(ways: tuple[Division, ...], first: int, weight_bytes: int, may_stream: bool) -> list[Try]:
+def climb(modes: tuple[ExecutionMode, ...], first: int, weight_bytes: int, may_stream: bool) -> list[RunAttempt]:
     """Every try of a run that never finds enough memory, with `weight_bytes` of weights."""
-    tries = [Try(ways[first])]
+    tries = [RunAttempt(modes[first])]
     while len(tries) < 100:
         most_bytes = tries[-1].most_weight_bytes
         resident_bytes = weight_bytes if most_bytes is None else min(weight_bytes, most_bytes)
-        following = next_try(tries[-1], resident_bytes, ways, may_stream)
+        following = next_attempt(tries[-1], resident_bytes, modes, may_stream)
         if following is None:
             return tries
         tries.append(following)
     raise AssertionError("it never ends")
 
 
-@given(ways=WAYS, data=st.data(), weight_bytes=st.integers(0, 1000), may_stream=st.booleans())
+@given(modes=WAYS, data=st.data(), weight_bytes=st.integers(0, 1000), may_stream=st.booleans())
 def test_any_run_climbs_in_order_and_gives_up(
-    ways: tuple[Division, ...], data: st.DataObject, weight_bytes: int, may_stream: bool
+    modes: tuple[ExecutionMode, ...], data: st.DataObject, weight_bytes: int, may_stream: bool
 ) -> None:
-    first = data.draw(st.integers(0, len(ways) - 1))
-    tries = climb(ways, first, weight_bytes, may_stream)
-    assert len(tries) <= most_tries(ways)
-    places = [ORDER.index(rung) for rung in tries[-1].rungs]
+    first = data.draw(st.integers(0, len(modes) - 1))
+    tries = climb(modes, first, weight_bytes, may_stream)
+    assert len(tries) <= max_attempts(modes)
+    places = [ORDER.index(rung) for rung in tries[-1].oom_steps]
     assert places == sorted(places)
-    assert tries[-1].rungs[0] is Rung.DROP_CACHES
-    assert [len(t.rungs) for t in tries] == list(range(len(tries)))
-    assert tries[-1].division == ways[-1]
-    assert {t.division for t in tries} == set(ways[first:])
+    assert tries[-1].oom_steps[0] is OomStep.DROP_CACHES
+    assert [len(t.oom_steps) for t in tries] == list(range(len(tries)))
+    assert tries[-1].division == modes[-1]
+    assert {t.division for t in tries} == set(modes[first:])
     if may_stream and weight_bytes:
         assert tries[-1].most_weight_bytes == 0
     else:
-        assert Rung.STREAM_MORE not in tries[-1].rungs
+        assert OomStep.STREAM_MORE not in tries[-1].oom_steps
     for before, after in itertools.pairwise(tries[1:]):  # the first rung drops what is not the run's
         needed = [
             t.division.activation_bytes + (weight_bytes if t.most_weight_bytes is None else t.most_weight_bytes)
@@ -56,5 +56,5 @@ def test_any_run_climbs_in_order_and_gives_up(
 
 
 def test_half_of_the_weights_stream_before_all_do() -> None:
-    tries = climb((Division(100),), 0, 80, may_stream=True)
+    tries = climb((ExecutionMode(100),), 0, 80, may_stream=True)
     assert [t.most_weight_bytes for t in tries] == [None, None, 40, 0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.plan.residency import YOUTH_PART, Residency, ResidencyPlan, Resident, needed_bytes, plan
 from modelpool.pool.plan.residency_reasons import explain
-from modelpool.pool.specs.outlook import NO_OUTLOOK, Outlook
+from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 KEYS = [ComponentKey(f"c{number}") for number in range(5)]
@@ -50,23 +50,23 @@ LEASED = st.frozensets(st.sampled_from(KEYS), max_size=2)
 
 
 @st.composite
-def outlooks(draw: st.DrawFn) -> Outlook:
+def outlooks(draw: st.DrawFn) -> EvictionHints:
     """Some components are expected, some are to stay, some matter more or less."""
     expected = draw(st.lists(st.sampled_from(KEYS), unique=True))
-    floors = draw(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 12), max_size=2))
+    pinned_bytes = draw(st.dictionaries(st.sampled_from(KEYS), st.integers(0, 12), max_size=2))
     priorities = draw(st.dictionaries(st.sampled_from(KEYS), st.integers(-1, 1), max_size=3))
-    return Outlook(tuple(expected), floors, priorities)
+    return EvictionHints(tuple(expected), pinned_bytes, priorities)
 
 
-OUTLOOKS = st.one_of(st.just(NO_OUTLOOK), outlooks())
+OUTLOOKS = st.one_of(st.just(NO_HINTS), outlooks())
 
 
 def planned(
-    case: Case, leased: frozenset[ComponentKey] = frozenset(), outlook: Outlook = NO_OUTLOOK
+    case: Case, leased: frozenset[ComponentKey] = frozenset(), hints: EvictionHints = NO_HINTS
 ) -> ResidencyPlan | None:
     specs, now, uses, activation_bytes = case
     try:
-        return plan(now, uses, specs, activation_bytes, leased, outlook)
+        return plan(now, uses, specs, activation_bytes, leased, hints)
     except DoesNotFit:
         return None
 
@@ -77,8 +77,8 @@ def resident_bytes(residency: Residency, key: ComponentKey) -> int:
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_the_budget_holds_with_activations_and_the_largest_scratch(case, leased, outlook) -> None:
-    moves = planned(case, leased, outlook)
+def test_the_budget_holds_with_activations_and_the_largest_scratch(case, leased, hints) -> None:
+    moves = planned(case, leased, hints)
     if moves is not None:
         _, now, uses, activation_bytes = case
         assert moves.after.used_bytes + needed_bytes(uses, activation_bytes) <= now.capacity_bytes
@@ -86,9 +86,9 @@ def test_the_budget_holds_with_activations_and_the_largest_scratch(case, leased,
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_no_byte_is_lost_or_invented(case, leased, outlook) -> None:
+def test_no_byte_is_lost_or_invented(case, leased, hints) -> None:
     """What was there, less what is evicted, plus what arrives, is what is there afterwards: by component."""
-    moves = planned(case, leased, outlook)
+    moves = planned(case, leased, hints)
     if moves is None:
         return
     _, now, uses, _ = case
@@ -106,8 +106,8 @@ def test_no_byte_is_lost_or_invented(case, leased, outlook) -> None:
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_uploads_are_what_arrives_and_what_other_patches_touch_in_storage_bytes(case, leased, outlook) -> None:
-    moves = planned(case, leased, outlook)
+def test_uploads_are_what_arrives_and_what_other_patches_touch_in_storage_bytes(case, leased, hints) -> None:
+    moves = planned(case, leased, hints)
     if moves is None:
         return
     specs, now, uses, _ = case
@@ -134,19 +134,19 @@ def _whole(specs, use: ComponentUse) -> Resident:
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_a_second_plan_moves_nothing(case, leased, outlook) -> None:
-    moves = planned(case, leased, outlook)
+def test_a_second_plan_moves_nothing(case, leased, hints) -> None:
+    moves = planned(case, leased, hints)
     if moves is not None:
         specs, _, uses, activation_bytes = case
-        again = plan(moves.after, uses, specs, activation_bytes, leased, outlook)
+        again = plan(moves.after, uses, specs, activation_bytes, leased, hints)
         assert (again.evict, again.upload, again.switched) == ((), (), ())
         assert set(again.after.entries) == set(moves.after.entries)
         assert again.streamed_bytes == moves.streamed_bytes
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_what_is_leased_stays_as_it_is_or_grows(case, leased, outlook) -> None:
-    moves = planned(case, leased, outlook)
+def test_what_is_leased_stays_as_it_is_or_grows(case, leased, hints) -> None:
+    moves = planned(case, leased, hints)
     if moves is None:
         return
     _, now, uses, _ = case
@@ -203,9 +203,9 @@ def test_at_equal_prices_the_least_recently_used_goes_first_and_no_more_than_nee
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_who_gives_way_is_who_should(case, leased, outlook) -> None:
+def test_who_gives_way_is_who_should(case, leased, hints) -> None:
     """Any two that could give way, one that did and one that kept something: rule 3 of the module, said once more."""
-    moves = planned(case, leased, outlook)
+    moves = planned(case, leased, hints)
     if moves is None:
         return
     specs, now, uses, activation_bytes = case
@@ -221,8 +221,8 @@ def test_who_gives_way_is_who_should(case, leased, outlook) -> None:
         age_bytes += entry.resident_bytes
         ages[key] = Fraction(age_bytes * specs[key].weight_bytes, specs[key].upload_bytes)
         lost[key] = entry.resident_bytes - after_bytes
-        kept[key] = 0 if key in leased else after_bytes - min(after_bytes, outlook.floors.get(key, 0))
-    alone = _alone(case, leased, outlook)
+        kept[key] = 0 if key in leased else after_bytes - min(after_bytes, hints.pinned_bytes.get(key, 0))
+    alone = _alone(case, leased, hints)
     for use in uses:
         after_bytes = resident_bytes(moves.after, use.component)
         if use.passes == 1:
@@ -230,27 +230,27 @@ def test_who_gives_way_is_who_should(case, leased, outlook) -> None:
             lost[use.component] = resident_bytes(alone.after, use.component) - after_bytes
     for goes, stays in permutations(kept, 2):
         if lost[goes] and kept[stays]:
-            assert _may_go_before(goes, stays, outlook, ages), (goes, stays)
+            assert _may_go_before(goes, stays, hints, ages), (goes, stays)
     if any(lost_bytes and key not in used for key, lost_bytes in lost.items()):
         assert now.capacity_bytes == needed_bytes(uses, activation_bytes) + moves.after.used_bytes, "too much left"
 
 
-def _alone(case: Case, leased: frozenset[ComponentKey], outlook: Outlook) -> ResidencyPlan:
+def _alone(case: Case, leased: frozenset[ComponentKey], hints: EvictionHints) -> ResidencyPlan:
     """The plan if all that may leave were gone: what the task's own components get of the room, in the order given."""
     specs, now, uses, activation_bytes = case
     used = {use.component for use in uses}
-    entries = [e for e in now.entries if e.component in used | leased | set(outlook.floors)]
-    floors = Outlook(floors=outlook.floors)
-    return plan(Residency(now.capacity_bytes, tuple(entries)), uses, specs, activation_bytes, leased, floors)
+    entries = [e for e in now.entries if e.component in used | leased | set(hints.pinned_bytes)]
+    pinned_bytes = EvictionHints(pinned_bytes=hints.pinned_bytes)
+    return plan(Residency(now.capacity_bytes, tuple(entries)), uses, specs, activation_bytes, leased, pinned_bytes)
 
 
 def _may_go_before(
-    goes: ComponentKey, stays: ComponentKey, outlook: Outlook, ages: Mapping[ComponentKey, Fraction]
+    goes: ComponentKey, stays: ComponentKey, hints: EvictionHints, ages: Mapping[ComponentKey, Fraction]
 ) -> bool:
-    low, high = outlook.priorities.get(goes, 0), outlook.priorities.get(stays, 0)
+    low, high = hints.priorities.get(goes, 0), hints.priorities.get(stays, 0)
     if low != high:
         return low < high
-    expected = outlook.needed_next
+    expected = hints.needed_next
     if goes in expected:
         return stays in expected and expected.index(stays) < expected.index(goes)
     if stays in expected or stays not in ages:
@@ -259,22 +259,22 @@ def _may_go_before(
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_floors_never_shrink(case, leased, outlook) -> None:
-    moves = planned(case, leased, outlook)
+def test_floors_never_shrink(case, leased, hints) -> None:
+    moves = planned(case, leased, hints)
     if moves is not None:
         for entry in case[1].entries:
-            floor_bytes = min(entry.resident_bytes, outlook.floors.get(entry.component, 0))
+            floor_bytes = min(entry.resident_bytes, hints.pinned_bytes.get(entry.component, 0))
             assert resident_bytes(moves.after, entry.component) >= floor_bytes
 
 
 @given(cases(), OUTLOOKS)
-def test_bytes_on_the_bus_do_not_depend_on_other_components(case, outlook) -> None:
+def test_bytes_on_the_bus_do_not_depend_on_other_components(case, hints) -> None:
     """Nothing leased, no floors. Without a hint not even how they cross it: the scheduler predicts with this."""
     specs, now, uses, activation_bytes = case
     used = {use.component for use in uses}
     own = Residency(now.capacity_bytes, tuple(entry for entry in now.entries if entry.component in used))
     alone = planned((specs, own, uses, activation_bytes))
-    blind, told = planned(case), planned(case, frozenset(), replace(outlook, floors={}))
+    blind, told = planned(case), planned(case, frozenset(), replace(hints, pinned_bytes={}))
     if alone is None or blind is None or told is None:
         assert alone is blind is told is None
         return
@@ -285,24 +285,24 @@ def test_bytes_on_the_bus_do_not_depend_on_other_components(case, outlook) -> No
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_equal_arguments_give_equal_plans(case, leased, outlook) -> None:
+def test_equal_arguments_give_equal_plans(case, leased, hints) -> None:
     specs, now, uses, activation_bytes = case
-    turned = Outlook(
-        outlook.needed_next,
-        dict(reversed(outlook.floors.items())),
-        dict(reversed(outlook.priorities.items())),
+    turned = EvictionHints(
+        hints.needed_next,
+        dict(reversed(hints.pinned_bytes.items())),
+        dict(reversed(hints.priorities.items())),
     )
     backwards = (dict(reversed(specs.items())), now, uses, activation_bytes)
-    assert planned(case, leased, outlook) == planned(backwards, leased, turned)
+    assert planned(case, leased, hints) == planned(backwards, leased, turned)
 
 
 @given(cases(), LEASED, OUTLOOKS)
-def test_every_eviction_and_every_stream_has_its_reason(case, leased, outlook) -> None:
-    moves = planned(case, leased, outlook)
+def test_every_eviction_and_every_stream_has_its_reason(case, leased, hints) -> None:
+    moves = planned(case, leased, hints)
     if moves is None:
         return
     specs, now, uses, activation_bytes = case
-    reasons = explain(now, uses, specs, activation_bytes, leased, outlook)
+    reasons = explain(now, uses, specs, activation_bytes, leased, hints)
     assert [(r.component, r.bytes) for r in reasons if not r.streams] == [(m.component, m.bytes) for m in moves.evict]
     streamed = [(u.component, specs[u.component].weight_bytes - resident_bytes(moves.after, u.component)) for u in uses]
     assert [(r.component, r.bytes) for r in reasons if r.streams] == [pair for pair in streamed if pair[1]]
@@ -351,22 +351,26 @@ def full(capacity_bytes: int, *keys: ComponentKey) -> Residency:
     return Residency(capacity_bytes, tuple(Resident(key, 10) for key in keys))
 
 
-def told(now: Residency, use: ComponentUse, outlook: Outlook) -> tuple[dict[str, int], int, list[str]]:
+def told(now: Residency, use: ComponentUse, hints: EvictionHints) -> tuple[dict[str, int], int, list[str]]:
     """What is evicted, how much is streamed, and why."""
-    moves = plan(now, (use,), TENS, 0, outlook=outlook)
-    reasons = [str(reason) for reason in explain(now, (use,), TENS, 0, outlook=outlook)]
+    moves = plan(now, (use,), TENS, 0, hints=hints)
+    reasons = [str(reason) for reason in explain(now, (use,), TENS, 0, hints=hints)]
     return {move.component: move.bytes for move in moves.evict}, moves.streamed_bytes, reasons
 
 
 def test_golden_what_is_not_expected_leaves_before_what_is_and_of_that_the_last_needed() -> None:
     now, use = full(30, A, B, C), ComponentUse(D, 0, passes=20)
-    assert told(now, use, Outlook((A, B))) == (
+    assert told(now, use, EvictionHints((A, B))) == (
         {C: 10},
         0,
         ["c2: 10 B of it leaves: no expected task needs it, and one needs c1"],
     )
-    assert told(now, use, Outlook((C, A, B))) == ({B: 10}, 0, ["c1: 10 B of it leaves: it is needed later than c0"])
-    assert told(now, use, Outlook((C, A, B), priorities={C: -1})) == (
+    assert told(now, use, EvictionHints((C, A, B))) == (
+        {B: 10},
+        0,
+        ["c1: 10 B of it leaves: it is needed later than c0"],
+    )
+    assert told(now, use, EvictionHints((C, A, B), priorities={C: -1})) == (
         {C: 10},
         0,
         ["c2: 10 B of it leaves: its priority -1 is below that of c1, 0"],
@@ -376,21 +380,23 @@ def test_golden_what_is_not_expected_leaves_before_what_is_and_of_that_the_last_
 def test_golden_one_pass_streams_what_would_push_out_better_bytes() -> None:
     """25 B, `A` and `B` take 20: of `C` 5 fit. Its other 5 load only where something worse is there."""
     now, use = full(25, A, B), ComponentUse(C, 0)
-    assert told(now, use, NO_OUTLOOK)[:2] == ({A: 5}, 0)
+    assert told(now, use, NO_HINTS)[:2] == ({A: 5}, 0)
     one_pass = "one pass costs the same streamed or loaded; loaded it would push out"
-    assert told(now, use, Outlook((A, B))) == (
+    assert told(now, use, EvictionHints((A, B))) == (
         {},
         5,
         [f"c2: 5 B of it streams: {one_pass} c1, which is expected to be needed, as it is not"],
     )
-    assert told(now, use, Outlook((A, B, C)))[2] == [
+    assert told(now, use, EvictionHints((A, B, C)))[2] == [
         f"c2: 5 B of it streams: {one_pass} c1, which is needed sooner than it is again"
     ]
-    assert told(now, use, Outlook((A, C, B)))[:2] == ({B: 5}, 0)
-    assert told(now, use, Outlook(priorities={C: -1}))[2] == [
+    assert told(now, use, EvictionHints((A, C, B)))[:2] == ({B: 5}, 0)
+    assert told(now, use, EvictionHints(priorities={C: -1}))[2] == [
         f"c2: 5 B of it streams: {one_pass} c0, which has priority 0, above -1"
     ]
-    assert told(now, ComponentUse(C, 0, passes=2), Outlook((A, B)))[:2] == ({B: 5}, 0), "streaming would cost it twice"
+    assert told(now, ComponentUse(C, 0, passes=2), EvictionHints((A, B)))[:2] == ({B: 5}, 0), (
+        "streaming would cost it twice"
+    )
 
 
 def test_golden_what_is_cheap_to_bring_back_leaves_though_it_is_younger() -> None:
@@ -406,19 +412,19 @@ def test_golden_what_is_cheap_to_bring_back_leaves_though_it_is_younger() -> Non
 
 
 def test_a_floor_is_kept_and_what_it_leaves_too_little_for_is_refused_with_all_numbers() -> None:
-    now, outlook = full(30, A, B, C), Outlook(floors={A: 7, B: 99})
-    moves = plan(now, (ComponentUse(D, 1),), TENS, 2, frozenset({C}), outlook)
+    now, hints = full(30, A, B, C), EvictionHints(pinned_bytes={A: 7, B: 99})
+    moves = plan(now, (ComponentUse(D, 1),), TENS, 2, frozenset({C}), hints)
     assert [(m.component, m.bytes) for m in moves.evict] == [(A, 3)]
     assert moves.after.used_bytes + 3 == 30
     assert moves.streamed_bytes == 10
     with pytest.raises(DoesNotFit) as refused:
-        plan(now, (ComponentUse(D, 1),), TENS, 3, frozenset({C}), outlook)
+        plan(now, (ComponentUse(D, 1),), TENS, 3, frozenset({C}), hints)
     assert str(refused.value) == (
         "c3 needs at least 31 B of device memory, the budget is 30 B (activations 3 B, working set of the largest "
-        "layer 1 B, leased 10 B, floors of what is to stay 17 B)"
+        "layer 1 B, leased 10 B, pinned 17 B)"
     )
 
 
 def test_a_component_below_its_floor_is_not_loaded_for_it() -> None:
-    moves = plan(full(30, A), (ComponentUse(B, 0),), TENS, 0, outlook=Outlook(floors={C: 10}))
+    moves = plan(full(30, A), (ComponentUse(B, 0),), TENS, 0, hints=EvictionHints(pinned_bytes={C: 10}))
     assert moves.after == full(30, A, B)

@@ -19,13 +19,13 @@ from examples.shapes.checker import matches, read_image
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import BadQuantization, UnknownArchitecture
 from modelpool.pool.core.stage_params import (
-    DecodeWork,
-    EncodeWork,
+    DecodeParams,
+    EncodeParams,
     ImagePixels,
     Result,
     RunHooks,
-    SampleWork,
-    Work,
+    SampleParams,
+    StageParams,
     stage_of,
 )
 from modelpool.pool.devices.sim import device as sim
@@ -83,8 +83,8 @@ def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = No
     """The image of PROMPT; a budget of None is enough for all, 0 the least that will do."""
     model = catalog.find_model(name)
     loras = (catalog.find_lora(lora, 1.0),) if lora else ()
-    sample = SampleWork(model, loras, 64, 64, 8, 4.0, "euler", "normal", 7)
-    works = (EncodeWork(model, loras, PROMPT), EncodeWork(model, loras, ""), sample, DecodeWork(model, 64, 64))
+    sample = SampleParams(model, loras, 64, 64, 8, 4.0, "euler", "normal", 7)
+    works = (EncodeParams(model, loras, PROMPT), EncodeParams(model, loras, ""), sample, DecodeParams(model, 64, 64))
     tasks = [task(catalog, work) for work in works]
     if budget_bytes == 0:
         budget_bytes = max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
@@ -106,10 +106,10 @@ def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = No
     return image.pixels_HWC
 
 
-def task(catalog: Catalog, work: Work) -> TaskSpec:
+def task(catalog: Catalog, work: StageParams) -> TaskSpec:
     role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
-    loras = () if isinstance(work, DecodeWork) else work.loras
-    use = catalog.use(work.model, role, loras, work.steps if isinstance(work, SampleWork) else 1)
+    loras = () if isinstance(work, DecodeParams) else work.loras
+    use = catalog.use(work.model, role, loras, work.steps if isinstance(work, SampleParams) else 1)
     activation_bytes = catalog.figures.activation_bytes(work.model, work)
     return TaskSpec(TaskId(f"{stage_of(work).value}"), stage_of(work), (use,), activation_bytes, 0.1)
 
@@ -274,7 +274,7 @@ def test_weights_in_a_form_that_their_format_does_not_have_become_values_and_are
     assert isinstance(packed, PackedWeight)
     assert torch.equal(weight, packed.unpack(torch.bfloat16).squeeze())
     [record] = caplog.records
-    assert "vae.safetensors: 8 quantized weights are loaded as torch.bfloat16 values" in record.getMessage()
+    assert "vae.safetensors: 8 quantized weights are unpacked to torch.bfloat16" in record.getMessage()
     assert "first_stage_model." in record.getMessage()
 
 

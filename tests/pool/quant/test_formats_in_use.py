@@ -208,7 +208,7 @@ def test_no_number_of_a_scaled_format_is_farther_off_than_half_a_step(name: str,
 
 BAD: dict[str, tuple[torch.Tensor, str, dict[str, Any], str]] = {
     "unknown": (torch.ones(4, 4), "float8", {}, "unknown format 'float8'; did you mean"),
-    "calibrated": (torch.ones(4, 4), "awq_w4a16", {}, "made by calibration elsewhere"),
+    "calibrated": (torch.ones(4, 4), "awq_w4a16", {}, "requires calibration elsewhere"),
     "setting": (torch.ones(4, 4), "int8_tensorwise", {"rotated": True}, r"found settings \['rotated'\]"),
     "rank": (torch.ones(4, 4, 1), "nvfp4", {}, r"found shape \(4, 4, 1\), expected two dimensions"),
     "columns": (

@@ -22,7 +22,7 @@ from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.formats.gguf_names import NAMES
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.ops.packed import PackedWeight
-from modelpool.pool.registry.folders import Place, look_through
+from modelpool.pool.registry.folders import ModelLocation, scan_locations
 from modelpool.pool.saving.checkpoint_file import save_checkpoint
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.tiny_transformers import FAMILIES
@@ -128,7 +128,7 @@ def test_a_transformer_and_its_t5_compute_what_the_same_values_do(tmp_path: Path
 def as_llama_cpp_has_it(text: dict[str, Tensor]) -> dict[str, Tensor]:
     """A T5 encoder under the names of its converter."""
     names = NAMES["t5encoder"]
-    back = {there: here for here, there in {**names.whole, **names.parts}.items()}
+    back = {there: here for here, there in {**names.top_level, **names.parts}.items()}
     found = {}
     for key, tensor in text.items():
         stem, _, end = key.rpartition(".")
@@ -153,7 +153,7 @@ def test_a_weight_that_no_module_reads_is_saved_plain_too(tmp_path: Path) -> Non
 
 
 def test_folders_are_searched_for_them(folder: Path) -> None:
-    found = look_through([Place(folder)])
+    found = scan_locations([ModelLocation(folder)])
     assert {f"unet-{kind}.gguf" for kind in KINDS} <= {file.path.name for file in found.files}
 
 

@@ -125,7 +125,7 @@ def test_a_kernel_that_fails_is_told_once_and_gives_none(
         raise RuntimeError("no kernel for this test")
 
     monkeypatch.setattr(torch, "_scaled_mm", fails)
-    native._tell_once.cache_clear()
+    native._log_once.cache_clear()
     weight, x = weight_and_input()
     packed = quantize(weight, "float8_e4m3fn")
     with caplog.at_level(logging.WARNING):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from modelpool.pool.core.errors import CorruptFile, UnknownName, UnusableField, UserError
-from modelpool.pool.registry.changes import add_place, hash_all, remove, set_alias, unhashed
-from modelpool.pool.registry.folders import Place
+from modelpool.pool.registry.changes import add_location, hash_all, remove, set_alias, unhashed
+from modelpool.pool.registry.folders import ModelLocation
 from modelpool.pool.registry.kinds import LORAS, MODELS
 from modelpool.pool.registry.registry import Registry
-from modelpool.pool.registry.remembered import Alias, HashRecord, Memory
+from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore
 from tests.pool.registry.weights import LORA, make_registry, no_wait, write_weights
 
 
@@ -33,20 +33,20 @@ def names(registry: Registry) -> list[str]:
 
 def test_a_folder_or_a_file_is_added_once(registry: Registry, base: Path) -> None:
     file = base / "checkpoints" / "base.safetensors"
-    assert add_place(registry, file).is_new
-    assert not add_place(registry, file).is_new
+    assert add_location(registry, file).is_new
+    assert not add_location(registry, file).is_new
     assert names(registry) == ["base"]
-    added = add_place(registry, base)
+    added = add_location(registry, base)
     assert (added.is_new, len(added.files)) == (True, 2)
     assert names(registry) == ["base", "light"]
-    within = add_place(registry, base / "loras")
+    within = add_location(registry, base / "loras")
     assert (within.is_new, within.within) == (False, base)
-    assert registry.memory.places() == (file, base)
+    assert registry.store.locations() == (file, base)
 
 
 def test_relative_paths_are_kept_whole(registry: Registry, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)
-    assert add_place(registry, Path("loras/../loras")).path == base / "loras"
+    assert add_location(registry, Path("loras/../loras")).path == base / "loras"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_relative_paths_are_kept_whole(registry: Registry, base: Path, monkeypat
         ("gone.safetensors", None, "no such file or folder"),
         ("torn.safetensors", b"\x10\0\0\0\0\0\0\0{", "truncated"),
         ("web.safetensors", b"<!DOCTYPE html>", "a web page"),
-        ("old.ckpt", b"\x80\x02", "a PyTorch pickle, .* or allow_pickle to be set"),
+        ("old.ckpt", b"\x80\x02", "a PyTorch pickle, .* or allow_pickle for files"),
         ("notes.txt", b"hello", "expected a folder, or a file that ends in .safetensors or .sft"),
     ],
 )
@@ -65,13 +65,13 @@ def test_what_is_wrong_is_not_added(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=complaint):
-        add_place(registry, tmp_path / name)
-    assert registry.memory.places() == ()
+        add_location(registry, tmp_path / name)
+    assert registry.store.locations() == ()
 
 
 def test_bad_files_of_a_folder_are_told_and_the_rest_is_used(registry: Registry, base: Path) -> None:
     (base / "checkpoints" / "torn.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
-    added = add_place(registry, base)
+    added = add_location(registry, base)
     assert ([file.path.name for file in added.files], [bad.path.name for bad in added.refused]) == (
         ["base.safetensors", "light.safetensors"],
         ["torn.safetensors"],
@@ -81,7 +81,7 @@ def test_bad_files_of_a_folder_are_told_and_the_rest_is_used(registry: Registry,
 
 
 def test_what_is_removed_is_forgotten_and_its_files_stay(registry: Registry, base: Path) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     assert remove(registry, str(base)) == base
     assert names(registry) == []
     assert (base / "checkpoints" / "base.safetensors").is_file()
@@ -90,29 +90,31 @@ def test_what_is_removed_is_forgotten_and_its_files_stay(registry: Registry, bas
 
 
 def test_a_file_that_was_added_by_itself_is_removed_by_name(registry: Registry, base: Path) -> None:
-    add_place(registry, base / "checkpoints" / "base.safetensors")
+    add_location(registry, base / "checkpoints" / "base.safetensors")
     assert remove(registry, "base") == base / "checkpoints" / "base.safetensors"
-    assert registry.memory.places() == ()
+    assert registry.store.locations() == ()
 
 
 def test_a_folder_that_is_gone_can_be_removed(registry: Registry, base: Path, tmp_path: Path) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     base.rename(tmp_path / "moved")
-    assert [r.problem for r in registry.listing().refused] == ["is not there now; `modelpool models remove` forgets it"]
+    assert [r.problem for r in registry.listing().refused] == [
+        "does not exist; `modelpool models remove` removes it from the registry"
+    ]
     assert remove(registry, str(base)) == base
 
 
 def test_a_file_of_a_folder_cannot_be_removed_by_itself(registry: Registry, base: Path, tmp_path: Path) -> None:
-    add_place(registry, base)
-    with pytest.raises(UserError, match=f"lies in {base}; remove that, or move the file away"):
+    add_location(registry, base)
+    with pytest.raises(UserError, match=f"is in {base}; remove that, or move the file away"):
         remove(registry, "base")
-    configured = make_registry(tmp_path / "other", Place(base))
+    configured = make_registry(tmp_path / "other", ModelLocation(base))
     with pytest.raises(UserError, match="the configuration names that folder"):
         remove(configured, str(base))
 
 
 def test_an_alias_is_a_name_in_any_case_until_it_is_removed(registry: Registry, base: Path) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     alias, before = set_alias(registry, "Favourite", "base")
     assert (alias, before) == (Alias("Favourite", path=str(base / "checkpoints" / "base.safetensors")), None)
     assert registry.find("favourite", MODELS).path.stem == "base"
@@ -128,7 +130,7 @@ def test_an_alias_is_a_name_in_any_case_until_it_is_removed(registry: Registry, 
 
 
 def test_an_alias_of_a_hash_follows_the_content_and_one_of_a_path_the_path(registry: Registry, base: Path) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     for _ in hash_all(registry, unhashed(registry), wait=no_wait):
         pass
     old = base / "loras" / "light.safetensors"
@@ -147,14 +149,14 @@ def test_an_alias_of_a_hash_follows_the_content_and_one_of_a_path_the_path(regis
     "name", ["", " a", "a ", "-a", "a/b", "a\\b", "a:1", "a\nb", "deadbeef", "a.safetensors", ".."]
 )
 def test_an_alias_that_would_be_read_as_something_else_is_refused(registry: Registry, base: Path, name: str) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     with pytest.raises(UnusableField, match="alias"):
         set_alias(registry, name, "base")
 
 
 def test_an_alias_hides_no_file(registry: Registry, base: Path) -> None:
-    add_place(registry, base)
-    with pytest.raises(UserError, match=r"'LIGHT' is the name of .* already"):
+    add_location(registry, base)
+    with pytest.raises(UserError, match=r"'LIGHT' is already the name of"):
         set_alias(registry, "LIGHT", "base")
     set_alias(registry, "light", "light")
     set_alias(registry, "late", "light")
@@ -165,9 +167,9 @@ def test_an_alias_hides_no_file(registry: Registry, base: Path) -> None:
 
 
 def test_an_alias_needs_a_file_that_is_known(registry: Registry, base: Path, tmp_path: Path) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     stranger = write_weights(tmp_path / "stranger.safetensors")
-    with pytest.raises(UserError, match="lies in no folder of models; add it first: modelpool models add"):
+    with pytest.raises(UserError, match="is in no model folder; add it first: modelpool models add"):
         set_alias(registry, "mine", str(stranger))
     with pytest.raises(UnknownName):
         set_alias(registry, "mine", "nothing")
@@ -175,7 +177,7 @@ def test_an_alias_needs_a_file_that_is_known(registry: Registry, base: Path, tmp
 
 
 def test_what_cannot_be_read_any_more_is_told_and_the_rest_is_hashed(registry: Registry, base: Path) -> None:
-    add_place(registry, base)
+    add_location(registry, base)
     entries = unhashed(registry)
     (base / "checkpoints" / "base.safetensors").unlink()
     done = {entry.name: result for entry, result in hash_all(registry, entries, wait=no_wait)}
@@ -184,11 +186,11 @@ def test_what_cannot_be_read_any_more_is_told_and_the_rest_is_hashed(registry: R
 
 
 def test_hashes_are_kept_up_to_a_number(registry: Registry, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modelpool.pool.registry.remembered.MOST_FILES", 3)
-    add_place(registry, base)
+    monkeypatch.setattr("modelpool.pool.registry.registry_store.MAX_FILES", 3)
+    add_location(registry, base)
     [entry, _] = registry.listing().entries
     record = HashRecord(entry.file.fingerprint, registry.hashes(entry.file))
-    memory = Memory(registry.memory.path.parent)
+    store = RegistryStore(registry.store.path.parent)
     for number in (1, 2, 3, 1, 4, 5):
-        memory.remember(f"/{number}", record)
-    assert set(memory.hashes()) == {"/1", "/4", "/5"}, "written again is new again"
+        store.save_hashes(f"/{number}", record)
+    assert set(store.hashes()) == {"/1", "/4", "/5"}, "written again is new again"

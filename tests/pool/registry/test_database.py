@@ -118,7 +118,7 @@ def test_what_only_a_person_could_fill_again_is_taken_over_where_it_can_be_read(
     content = bytearray(database.path.read_bytes())
     content[-len(content) // 2 :] = b"\xaa" * len(content[-len(content) // 2 :])
     database.path.write_bytes(content)
-    with pytest.warns(RuntimeWarning, match="what could be read of it was taken over: 3 kept"):
+    with pytest.warns(RuntimeWarning, match="the rows that could be read were copied: 3 kept"):
         count(database, "cache")
     assert (count(database, "kept"), count(database, "cache")) == (3, 0)
 

@@ -64,7 +64,7 @@ HASHES = FileHashes("0123456789abcdef" * 4, "fedcba98", "fedcba9876543210" * 4)
 
 
 @pytest.mark.parametrize(
-    ("name", "is_called"),
+    ("name", "matches_digits"),
     [
         ("0123456789", True),
         ("0123456789ABCDEF" * 4, True),
@@ -80,9 +80,9 @@ HASHES = FileHashes("0123456789abcdef" * 4, "fedcba98", "fedcba9876543210" * 4)
         ("", False),
     ],
 )
-def test_a_file_is_called_by_each_of_its_hashes(name: str, is_called: bool) -> None:
+def test_a_file_is_called_by_each_of_its_hashes(name: str, matches_digits: bool) -> None:
     digits = as_digits(name)
-    assert (digits is not None and HASHES.is_called(digits)) is is_called
+    assert (digits is not None and HASHES.matches_digits(digits)) is matches_digits
 
 
 @given(st.text(max_size=70))
@@ -95,7 +95,7 @@ def test_no_text_is_called_a_hash_without_being_one(text: str) -> None:
 
 def test_a_hash_that_is_not_known_is_not_called(tmp_path: Path) -> None:
     """An empty AutoV1 must not be what an empty name means."""
-    assert not FileHashes("ab" * 32).is_called("")
+    assert not FileHashes("ab" * 32).matches_digits("")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

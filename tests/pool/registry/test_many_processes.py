@@ -9,8 +9,8 @@ import traceback
 import warnings
 from pathlib import Path
 
-from modelpool.pool.registry.changes import add_place, hash_all, remove, set_alias, unhashed
-from modelpool.pool.registry.remembered import DATABASE_FILE
+from modelpool.pool.registry.changes import add_location, hash_all, remove, set_alias, unhashed
+from modelpool.pool.registry.registry_store import DATABASE_FILE
 from tests.pool.registry.weights import LORA, make_registry, no_wait, write_weights
 
 PROCESSES = 3
@@ -24,9 +24,9 @@ def _work(folder: Path, number: int, barrier: multiprocessing.synchronize.Barrie
             warnings.simplefilter("error")
             registry = make_registry(folder / "state")
             barrier.wait(timeout=60)
-            is_first = add_place(registry, folder / "common").is_new
-            add_place(registry, folder / f"own{number}")
-            add_place(registry, folder / f"fleeting{number}")
+            is_first = add_location(registry, folder / "common").is_new
+            add_location(registry, folder / f"own{number}")
+            add_location(registry, folder / f"fleeting{number}")
             for _ in hash_all(registry, unhashed(registry), wait=no_wait):
                 pass
             for file in range(FILES):
@@ -58,7 +58,7 @@ def test_the_end_is_whole(tmp_path: Path) -> None:
     assert sorted(said.values()) == [False] * (PROCESSES - 1) + [True], said
 
     registry = make_registry(tmp_path / "state")
-    assert set(registry.memory.places()) == {tmp_path / owner for owner in owners}
+    assert set(registry.store.locations()) == {tmp_path / owner for owner in owners}
     entries = registry.listing().entries
     assert len(entries) == len(owners) * FILES
     for entry in entries:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.registry.names import ENDINGS, folded, named, shortest_names, without_ending
+from modelpool.pool.registry.names import SUFFIXES, folded, named, shortest_names, without_suffix
 
 WORDS = st.sampled_from(
     ["base", "Base", "BASE", "sdxl", "v1.5", "x.pt", "caf\u00e9", "cafe\u0301", "a b", "\u00df", "ss"]
@@ -18,7 +18,7 @@ PATHS = st.builds(
     lambda folders, stem, ending: PurePosixPath("/", *folders, stem + ending),
     st.lists(WORDS, max_size=3),
     WORDS,
-    st.sampled_from(ENDINGS[1:3]),
+    st.sampled_from(SUFFIXES[1:3]),
 )
 
 
@@ -41,7 +41,7 @@ def test_no_shorter_name_would_do(paths: list[PurePosixPath], data: st.DataObjec
     paths = distinct(paths)
     path = data.draw(st.sampled_from(paths))
     name = shortest_names(paths)[path]
-    if "/" in name.lstrip("/") and name.rpartition("/")[2] == without_ending(path.name):
+    if "/" in name.lstrip("/") and name.rpartition("/")[2] == without_suffix(path.name):
         assert len(named(name.partition("/")[2], paths)) > 1
 
 
@@ -58,7 +58,7 @@ def test_a_new_file_never_makes_a_name_mean_another_old_one(
 ) -> None:
     """What a name meant it still means, or it is ambiguous, or the new file is written exactly so."""
     paths = [path for path in distinct(paths) if path != new]
-    for name in (without_ending(asked.name), f"{asked.parent.name}/{asked.name}"):
+    for name in (without_suffix(asked.name), f"{asked.parent.name}/{asked.name}"):
         before, after = named(name, paths), named(name, [*paths, new])
         assert set(after) - {new} <= set(before)
         assert not before or after
@@ -98,4 +98,4 @@ def test_names(name: str, meant: list[str]) -> None:
      (".safetensors", ".safetensors"), ("a.pt.safetensors", "a.pt")],
 )  # fmt: skip
 def test_only_the_endings_of_weights_are_left_off(file_name: str, stem: str) -> None:
-    assert without_ending(file_name) == stem
+    assert without_suffix(file_name) == stem

@@ -13,12 +13,12 @@ import pytest
 
 from modelpool.pool.core.errors import AmbiguousName, CorruptFile, UnknownName
 from modelpool.pool.registry import registry as registry_module
-from modelpool.pool.registry.changes import add_place, hash_all, set_alias, unhashed
-from modelpool.pool.registry.folders import Place
+from modelpool.pool.registry.changes import add_location, hash_all, set_alias, unhashed
+from modelpool.pool.registry.folders import ModelLocation
 from modelpool.pool.registry.hashes import hash_file
-from modelpool.pool.registry.kinds import LORAS, MODELS, Kind
+from modelpool.pool.registry.kinds import LORAS, MODELS, FileKind
 from modelpool.pool.registry.registry import Registry
-from modelpool.pool.registry.remembered import DATABASE_FILE, Memory
+from modelpool.pool.registry.registry_store import DATABASE_FILE, RegistryStore
 from tests.pool.registry.weights import CHECKPOINT, LORA, VAE, make_registry, no_wait, write_weights
 
 
@@ -37,7 +37,7 @@ def models(tmp_path: Path) -> Path:
 @pytest.fixture
 def registry(tmp_path: Path, models: Path) -> Registry:
     found = make_registry(tmp_path / "state")
-    add_place(found, models)
+    add_location(found, models)
     return found
 
 
@@ -68,18 +68,18 @@ def hash_everything(registry: Registry) -> None:
 def test_a_listing_tells_name_kind_and_what_it_is(registry: Registry) -> None:
     listing = registry.listing()
     assert [(e.name, e.kind, e.facts.title) for e in listing.entries] == [
-        ("Dream", Kind.CHECKPOINT, listing.entries[0].facts.title),
-        ("sd15/base", Kind.CHECKPOINT, listing.entries[0].facts.title),
-        ("sdxl/base", Kind.CHECKPOINT, listing.entries[0].facts.title),
-        ("light", Kind.LORA, "sd_v1"),
-        ("light", Kind.VAE, ""),
+        ("Dream", FileKind.CHECKPOINT, listing.entries[0].facts.title),
+        ("sd15/base", FileKind.CHECKPOINT, listing.entries[0].facts.title),
+        ("sdxl/base", FileKind.CHECKPOINT, listing.entries[0].facts.title),
+        ("light", FileKind.LORA, "sd_v1"),
+        ("light", FileKind.VAE, ""),
     ]
     assert (listing.refused, listing.unfinished) == ((), ())
 
 
 def test_a_name_means_a_file_of_the_kind_that_is_asked_for(registry: Registry, models: Path) -> None:
     assert registry.find("light", LORAS, "LoRA").path == models / "loras" / "light.safetensors"
-    assert registry.find("LIGHT", {Kind.VAE}, "VAE").path == models / "vae" / "light.safetensors"
+    assert registry.find("LIGHT", {FileKind.VAE}, "VAE").path == models / "vae" / "light.safetensors"
     assert registry.find("dream", MODELS, "model").path == models / "checkpoints" / "Dream.safetensors"
     with pytest.raises(AmbiguousName):
         registry.find("light")
@@ -93,8 +93,8 @@ def test_one_stem_in_two_folders_is_refused_with_both_and_how_to_say_which(regis
     folder = models / "checkpoints"
     assert str(caught.value) == (
         f"model 'base' can mean 2 files: 'sd15/base' ({folder}/sd15/base.safetensors); "
-        f"'sdxl/base' ({folder}/sdxl/base.safetensors). Say one of these names, a path, a hash, or give one a name of "
-        "its own: modelpool models alias NAME sd15/base"
+        f"'sdxl/base' ({folder}/sdxl/base.safetensors). Use one of these names, a path or a hash, or set "
+        "an alias: modelpool models alias NAME sd15/base"
     )
     assert registry.find("sdxl/base", MODELS).path == folder / "sdxl" / "base.safetensors"
     assert registry.find("SD15/base", MODELS).path == folder / "sd15" / "base.safetensors"
@@ -132,7 +132,7 @@ def test_a_file_is_found_by_each_of_its_hashes(registry: Registry, models: Path,
     content = path.read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     data = hashlib.sha256(content[8 + int.from_bytes(content[:8], "little") :]).hexdigest()
-    with pytest.raises(UnknownName, match=r"5 files were not hashed yet: `modelpool models scan` does it"):
+    with pytest.raises(UnknownName, match=r"5 files are not hashed yet: run `modelpool models scan`"):
         registry.find(sha256[:10], LORAS, "LoRA")
     hash_everything(registry)
     for name in (sha256, sha256[:10], sha256[:12], data[:12], data):
@@ -148,14 +148,14 @@ def test_autov1_finds_files_that_are_long_enough(tmp_path: Path) -> None:
         tmp_path / "models" / "big.safetensors", [f"lora_unet_{n}.lora_up.weight" for n in range(20_000)]
     )
     assert path.stat().st_size > (1 << 20) + 65_536
-    registry = make_registry(tmp_path / "state", Place(path.parent))
+    registry = make_registry(tmp_path / "state", ModelLocation(path.parent))
     hash_everything(registry)
     window = path.read_bytes()[1 << 20 : (1 << 20) + 65_536]
     assert registry.find(hashlib.sha256(window).hexdigest()[:8]).path == path
 
 
 def test_a_name_goes_before_a_hash_and_a_full_hash_tells(tmp_path: Path) -> None:
-    registry = make_registry(tmp_path / "state", Place(tmp_path / "models"))
+    registry = make_registry(tmp_path / "state", ModelLocation(tmp_path / "models"))
     first = write_weights(tmp_path / "models" / "first.safetensors", fill=1)
     digest = hashlib.sha256(first.read_bytes()).hexdigest()
     named_so = write_weights(tmp_path / "models" / f"{digest[:10]}.safetensors", fill=2)
@@ -168,9 +168,9 @@ def test_nothing_is_hashed_twice_not_even_after_a_restart(registry: Registry, re
     hash_everything(registry)
     assert len(reads.paths) == 5
     hash_everything(registry)
-    again = Registry(Memory(registry.memory.path.parent))
+    again = Registry(RegistryStore(registry.store.path.parent))
     for entry in again.listing().entries:
-        assert entry.hashes == again.hashes(entry.file, entry.kind is Kind.LORA)
+        assert entry.hashes == again.hashes(entry.file, entry.kind is FileKind.LORA)
     assert len(reads.paths) == 5
 
 
@@ -186,18 +186,18 @@ def test_a_file_that_changed_is_hashed_anew_whatever_its_times_say(registry: Reg
 def test_a_file_that_has_just_changed_is_remembered_here_alone(tmp_path: Path, models: Path, reads: Reads) -> None:
     """Within a tick of its file system's clock it could change again and look the same."""
     state = tmp_path / "state"
-    places = [Place(models)]
-    young = Registry(Memory(state), places, now_ns=time.time_ns)
+    locations = [ModelLocation(models)]
+    young = Registry(RegistryStore(state), locations, now_ns=time.time_ns)
     file = young.find("Dream")
     young.hashes(file)
     young.hashes(file)
     assert reads.paths == ["Dream.safetensors"]
-    Registry(Memory(state), places).hashes(file)
+    Registry(RegistryStore(state), locations).hashes(file)
     assert len(reads.paths) == 2
 
 
 def test_hashing_waits_until_it_can_be_remembered(tmp_path: Path, models: Path) -> None:
-    registry = Registry(Memory(tmp_path / "state"), [Place(models)])
+    registry = Registry(RegistryStore(tmp_path / "state"), [ModelLocation(models)])
     newest_ns = max(entry.file.fingerprint.changed_ns for entry in unhashed(registry))
     waits: list[float] = []
     for _ in hash_all(registry, unhashed(registry), wait=waits.append, now_ns=lambda: newest_ns + 500_000_000):
@@ -226,7 +226,7 @@ def test_autov3_is_read_when_it_is_asked_for_later(registry: Registry) -> None:
     file = registry.find("light", LORAS)
     assert registry.hashes(file).autov3 == ""
     assert registry.hashes(file, with_data=True).autov3 != ""
-    assert Registry(registry.memory).hashes(file).autov3 != ""
+    assert Registry(registry.store).hashes(file).autov3 != ""
 
 
 def test_files_that_were_added_later_are_seen(registry: Registry, models: Path) -> None:
@@ -271,9 +271,9 @@ def test_a_diffusers_folder_has_one_hash_of_all_its_parts(tmp_path: Path) -> Non
     folder = tmp_path / "models" / "sdxl"
     part = write_weights(folder / "unet" / "diffusion_pytorch_model.safetensors")
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionXLPipeline"}))
-    registry = make_registry(tmp_path / "state", Place(tmp_path / "models"))
+    registry = make_registry(tmp_path / "state", ModelLocation(tmp_path / "models"))
     [entry] = registry.listing().entries
-    assert (entry.name, entry.kind) == ("sdxl", Kind.CHECKPOINT)
+    assert (entry.name, entry.kind) == ("sdxl", FileKind.CHECKPOINT)
     assert entry.facts.title == "diffusers folder, StableDiffusionXLPipeline"
     before = registry.hashes(entry.file).sha256
     write_weights(part, fill=1)
@@ -286,34 +286,34 @@ def test_a_file_in_parts_with_one_missing_is_refused(tmp_path: Path) -> None:
     (base / "t5.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "t5-00001-of-00002.safetensors", "b": "t5-00002-of-00002.safetensors"}})
     )
-    registry = make_registry(tmp_path / "state", Place(base))
+    registry = make_registry(tmp_path / "state", ModelLocation(base))
     [refused] = registry.listing().refused
     missing = base / "t5-00002-of-00002.safetensors"
     assert refused.problem == f"{missing}: no such file, expected a safetensors file"
     write_weights(base / "t5-00002-of-00002.safetensors", ["b"])
     [entry] = registry.listing().entries
-    assert (entry.name, entry.kind, entry.facts.title) == ("t5", Kind.TEXT_ENCODER, "in 2 parts")
+    assert (entry.name, entry.kind, entry.facts.title) == ("t5", FileKind.TEXT_ENCODER, "in 2 parts")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[" * 100_000])
 def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.safetensors.index.json").write_text(text)
-    listing = make_registry(tmp_path / "state", Place(tmp_path)).listing()
+    listing = make_registry(tmp_path / "state", ModelLocation(tmp_path)).listing()
     assert listing.entries == ()
     assert len(listing.refused) == 1
 
 
 def test_without_a_database_files_are_found_and_hashed_all_the_same(tmp_path: Path, models: Path) -> None:
     (tmp_path / "occupied").write_text("a file where the folder should be")
-    registry = make_registry(tmp_path / "occupied", Place(models))
-    with pytest.warns(RuntimeWarning, match=r"cannot be used.*; going on without it"):
+    registry = make_registry(tmp_path / "occupied", ModelLocation(models))
+    with pytest.warns(RuntimeWarning, match=r"cannot be used.*; continuing without it"):
         found = registry.hashes(registry.find("Dream", MODELS))
     assert found.sha256 == hashlib.sha256((models / "checkpoints" / "Dream.safetensors").read_bytes()).hexdigest()
     assert registry.listing().entries[0].hashes == found, "it warns once"
 
 
 def test_to_look_makes_no_database(tmp_path: Path, models: Path) -> None:
-    registry = make_registry(tmp_path / "state", Place(models))
+    registry = make_registry(tmp_path / "state", ModelLocation(models))
     registry.listing()
     registry.find("Dream", MODELS)
     assert not (tmp_path / "state").exists()
@@ -321,7 +321,7 @@ def test_to_look_makes_no_database(tmp_path: Path, models: Path) -> None:
 
 def test_places_that_people_added_count_where_they_are_asked_for(registry: Registry, models: Path) -> None:
     set_alias(registry, "mine", "Dream")
-    without = Registry(registry.memory, [Place(models / "loras", Kind.LORA)], uses_added=False)
+    without = Registry(registry.store, [ModelLocation(models / "loras", FileKind.LORA)], uses_added=False)
     assert [entry.name for entry in without.listing().entries] == ["light"]
     assert without.aliases() == ()
-    assert registry.memory.path.name == DATABASE_FILE
+    assert registry.store.path.name == DATABASE_FILE

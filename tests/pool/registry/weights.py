@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from modelpool.pool.registry.folders import Place
+from modelpool.pool.registry.folders import ModelLocation
 from modelpool.pool.registry.registry import SETTLED_NS, Registry
-from modelpool.pool.registry.remembered import Memory
+from modelpool.pool.registry.registry_store import RegistryStore
 
 #: keys that give each kind of file away
 CHECKPOINT = ("model.diffusion_model.input_blocks.0.0.weight", "first_stage_model.decoder.conv_in.weight")
@@ -36,9 +36,9 @@ def later_ns() -> int:
     return time.time_ns() + 2 * SETTLED_NS
 
 
-def make_registry(folder: Path, *configured: Place) -> Registry:
+def make_registry(folder: Path, *configured: ModelLocation) -> Registry:
     """A registry that keeps its database in `folder`."""
-    return Registry(Memory(folder), configured, now_ns=later_ns)
+    return Registry(RegistryStore(folder), configured, now_ns=later_ns)
 
 
 def no_wait(seconds: float) -> None:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.core.stage_params import RunHooks, SampleWork
+from modelpool.pool.core.stage_params import RunHooks, SampleParams
 from modelpool.pool.guidance.classifier_free import PredictNoise
 from modelpool.pool.guidance.run import denoise_images
 
 
 def denoise_image(
     predict_noise: PredictNoise,
-    work: SampleWork,
+    work: SampleParams,
     latent_shape_CHW: tuple[int, int, int],
     cond_LD: Tensor,
     uncond_LD: Tensor | None,

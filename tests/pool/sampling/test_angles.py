@@ -18,7 +18,7 @@ TABLE = sigma_table(NOISE)
 
 @given(st.floats(0.01, 0.999))
 def test_the_model_is_told_the_angle_in_right_angles(share: float) -> None:
-    assert TABLE.told(math.tan(share * math.pi / 2)) == pytest.approx(share)
+    assert TABLE.time_input(math.tan(share * math.pi / 2)) == pytest.approx(share)
 
 
 @pytest.mark.parametrize("steps", [2, 10, 100])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
 from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.sampling import cosine_schedule as cosine
 from modelpool.pool.sampling.names import MAX_STEPS, SAMPLERS, SCHEDULES
@@ -39,8 +39,8 @@ def test_levels_and_what_a_model_is_told_of_them_are_the_schedulers(steps: int) 
     table = cosine_table()
     sigmas = make_sigmas("simple", steps, table)[:-1]
     torch.testing.assert_close(1 / (1 + sigmas.double() ** 2), share, rtol=1e-5, atol=0)
-    torch.testing.assert_close(torch.tensor([table.told(s) for s in sigmas.tolist()]), way, rtol=0, atol=1e-7)
-    assert table.told(float(sigmas[0])) == 1.0
+    torch.testing.assert_close(torch.tensor([table.time_input(s) for s in sigmas.tolist()]), way, rtol=0, atol=1e-7)
+    assert table.time_input(float(sigmas[0])) == 1.0
 
 
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
@@ -58,7 +58,7 @@ def test_the_levels_of_every_schedule_fall(name: str, steps: int, shift: float) 
 def test_the_way_to_the_noise_of_a_way_is_that_way(way: float) -> None:
     level = cosine.sigma(way)
     assert cosine.SIGMA_MIN <= level <= cosine.SIGMA_MAX
-    assert cosine.way(level) == pytest.approx(way, abs=1e-9)
+    assert cosine.position(level) == pytest.approx(way, abs=1e-9)
 
 
 @given(st.floats(0.0, 1.0), st.floats(1.01, 4.0))
@@ -66,7 +66,7 @@ def test_a_shift_is_more_noise_at_the_same_way_and_no_other_number_for_it(way: f
     """What a model is told of a level is what it was trained to be told."""
     assert cosine.sigma(way, shift) >= cosine.sigma(way)
     level = cosine.sigma(way, shift)
-    assert cosine_table(shift).told(level) == pytest.approx(cosine.way(level))
+    assert cosine_table(shift).time_input(level) == pytest.approx(cosine.position(level))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -77,7 +77,7 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
     def predict(x_BCHW: torch.Tensor, told_B: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         return torch.sin(3.0 * x_BCHW + told_B.view(-1, 1, 1, 1)) + 0.5 * x_BCHW
 
-    work = SampleWork(ModelRef("m", "", ""), (), 0, 0, steps, 1.0, "euler_ancestral", "simple", 3)
+    work = SampleParams(ModelRef("m", "", ""), (), 0, 0, steps, 1.0, "euler_ancestral", "simple", 3)
     table = sigma_table(NoiseFacts(NoiseKind.COSINE))
     text = Condition(torch.zeros(1, 1, 1))
     ours = denoise_images(
@@ -104,7 +104,7 @@ def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
         sigma = cosine.sigma(float(told_B[0]))
         return (x_BCHW * (1 + sigma**2) ** 0.5 - clean) / sigma
 
-    work = SampleWork(ModelRef("m", "", ""), (), 0, 0, 8, 1.0, sampler, "simple", 3)
+    work = SampleParams(ModelRef("m", "", ""), (), 0, 0, 8, 1.0, sampler, "simple", 3)
     text = Condition(torch.zeros(1, 1, 1))
     found = denoise_images(predict, work, [3], SHAPE, text, None, torch.device("cpu"), QUIET, cosine_table())
     torch.testing.assert_close(found, clean, rtol=0, atol=0.02)
@@ -114,5 +114,5 @@ def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
 def test_timesteps_are_thousandths_of_the_way(timestep: float) -> None:
     table = cosine_table()
     level = table.sigma(timestep)
-    assert table.timestep(level) == pytest.approx(1000 * table.told(level)) == pytest.approx(timestep, abs=1e-6)
+    assert table.timestep(level) == pytest.approx(1000 * table.time_input(level)) == pytest.approx(timestep, abs=1e-6)
     assert table.sigma_at_percent(0.25) == pytest.approx(table.sigma(750.0))

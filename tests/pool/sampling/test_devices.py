@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 from tests.pool.sampling.one_image import denoise_image
 
 SHAPE = (4, 8, 8)
-WORK = SampleWork(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, 6, 5.0, "euler", "normal", 3)
+WORK = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, 6, 5.0, "euler", "normal", 3)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 
 

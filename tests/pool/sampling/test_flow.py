@@ -67,7 +67,7 @@ def test_a_table_goes_both_ways() -> None:
     table = flow_table(2.5)
     for sigma in (0.003, 0.2, 0.77, 1.0):
         assert table.sigma(table.timestep(sigma)) == pytest.approx(sigma)
-        assert table.told(sigma) == sigma
+        assert table.time_input(sigma) == sigma
     assert table.sigma_at_percent(0.0) == 1.0
     assert table.sigma_at_percent(1.0) == 0.0
     assert isinstance(sigma_table(NoiseFacts(NoiseKind.FLOW, shift=2.5)), FlowTable)

@@ -76,5 +76,5 @@ def test_the_name_tables_and_the_functions_agree() -> None:
 
 
 def test_names_are_read_without_torch() -> None:
-    code = "import sys, pool.sampling.names; sys.exit('torch' in sys.modules)"
+    code = "import sys, modelpool.pool.sampling.names; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,15 +14,15 @@ from torch import Tensor
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import Halfway, ModelRef, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams, SamplerState
 from modelpool.pool.guidance.run import denoise_images
 from modelpool.pool.sampling.names import SAMPLERS
-from modelpool.pool.sampling.partial_run import Part, handed_on, part_of
+from modelpool.pool.sampling.partial_run import PartialRun, partial_run_of, sampler_states
 from modelpool.pool.sampling.schedules import flow_table
 
 CPU = torch.device("cpu")
 SHAPE, SEEDS, STEPS = (4, 6, 6), (11, 12), 7
-WORK = SampleWork(ModelRef("toy", "toy.safetensors", "00"), (), 48, 48, STEPS, 3.0, "euler", "normal", 0)
+WORK = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 48, 48, STEPS, 3.0, "euler", "normal", 0)
 KINDS: dict[str, dict[str, Any]] = {
     "noise": {}, "flow": {"prediction": Prediction.FLOW, "table": flow_table(5.0)}
 }  # fmt: skip
@@ -34,7 +34,7 @@ def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
     return torch.tanh(x_BCHW) * 0.9 + mix[:, None, None, None] * 0.05
 
 
-def run(work: SampleWork, part: Part | None, kind: str, told: list[tuple[int, int]] | None = None) -> Tensor:
+def run(work: SampleParams, part: PartialRun | None, kind: str, told: list[tuple[int, int]] | None = None) -> Tensor:
     texts = [Condition(torch.full((len(SEEDS), 7, 8), value)) for value in (0.3, -0.1)]
     hooks = RunHooks(lambda *step: None if told is None else told.append(step), lambda: False)
     kept = None
@@ -44,9 +44,9 @@ def run(work: SampleWork, part: Part | None, kind: str, told: list[tuple[int, in
     return denoise_images(predict, work, SEEDS, SHAPE, *texts, CPU, hooks, part=part, **KINDS[kind], **more)
 
 
-def travelled(halfway: Halfway) -> Halfway:
+def travelled(halfway: SamplerState) -> SamplerState:
     """What comes out of another process."""
-    arrived: Halfway = pickle.loads(pickle.dumps(halfway))
+    arrived: SamplerState = pickle.loads(pickle.dumps(halfway))
     return arrived
 
 
@@ -58,12 +58,12 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
     expected = run(whole, None, kind)
     for switch in range(1, STEPS):
         first, told = replace(whole, switch=switch), list[tuple[int, int]]()
-        part = part_of((first,), ((),), CPU)
+        part = partial_run_of((first,), ((),), CPU)
         assert part is not None
-        halfway = handed_on(run(first, part, kind, told), part.memory)
+        halfway = sampler_states(run(first, part, kind, told), part.memory)
         assert told == [(done, switch) for done in range(1, switch + 1)]
         second = replace(first, low_noise=True)
-        rest = part_of((second,) * 2, [(travelled(each),) for each in halfway], CPU)
+        rest = partial_run_of((second,) * 2, [(travelled(each),) for each in halfway], CPU)
         assert rest is not None
         told.clear()
         assert torch.equal(run(second, rest, kind, told), expected), switch
@@ -77,30 +77,30 @@ def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) ->
     expected = run(whole, None, "flow")
     first = replace(whole, switch=4)
     assert (whole.steps_run, first.steps_run, replace(first, low_noise=True).steps_run) == (5, 2, 3)
-    part = part_of((first,), ((),), CPU)
+    part = partial_run_of((first,), ((),), CPU)
     assert part is not None
-    halfway = handed_on(run(first, part, "flow"), part.memory)
+    halfway = sampler_states(run(first, part, "flow"), part.memory)
     second = replace(first, low_noise=True)
-    rest = part_of((second,) * 2, [(each,) for each in halfway], CPU)
+    rest = partial_run_of((second,) * 2, [(each,) for each in halfway], CPU)
     assert torch.equal(run(second, rest, "flow"), expected)
 
 
 def test_what_is_handed_on_is_one_images_own() -> None:
     """So that the second part may run beside other images than the first."""
     first = replace(WORK, sampler="uni_pc", switch=4)
-    part = part_of((first,), ((),), CPU)
+    part = partial_run_of((first,), ((),), CPU)
     assert part is not None
-    one, other = handed_on(run(first, part, "noise"), part.memory)
-    assert one.guesses_NCHW is not None
-    assert one.guesses_NCHW.shape == (len(one.levels), *SHAPE) == (3, *SHAPE)
+    one, other = sampler_states(run(first, part, "noise"), part.memory)
+    assert one.predictions_NCHW is not None
+    assert one.predictions_NCHW.shape == (len(one.levels), *SHAPE) == (3, *SHAPE)
     assert not np.array_equal(one.samples_CHW, other.samples_CHW)
     second = replace(first, low_noise=True)
-    both = run(second, part_of((second,) * 2, ((one,), (other,)), CPU), "noise")
-    turned = run(second, part_of((second,) * 2, ((other,), (one,)), CPU), "noise")
+    both = run(second, partial_run_of((second,) * 2, ((one,), (other,)), CPU), "noise")
+    turned = run(second, partial_run_of((second,) * 2, ((other,), (one,)), CPU), "noise")
     assert torch.equal(both, turned.flip(0))
 
 
 def test_a_run_that_no_other_has_a_part_in_has_no_part() -> None:
-    assert part_of((WORK,), ((),), CPU) is None
-    assert part_of((replace(WORK, low_noise=True),), ((),), CPU) is None
+    assert partial_run_of((WORK,), ((),), CPU) is None
+    assert partial_run_of((replace(WORK, low_noise=True),), ((),), CPU) is None
     assert replace(WORK, low_noise=True).span == (0, STEPS)

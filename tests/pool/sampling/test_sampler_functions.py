@@ -17,7 +17,7 @@ from torch import Tensor
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleWork
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
 from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import extra_options
@@ -32,7 +32,7 @@ COND, UNCOND = torch.full((2, 7, 8), 0.4), torch.full((2, 7, 8), -0.2)
 X = torch.randn(2, 4, 2, 2, generator=torch.Generator().manual_seed(0))
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")
-WORK = SampleWork(ModelRef("toy", "toy", "00"), (), 64, 64, 5, 4.0, "euler", "normal", 11)
+WORK = SampleParams(ModelRef("toy", "toy", "00"), (), 64, 64, 5, 4.0, "euler", "normal", 11)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 Args = dict[str, Any]
 

@@ -77,13 +77,13 @@ def test_every_pair_works_at_few_steps(sampler: str, schedule: str, steps: int) 
     sigmas = make_sigmas(schedule, steps, TABLE)
     x_BCHW = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0)) * float(sigmas[0])
     asked: list[float] = []
-    guesses: list[Tensor] = []
+    predictions: list[Tensor] = []
     reports: list[tuple[int, int]] = []
 
     def denoise(x: Tensor, sigma: float) -> Tensor:
         asked.append(sigma)
-        guesses.append(toy.denoise(x, sigma))
-        return guesses[-1]
+        predictions.append(toy.denoise(x, sigma))
+        return predictions[-1]
 
     result = run(
         sampler, x_BCHW, sigmas, denoise, lambda: torch.zeros_like(x_BCHW), lambda done, of: reports.append((done, of))
@@ -91,7 +91,7 @@ def test_every_pair_works_at_few_steps(sampler: str, schedule: str, steps: int) 
     assert asked == sigmas[:-1].tolist()
     assert reports == [(done, steps) for done in range(1, steps + 1)]
     assert (result.dtype, result.shape) == (torch.float32, x_BCHW.shape)
-    assert torch.equal(result, guesses[-1]), "the step to noise level 0 lands on the last guess"
+    assert torch.equal(result, predictions[-1]), "the step to noise level 0 lands on the last guess"
 
 
 @pytest.mark.parametrize("sampler", DETERMINISTIC)

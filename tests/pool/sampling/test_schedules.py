@@ -58,12 +58,12 @@ def test_a_range_without_steps_is_that_of_diffusers() -> None:
         oracle.set_timesteps(12)
         sigmas = make_sigmas(name, 12, table)
         np.testing.assert_allclose(sigmas, oracle.sigmas, rtol=2e-5)
-        assert [table.told(float(s)) for s in sigmas[:-1]] == pytest.approx(oracle.timesteps.tolist(), abs=1e-5)
+        assert [table.time_input(float(s)) for s in sigmas[:-1]] == pytest.approx(oracle.timesteps.tolist(), abs=1e-5)
 
 
 def test_a_model_is_told_the_timestep_where_it_has_a_table() -> None:
     for table in (TABLE, zero_terminal_table(TABLE)):
-        assert [table.told(sigma) for sigma in table.sigmas] == pytest.approx(range(1000), abs=1e-6)
+        assert [table.time_input(sigma) for sigma in table.sigmas] == pytest.approx(range(1000), abs=1e-6)
 
 
 TABLES = {NoiseFacts(): TABLE, NoiseFacts(NoiseKind.ZERO_TERMINAL): zero_terminal_table(TABLE)}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.guidance.classifier_free import WithoutImage, guided_denoiser
+from modelpool.pool.guidance.classifier_free import ImageGuidance, guided_denoiser
 from modelpool.pool.options.model_options import Args, ModelOptions
 from modelpool.pool.sampling.predictions import clean_latent
 from modelpool.pool.sampling.schedules import sd1_sigma_table
@@ -25,14 +25,14 @@ def predict(x_BCHW: Tensor, _: Tensor, context_BLD: Tensor, image: Tensor) -> Te
 
 
 def condition(value: float, image: Tensor) -> Condition:
-    return Condition(torch.full((1, 77, 8), value), extras={"image": image})
+    return Condition(torch.full((1, 77, 8), value), model_kwargs={"image": image})
 
 
-def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, most_at_once: int = 0) -> Tensor:
+def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, max_batch: int = 0) -> Tensor:
     texts = condition(0.5, IMAGE), condition(-0.25, IMAGE)
-    without = WithoutImage(condition(-0.25, torch.zeros_like(IMAGE)), strength)
+    without = ImageGuidance(condition(-0.25, torch.zeros_like(IMAGE)), strength)
     guess = guided_denoiser(
-        predict, TABLE, *texts, CFG, options, most_at_once=most_at_once, without_image=without
+        predict, TABLE, *texts, CFG, options, max_batch=max_batch, without_image=without
     )  # fmt: skip
     return guess(X, SIGMA)
 
@@ -48,10 +48,10 @@ def by_formula(strength: float) -> Tensor:
     return clean_latent(Prediction.NOISE, X, guided, SIGMA, 1.0)
 
 
-@pytest.mark.parametrize("most_at_once", [0, 1, 2])
+@pytest.mark.parametrize("max_batch", [0, 1, 2])
 @pytest.mark.parametrize("strength", [1.0, 1.5, 4.0])
-def test_it_is_the_published_formula_however_many_run_at_once(strength: float, most_at_once: int) -> None:
-    np.testing.assert_allclose(denoised(None, strength, most_at_once), by_formula(strength), rtol=1e-4, atol=1e-4)
+def test_it_is_the_published_formula_however_many_run_at_once(strength: float, max_batch: int) -> None:
+    np.testing.assert_allclose(denoised(None, strength, max_batch), by_formula(strength), rtol=1e-4, atol=1e-4)
 
 
 def test_functions_of_a_run_see_two_guesses_and_the_image_counts_all_the_same() -> None:

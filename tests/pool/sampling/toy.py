@@ -20,8 +20,8 @@ def denoise(x: Tensor, sigma: float) -> Tensor:
     """E[clean | clean + sigma * noise = x], in the dtype of x."""
     variance = DEVIATION**2 + sigma**2
     logits = [math.log(share) - (x - mean) ** 2 / (2 * variance) for mean, share in MIXTURE]
-    guesses = [mean + (x - mean) * (DEVIATION**2 / variance) for mean, _ in MIXTURE]
-    return (torch.softmax(torch.stack(logits), dim=0) * torch.stack(guesses)).sum(dim=0)
+    predictions = [mean + (x - mean) * (DEVIATION**2 / variance) for mean, _ in MIXTURE]
+    return (torch.softmax(torch.stack(logits), dim=0) * torch.stack(predictions)).sum(dim=0)
 
 
 def exact(x: Tensor, sigma: float, sigma_next: float) -> Tensor:

@@ -230,7 +230,7 @@ def test_the_file_says_what_was_merged_and_keeps_its_history(tmp_path: Path, lor
 
 def test_a_model_may_be_written_over_itself(sd1: Path, lora: Path, tmp_path: Path) -> None:
     before = shutil.copy(sd1, tmp_path / "before.safetensors")
-    with pytest.raises(OutputFailed, match="is there already"):
+    with pytest.raises(OutputFailed, match="already exists"):
         save_checkpoint(opened(sd1), sd1)
     save_checkpoint(opened(sd1), sd1, loras=[lora_ref(lora, 1.0)], overwrite=True)
     assert len(changed(before, sd1)) == 6

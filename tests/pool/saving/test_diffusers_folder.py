@@ -223,7 +223,7 @@ def test_the_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["a.safetensors"]
     save_diffusers(model, folder)
     before = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    with pytest.raises(OutputFailed, match="is there already"):
+    with pytest.raises(OutputFailed, match="already exists"):
         save_diffusers(model, folder)
     with pytest.raises(KeyboardInterrupt):
         save_diffusers(model, folder, progress=fails, overwrite=True)

@@ -67,7 +67,7 @@ def test_a_component_that_the_folder_lacks_is_told_once(tmp_path: Path) -> None:
     assert len(kept) < len(load_file(path))
     save_file(kept, path)
     saved = save_diffusers(open_checkpoint(path, whole=False), tmp_path / "folder")
-    assert [lack.partition(":")[0] for lack in saved.lacks] == ["vae"]
+    assert [lack.partition(":")[0] for lack in saved.missing] == ["vae"]
     assert saved.left_out == ()
 
 
@@ -82,7 +82,7 @@ def test_a_folder_is_not_written_over_with_itself_where_something_would_be_lost(
     (folder / "image_encoder" / "config.json").write_text("{}")
     save_file({"visual_projection.weight": torch.ones(2)}, folder / "image_encoder" / "model.safetensors")
     left_out = ("image_encoder.visual_projection.weight",)
-    with pytest.raises(FilesWouldBeLost, match="is the folder of the model that is saved; expected another place"):
+    with pytest.raises(FilesWouldBeLost, match="is the folder of the saved model; expected another path"):
         save_diffusers(open_checkpoint(folder), folder, overwrite=True)
     assert (folder / "image_encoder" / "model.safetensors").is_file()
     assert save_diffusers(open_checkpoint(folder), tmp_path / "other").left_out == left_out

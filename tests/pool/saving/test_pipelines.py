@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.detection.text_encoders import MEMBERS
 from modelpool.pool.families.text_readings import READINGS, ROW_OF, readings_of
-from modelpool.pool.models.text.text_conditioning import told_of
+from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.text.encode import AnyTokenizer, read_texts
 from tests.pool.models.text.pipelines import CPU, PIPELINES, Pipeline, ours, ours_clip
 from tests.pool.text.tiny_tokenizers import PROMPTS
@@ -31,7 +31,7 @@ def our_told(
         read_texts(module, tokenizer_of(name), prompts, CPU, reading, negative=[negative] * len(prompts))
         for module, name, reading in zip(modules, case.tokenizers, readings, strict=True)
     ]
-    return [told_of(case.family, texts) for texts in zip(*read, strict=True)]
+    return [text_kwargs(case.family, texts) for texts in zip(*read, strict=True)]
 
 
 def check(mine: dict[str, Tensor], theirs: dict[str, Tensor | None]) -> None:

@@ -328,7 +328,7 @@ def test_families_without_such_files_are_refused(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "upscaler.safetensors", layout=SHOWN_LAYOUTS["sd_x4"]())
     for name, title in (("flux", "Flux dev"), ("upscaler", "the Stable Diffusion x4 upscaler")):
         save_diffusers(open_checkpoint(tmp_path / f"{name}.safetensors"), tmp_path / name)
-        expected = f"a folder of diffusers of {title}, expected it to be saved as a folder: those that become single"
+        expected = f"a folder of diffusers of {title}, expected to save it as a folder: folders that become single"
         with pytest.raises(UnusableField, match=expected):
             save_checkpoint(open_checkpoint(tmp_path / name), tmp_path / "again.safetensors")
     assert not (tmp_path / "again.safetensors").exists()

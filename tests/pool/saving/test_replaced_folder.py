@@ -46,7 +46,7 @@ def test_a_users_file_is_not_lost(source: Path, folder: Path, name: str) -> None
     index["safety_checker"] = ["stable_diffusion", "StableDiffusionSafetyChecker"]
     (folder / "model_index.json").write_text(json.dumps(index))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(FilesWouldBeLost, match=rf"folder: holds other things, which would be lost: {name}; expected"):
+    with pytest.raises(FilesWouldBeLost, match=rf"folder: contains other files, which would be lost: {name}; expected"):
         save_diffusers(open_checkpoint(source), folder, overwrite=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -76,7 +76,7 @@ def test_nothing_is_written_over_or_into_the_folder_that_is_saved(
 ) -> None:
     """What a tokenizer or a scheduler says beside what is read would be gone, and a component that is written over."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(FilesWouldBeLost, match="the folder of the model that is saved; expected another place"):
+    with pytest.raises(FilesWouldBeLost, match="the folder of the saved model; expected another path"):
         save(open_checkpoint(folder), folder / place, overwrite=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

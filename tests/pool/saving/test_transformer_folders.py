@@ -55,7 +55,7 @@ def test_a_diffusion_model_alone_is_a_folder_of_it(name: str, prefix: str, tmp_p
     checkpoint, folder = open_checkpoint(tmp_path / "a.safetensors", whole=False), tmp_path / "folder"
     assert checkpoint.roles == (Role.DIFFUSION_MODEL,)
     saved = save_diffusers(checkpoint, folder)
-    absent = {lack.partition(":")[0] for lack in saved.lacks}
+    absent = {lack.partition(":")[0] for lack in saved.missing}
     texts = {f"{kind}{'' if n == 0 else f'_{n + 1}'}" for n in range(len(FAMILIES[name].encoders))
              for kind in ("text_encoder", "tokenizer")}  # fmt: skip
     assert absent == {"vae", *texts}
@@ -87,7 +87,7 @@ def test_a_model_whose_sight_is_missing_says_so(tmp_path: Path) -> None:
     kept = {key: value for key, value in ONE.file().items() if not key.startswith("vision_encoder.")}
     save_file(kept, tmp_path / "a.safetensors")
     saved = save_diffusers(open_checkpoint(tmp_path / "a.safetensors", whole=False), tmp_path / "folder")
-    assert [lack.partition(":")[0] for lack in saved.lacks] == ["image_encoder", "tokenizer"]
+    assert [lack.partition(":")[0] for lack in saved.missing] == ["image_encoder", "tokenizer"]
     assert not (tmp_path / "folder" / "image_processor").exists()
 
 
@@ -95,7 +95,7 @@ def test_sd3_without_its_third_encoder_says_so(tmp_path: Path) -> None:
     """A whole model, which runs without."""
     save_file(FAMILIES["sd3"].file(("t5xxl",)), tmp_path / "a.safetensors")
     saved = save_diffusers(open_checkpoint(tmp_path / "a.safetensors"), tmp_path / "folder")
-    assert [lack.partition(":")[0] for lack in saved.lacks] == ["text_encoder_3", "tokenizer_3"]
+    assert [lack.partition(":")[0] for lack in saved.missing] == ["text_encoder_3", "tokenizer_3"]
     assert open_checkpoint(tmp_path / "folder").family.text_encoders == (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2)
 
 
@@ -103,7 +103,7 @@ def test_a_tokenizer_that_is_nowhere_is_named(tmp_path: Path) -> None:
     """And where it is to be had from; the text encoder is there without it."""
     save_file(FAMILIES["lumina2"].file(), tmp_path / "a.safetensors")
     saved = save_diffusers(open_checkpoint(tmp_path / "a.safetensors"), tmp_path / "folder")
-    (lack,) = saved.lacks
+    (lack,) = saved.missing
     assert lack.startswith("tokenizer: no tokenizer of Gemma")
     assert "google/gemma-2-2b" in lack
     assert (tmp_path / "folder" / "text_encoder" / "model.safetensors").is_file()
@@ -117,9 +117,9 @@ def test_what_no_class_could_load_is_left_out(tmp_path: Path) -> None:
     save_file({k: x for k, x in file.items() if not any(part in k for part in left_out)}, tmp_path / "a.safetensors")
     checkpoint = open_checkpoint(tmp_path / "a.safetensors")
     saved = save_diffusers(checkpoint, tmp_path / "folder")
-    places = [lack.partition(": ") for lack in saved.lacks]
+    places = [lack.partition(": ") for lack in saved.missing]
     assert [place for place, _, _ in places] == ["tokenizer", "text_encoder"]
-    assert places[1][2].startswith("the file has its first layers alone, without the norm")
+    assert places[1][2].startswith("the file has only its first layers, without the norm")
     assert not (tmp_path / "folder" / "text_encoder").exists()
     assert loaded(tmp_path / "folder").keys() == {"transformer", "vae"}
 
@@ -191,7 +191,7 @@ def test_blocks_of_gguf_want_a_type(tmp_path: Path) -> None:
     own = alone("flux_dev")
     write_gguf(tmp_path / "a.gguf", own)
     checkpoint = open_checkpoint(tmp_path / "a.gguf", whole=False)
-    with pytest.raises(UnusableField, match="expected a plain type to save the"):
+    with pytest.raises(UnusableField, match="expected a plain dtype for the"):
         save_diffusers(checkpoint, tmp_path / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
     save_diffusers(checkpoint, tmp_path / "folder", dtype=torch.float32)
@@ -264,7 +264,7 @@ def test_a_tokenizer_in_a_folder_reads_what_ours_reads(encoder: str, tmp_path: P
         ids = [*ours.begin, *ours.encode(prompt).ids, *ours.end]
         found = theirs(prompt, padding="max_length", max_length=len(ids) + 2).input_ids
         pads = [ours.id_of(reading.pad) if reading.pad else ours.pad_id] * 2
-        assert found == ([*pads, *ids] if reading.fills_left else [*ids, *pads])
+        assert found == ([*pads, *ids] if reading.pads_left else [*ids, *pads])
         if reading.template != "{}":
             before, after = reading.around()
             chat = [{"role": "user", "content": prompt}]

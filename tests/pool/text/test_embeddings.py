@@ -1,4 +1,4 @@
-"""Learned tokens come out of every published form of file, and stand in a prompt where their names do."""
+"""LearnedToken tokens come out of every published form of file, and stand in a prompt where their names do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, UnknownName, UnsafeFile
 from modelpool.pool.formats.torch_objects import BadPickle
 from modelpool.pool.formats.torch_pickle import read_pickle
-from modelpool.pool.text.chunks import CHUNK_TOKENS, LEARNED_ID, Learned, embeddings_in, split_prompt
+from modelpool.pool.text.chunks import CHUNK_TOKENS, LEARNED_ID, LearnedToken, embeddings_in, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding, read_embedding
 from modelpool.pool.text.encode import read_texts
@@ -51,7 +51,9 @@ def test_a_file_of_both_encoders_of_sdxl(tmp_path: Path) -> None:
     found = read_embedding(tmp_path / "x.safetensors", "style")
     assert torch.equal(found.for_encoder("clip_l", 32), ROWS)
     assert found.for_encoder("clip_g", 80).shape == (6, 80)
-    with pytest.raises(AdapterMismatch, match="embedding 'style': found vectors for clip_g, clip_l, expected some for"):
+    with pytest.raises(
+        AdapterMismatch, match="embedding 'style': found vectors for clip_g, clip_l, expected vectors for"
+    ):
         found.for_encoder("clip_h", 32)
 
 
@@ -84,7 +86,7 @@ def test_the_forms_of_pickles_that_people_have(tmp_path: Path, file: dict[str, o
 def test_a_table_of_parameters_that_is_told_much_again_and_again_is_refused(tmp_path: Path) -> None:
     """Each telling would copy all that it is told."""
     table = pickle_of_tables(values=1000, tables=1000)
-    with pytest.raises(BadPickle, match="gives its calls more than"):
+    with pytest.raises(BadPickle, match="passes more than"):
         read_pickle(io.BytesIO(table), len(table))
 
 
@@ -97,7 +99,7 @@ def pickle_of_tables(values: int, tables: int) -> bytes:
 
 
 def test_another_width_is_another_models() -> None:
-    with pytest.raises(AdapterMismatch, match="found vectors of 32 numbers, expected 1024 for clip_h"):
+    with pytest.raises(AdapterMismatch, match="found vectors of size 32, expected 1024 for clip_h"):
         Embedding("style", {"": ROWS}).for_encoder("clip_h", 1024)
 
 
@@ -108,7 +110,7 @@ def test_another_width_is_another_models() -> None:
         ({"a": torch.zeros(2, 3, 4)}, "found .2, 3, 4. of torch.float32"),
         ({"a": torch.zeros(0, 32)}, "expected 1 to 1024 rows"),
         ({"a": torch.zeros(2, 3, dtype=torch.int32)}, "of torch.int32"),
-        ({"a": torch.full((2, 3), torch.nan)}, "not finite"),
+        ({"a": torch.full((2, 3), torch.nan)}, "NaN or infinity"),
     ],
 )
 def test_what_is_no_embedding_is_refused(tmp_path: Path, file: dict[str, Tensor], reason: str) -> None:
@@ -119,7 +121,7 @@ def test_what_is_no_embedding_is_refused(tmp_path: Path, file: dict[str, Tensor]
 
 def test_a_name_stands_for_its_rows_with_its_weight(tokenizer: ClipTokenizer) -> None:
     (chunk,) = split_prompt(tokenizer, "a (embedding:style:1.2), cat", {"style": 3})
-    assert chunk.learned == tuple((2 + row, Learned("style", row)) for row in range(3))
+    assert chunk.learned == tuple((2 + row, LearnedToken("style", row)) for row in range(3))
     assert chunk.token_ids[2:5] == (LEARNED_ID,) * 3
     assert chunk.weights[2:6] == (1.2, 1.2, 1.2, 1.0)
     plain = tokenizer.encode("a, cat")

@@ -172,7 +172,7 @@ def test_what_a_person_puts_beside_a_split_file_has_the_name_of_the_model(tmp_pa
     tensors = {name: torch.ones(3) for name in "abc"}
     write_gguf(tmp_path / "t.gguf", tensors, architecture="llama", part_tensors=1)
     part = tmp_path / "t-00002-of-00003.gguf"
-    with pytest.raises(TokenizerMissing, match=r"or beside the weights as t\.tokenizer\.json"):
+    with pytest.raises(TokenizerMissing, match=r"or next to the weights as t\.tokenizer\.json"):
         find_tokenizer("llama3", 200, weights=part)
     tiny("llama3").save(str(tmp_path / "t.tokenizer.json"))
     assert find_tokenizer("llama3", tiny("llama3").get_vocab_size(), weights=part).source.endswith("t.tokenizer.json")
@@ -187,7 +187,7 @@ def test_it_is_found_in_the_first_part_of_a_split_file(tmp_path: Path) -> None:
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no tokens": ("qwen", {"tokens": None, "token_type": None}, "found no tokens in it"),
+    "no tokens": ("qwen", {"tokens": None, "token_type": None}, "found no tokens"),
     "another model": ("qwen", {"model": "rwkv"}, "the model 'rwkv', expected llama, t5, gpt2"),
     "too few types": ("qwen", {"token_type": [1, 1]}, "token_type': found 2 values for"),
     "no scores": ("t5", {"scores": None}, "found 0 scores for"),
@@ -195,9 +195,9 @@ FAULTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "numbers for tokens": ("qwen", {"tokens": [1, 2], "token_type": None}, "found numbers, expected texts"),
     "texts for scores": ("t5", {"scores": ["a"]}, "found texts, expected numbers"),
     "a pair without halves": ("qwen", {"merges": ["nothing known"]}, "found no usable vocabulary"),
-    "a token twice": ("qwen", {"tokens": ["a", "a"], "token_type": [1, 1]}, "a token is there twice"),
-    "no types": ("qwen", {"token_type": None}, "found no types of its tokens"),
-    "no types of pieces": ("gemma", {"token_type": None}, "found no types of its tokens"),
+    "a token twice": ("qwen", {"tokens": ["a", "a"], "token_type": [1, 1]}, "a token occurs twice"),
+    "no types": ("qwen", {"token_type": None}, "found no token types"),
+    "no types of pieces": ("gemma", {"token_type": None}, "found no token types"),
     "types that are no numbers": ("t5", {"token_type": [float("nan")] * 150}, "token_type': found fractions, expected"),
     "a table of no bytes": ("t5", {"precompiled_charsmap": [float("nan")]}, "charsmap': found fractions, expected"),
     "a token without an end": (
@@ -214,13 +214,13 @@ def test_a_vocabulary_that_does_not_fit_is_refused_and_what_to_put_where_is_said
     path = write(tmp_path / "a.gguf", kind, **changed)
     with pytest.raises(CorruptFile, match=message):
         gguf_tokenizer(str(path), kind, str(path))
-    with pytest.raises(TokenizerMissing, match=rf"{message}.*Put .* into .*tokenizer, or beside the weights"):
+    with pytest.raises(TokenizerMissing, match=rf"{message}.*Put .* into .*tokenizer, or next to the weights"):
         find_tokenizer(kind, 200, weights=path)
 
 
 def test_the_vocabulary_of_another_kind_is_passed_over(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", "qwen")
-    with pytest.raises(TokenizerMissing, match=r"without '<\|begin_of_text\|>', expected the tokenizer of Llama 3"):
+    with pytest.raises(TokenizerMissing, match=r"lacks '<\|begin_of_text\|>', expected the tokenizer of Llama 3"):
         find_tokenizer("llama3", tiny("qwen").get_vocab_size(), weights=path)
     with pytest.raises(TokenizerMissing, match="the model 'gpt2', expected llama, t5"):
         find_tokenizer("gemma", tiny("qwen").get_vocab_size(), weights=path)
@@ -240,7 +240,7 @@ def test_a_cut_file_is_a_typed_error(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in range(4, len(whole) - 200, 997):
         path.write_bytes(whole[:size])
-        with pytest.raises(CorruptFile, match="expected a whole GGUF file"):
+        with pytest.raises(CorruptFile, match="expected a complete GGUF file"):
             read_gguf_vocabulary(str(path))
 
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.models.text.vision_prompt import seeing
+from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.text.chunks import Chunk
-from modelpool.pool.text.image_tokens import SeenImage, places, with_images
+from modelpool.pool.text.image_tokens import ImageStates, places, with_images
 from modelpool.pool.text.reading import IMAGE_TOKEN, Reading
 from tests.pool.families.tiny_qwen_edit import seeing_encoder
 from tests.pool.text.tiny_tokenizers import tiny
@@ -32,7 +32,7 @@ def text(images: int, words: int) -> Chunk:
 def test_the_places_of_tokens_are_those_of_transformers(grids: list[tuple[int, int]], words: int) -> None:
 
     row = with_images(text(len(grids), words), IMAGE, [rows * columns for rows, columns in grids])
-    seen = [SeenImage(torch.zeros(rows * columns, 1), rows, columns) for rows, columns in grids]
+    seen = [ImageStates(torch.zeros(rows * columns, 1), rows, columns) for rows, columns in grids]
     ids = torch.tensor([row.token_ids])
     expected, _ = encoder().model.get_rope_index(
         ids,
@@ -64,16 +64,16 @@ def test_a_image_takes_its_tokens_and_no_others(counts: list[int], words: int) -
     assert with_images(said, IMAGE, []) is said
 
 
-@pytest.mark.parametrize(("pictures", "numbered"), [(1, False), (1, True), (2, True)])
+@pytest.mark.parametrize(("images", "numbered"), [(1, False), (1, True), (2, True)])
 def test_a_template_has_a_place_for_each_image(images: int, numbered: bool) -> None:
     plain = Reading("qwen25_7b", template="{}", most_tokens=12)
-    reading = seeing(plain, images, numbered)
+    reading = reading_with_images(plain, images, numbered)
     before, after = reading.around()
     assert before.count(IMAGE_TOKEN) == images
-    assert [f"Image {n}: " in before for n in (1, 2)] == [numbered, images == 2]
+    assert [f"Picture {n}: " in before for n in (1, 2)] == [numbered, images == 2]
     assert IMAGE_TOKEN not in after
     assert reading.most_tokens == 0
-    assert seeing(plain, 0, numbered) is plain
+    assert reading_with_images(plain, 0, numbered) is plain
     assert (
         tiny("qwen").encode(before, add_special_tokens=False).ids.count(tiny("qwen").token_to_id(IMAGE_TOKEN)) == images
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.text.prompt_weights import Weighted, parse_weights
+from modelpool.pool.text.prompt_weights import WeightedText, parse_weights
 
 
 def parsed(text: str) -> list[tuple[str, float]]:
@@ -94,14 +94,14 @@ def test_nothing_is_invented(text: str) -> None:
 
 @given(st.text(st.characters(exclude_characters="()\\")))
 def test_a_text_without_brackets_and_backslashes_is_itself(text: str) -> None:
-    assert parse_weights(text) == ((Weighted(text, 1.0),) if text else ())
+    assert parse_weights(text) == ((WeightedText(text, 1.0),) if text else ())
 
 
 @given(st.text())
 def test_an_escaped_text_is_itself(text: str) -> None:
     plain = text.replace("\\", "/")
     escaped = plain.replace("(", r"\(").replace(")", r"\)")
-    assert parse_weights(escaped) == ((Weighted(plain, 1.0),) if plain else ())
+    assert parse_weights(escaped) == ((WeightedText(plain, 1.0),) if plain else ())
 
 
 @given(prompts, st.floats(0.1, 4.0).map(lambda w: round(w, 3)))
@@ -128,11 +128,11 @@ def test_long_prompts_cost_their_length(piece: str) -> None:
 
 
 def test_deep_nesting_is_no_recursion() -> None:
-    assert parse_weights("(" * 5000 + "cat")[0] == Weighted("(" * 5000 + "cat", 1.0)
+    assert parse_weights("(" * 5000 + "cat")[0] == WeightedText("(" * 5000 + "cat", 1.0)
 
 
 def test_a_weight_beyond_all_numbers_is_refused() -> None:
-    with pytest.raises(UnusableField, match="prompt weight: found inf, expected a finite number"):
+    with pytest.raises(UnusableField, match="prompt weight: found inf, expected a finite weight"):
         parse_weights(f"(cat:{'9' * 400})")
     with pytest.raises(UnusableField):
         parse_weights("(" * 8000 + "cat" + ")" * 8000)

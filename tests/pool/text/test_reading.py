@@ -49,7 +49,7 @@ WHOLE = {
     "qwen": (lambda: cases.qwen2(words=words("qwen")), READINGS["qwen_image"][0]),
     "mistral": (
         lambda: cases.mistral(words=words("mistral")),
-        Reading("mistral3_24b", template="[INST]{}[/INST]", least_tokens=40, most_tokens=40, fills_left=True,
+        Reading("mistral3_24b", template="[INST]{}[/INST]", least_tokens=40, most_tokens=40, pads_left=True,
                 is_masked=True, layers=(1, 2)),
     ),
 }  # fmt: skip
@@ -173,7 +173,7 @@ def test_clip_skip_reads_the_state_some_layers_before(clip: ClipTokenizer, facts
 
 
 def test_more_layers_than_there_are_cannot_be_skipped(clip: ClipTokenizer) -> None:
-    with pytest.raises(UnusableField, match="layers left out: found 5, expected fewer than the 4 that there are"):
+    with pytest.raises(UnusableField, match="skipped layers: found 5, expected fewer than the 4 layers of the encoder"):
         read_texts(cases.clip(4), clip, ("a cat",), CPU, with_layers_skipped(TextFacts(1), 4))
     with pytest.raises(UnusableField, match="clip skip: found -1"):
         with_layers_skipped(TextFacts(), -1)
@@ -271,7 +271,7 @@ def rows_run(module: nn.Module) -> list[int]:
 def test_of_a_clip_that_tells_its_vector_alone_one_chunk_is_run(clip: ClipTokenizer, reading: Reading) -> None:
     long = f"{SENTENCES[0]} " * 30 + "(far:1.4)"
     module = cases.clip(projection=16)
-    (whole,) = read_texts(module, clip, (long,), CPU, replace(reading, tells_states=True))
+    (whole,) = read_texts(module, clip, (long,), CPU, replace(reading, reads_states=True))
     seen = rows_run(module.text_model if reading.pooled is Pooled.PLAIN else module)
     (text,) = read_texts(module, clip, (long,), CPU, reading)
     assert seen == [1]

@@ -10,7 +10,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from modelpool.pool.core.errors import CorruptFile, UnusableField
 from modelpool.pool.text.text_tokenizer import TextTokenizer
-from modelpool.pool.text.tokenizer_errors import faults_become
+from modelpool.pool.text.tokenizer_errors import convert_errors
 
 #: looks at x's in ever more ways, until the library's engine of regular expressions gives up
 HOSTILE = "(x+x+)+y"
@@ -26,20 +26,20 @@ def test_a_panic_of_the_library_is_a_refusal() -> None:
     with pytest.raises(BaseException, match="retry-limit") as raw:
         tokenizer.encode("x" * 40)
     assert not isinstance(raw.value, Exception), "this is what would pass every handler"
-    with pytest.raises(CorruptFile, match=r"the file: .*retry-limit"), faults_become(refused):
+    with pytest.raises(CorruptFile, match=r"the file: .*retry-limit"), convert_errors(refused):
         tokenizer.encode("x" * 40)
 
 
 @pytest.mark.parametrize("error", [KeyError("rank"), OverflowError("large"), Exception("bare"), RecursionError("deep")])
 def test_errors_become_refusals_that_say_what_is_wrong(error: Exception) -> None:
-    with pytest.raises(CorruptFile) as raised, faults_become(refused):
+    with pytest.raises(CorruptFile) as raised, convert_errors(refused):
         raise error
     assert str(error) in str(raised.value)
     assert raised.value.__cause__ is error
 
 
 def test_a_long_error_is_said_in_short() -> None:
-    with pytest.raises(CorruptFile) as raised, faults_become(refused):
+    with pytest.raises(CorruptFile) as raised, convert_errors(refused):
         raise ValueError("x" * 100_000)
     assert len(str(raised.value)) < 400
 
@@ -56,7 +56,7 @@ def test_a_long_error_is_said_in_short() -> None:
     ],
 )
 def test_what_is_nobodys_fault_passes_unchanged(error: BaseException) -> None:
-    with pytest.raises(type(error)) as raised, faults_become(refused):
+    with pytest.raises(type(error)) as raised, convert_errors(refused):
         raise error
     assert raised.value is error
 

@@ -101,7 +101,7 @@ def test_a_missing_one_says_what_to_put_where(tmp_path: Path) -> None:
         find_tokenizer("t5", 32128, weights=weights)
     assert str(raised.value) == (
         "tokenizer of T5: found none. Put tokenizer.json or spiece.model of google/t5-v1_1-xxl into "
-        f"{tmp_path / 'tokenizer'}, or beside the weights as t5xxl_fp8.tokenizer.json"
+        f"{tmp_path / 'tokenizer'}, or next to the weights as t5xxl_fp8.tokenizer.json"
     )
 
 
@@ -128,7 +128,7 @@ def test_qwens_two_files_are_a_tokenizer(tmp_path: Path) -> None:
     expected = [i - 3 if i >= 3 else i + count for i in tiny("qwen").encode(text).ids]
     assert list(found.encode(text).ids) == expected
     _write_qwen(tmp_path, added={**added, "<|im_end|>": count + 7})
-    with pytest.raises(CorruptFile, match=rf"'<\|im_end\|>' would be number {count + 2}, expected {count + 7}"):
+    with pytest.raises(CorruptFile, match=rf"'<\|im_end\|>' gets the id {count + 2}, expected {count + 7}"):
         find_tokenizer("qwen", count + 3, folder=tmp_path)
 
 
@@ -160,7 +160,7 @@ def test_a_vocabulary_with_a_token_beyond_the_encoders_table_is_anothers(tmp_pat
     vocabulary[beyond] = size + 5
     (tmp_path / "tokenizer.json").write_text(json.dumps(said))
     assert find_tokenizer("gemma", size + 6, folder=tmp_path).last_id == size + 5
-    with pytest.raises(TokenizerMissing, match=rf"found a token of number {size + 5}, expected those below {size + 5}"):
+    with pytest.raises(TokenizerMissing, match=rf"found the token id {size + 5}, expected ids below {size + 5}"):
         find_tokenizer("gemma", size + 5, folder=tmp_path)
 
 
@@ -207,5 +207,5 @@ def test_kinds_are_those_of_the_published_encoders() -> None:
 
 
 def test_a_tokenizer_without_the_special_tokens_of_its_kind_is_refused() -> None:
-    with pytest.raises(TokenizerMissing, match=r"found a vocabulary without '\[CLS\]', expected the tokenizer of BERT"):
+    with pytest.raises(TokenizerMissing, match=r"the vocabulary lacks '\[CLS\]', expected the tokenizer of BERT"):
         TextTokenizer(tiny("t5"), "bert")

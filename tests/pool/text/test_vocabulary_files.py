@@ -136,10 +136,10 @@ def test_a_number_of_a_tekken_file_that_cannot_be_is_refused(place: str, number:
         said[place][5]["rank"] = number
     else:
         said["config"][place] = number
-    with pytest.raises(CorruptFile, match=r"a file: found no vocabulary of tekken.*expected a whole number from 0 to"):
+    with pytest.raises(CorruptFile, match=r"a file: not a tekken vocabulary.*expected a whole number from 0 to"):
         tekken_tokenizer(json.dumps(said).encode(), "a file")
 
 
 def test_a_length_beyond_the_file_is_refused_at_once() -> None:
-    with pytest.raises(CorruptFile, match="found no SentencePiece model"):
+    with pytest.raises(CorruptFile, match="not a SentencePiece model"):
         sentencepiece_tokenizer(b"\x0a\xff\xff\xff\xff\x7f", "a file")

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from modelpool.pool.tracing import meta_cache as meta_answers
-from modelpool.pool.tracing.meta_cache import MetaAnswers, tensors_in
+from modelpool.pool.tracing.meta_cache import MetaCache, tensors_in
 
 META = torch.device("meta")
 Made = tuple[torch.Size, tuple[int, ...], torch.dtype, int]
@@ -62,17 +62,17 @@ OPERATIONS: dict[str, Callable[[], object]] = {
 def test_an_answer_that_is_kept_is_the_one_that_torch_finds(name: str) -> None:
     with torch.no_grad():
         expected = looks(OPERATIONS[name]())
-        with MetaAnswers():
+        with MetaCache():
             found = [looks(OPERATIONS[name]()) for _ in range(3)]
     assert found == [expected] * 3
 
 
 def test_what_was_asked_before_is_not_run_again() -> None:
     """In another block too; what is inside sees every operation."""
-    answers, outside, inside = MetaAnswers(), Counted(), Counted()
+    cache, outside, inside = MetaCache(), Counted(), Counted()
     with torch.no_grad():
         for _ in range(3):
-            with outside, answers, inside:
+            with outside, cache, inside:
                 OPERATIONS["layer norm"]()
     named = "aten.native_layer_norm.default"
     assert (outside.run.count(named), inside.run.count(named)) == (1, 3)
@@ -80,19 +80,19 @@ def test_what_was_asked_before_is_not_run_again() -> None:
 
 def test_numbers_of_different_kinds_are_different_questions() -> None:
     """`1`, `1.0` and `True` are equal, and promote otherwise."""
-    with torch.no_grad(), MetaAnswers():
+    with torch.no_grad(), MetaCache():
         kinds = [torch.add(meta(3, dtype=torch.int64), number).dtype for number in (1, 1.0, True)]
     assert kinds == [torch.int64, torch.float32, torch.int64]
 
 
 def test_every_answer_has_a_storage_of_its_own() -> None:
-    with torch.no_grad(), MetaAnswers():
+    with torch.no_grad(), MetaCache():
         made = [tensor for _ in range(3) for tensor in torch.var_mean(meta(4, 6), dim=1)]
     assert len({tensor.untyped_storage()._cdata for tensor in made}) == 6
 
 
 def test_what_is_written_to_or_is_a_part_of_an_input_stays_so() -> None:
-    with torch.no_grad(), MetaAnswers():
+    with torch.no_grad(), MetaCache():
         for _ in range(2):
             x, y = meta(4, 6), meta(4, 6)
             assert x.add_(y) is x
@@ -102,25 +102,25 @@ def test_what_is_written_to_or_is_a_part_of_an_input_stays_so() -> None:
 
 def test_values_are_computed_anew() -> None:
     """A tensor that is not on the meta device has values, which no kept answer has."""
-    with torch.no_grad(), MetaAnswers():
+    with torch.no_grad(), MetaCache():
         sums = [float(torch.full((3,), float(value)).sum() + 1) for value in (1, 2)]
     assert sums == [4.0, 7.0]
 
 
 def test_what_torch_refuses_is_refused_each_time() -> None:
-    with torch.no_grad(), MetaAnswers():
+    with torch.no_grad(), MetaCache():
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 torch.mm(meta(2, 3), meta(4, 5))
 
 
 def test_no_more_are_kept_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meta_answers, "ANSWERS_KEPT", 8)
-    answers = MetaAnswers()
-    with torch.no_grad(), answers:
+    monkeypatch.setattr(meta_answers, "MAX_ENTRIES", 8)
+    cache = MetaCache()
+    with torch.no_grad(), cache:
         for size in range(1, 100):
             assert (meta(size) + 1).shape == (size,)
-            assert len(answers._answers) <= 8
+            assert len(cache._answers) <= 8
 
 
 def test_tensors_are_found_from_left_to_right() -> None:

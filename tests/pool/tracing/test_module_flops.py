@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.ops.classes import set_weight_functions, swap_to_casting
-from modelpool.pool.patcher.weight_bytes import own_weights
+from modelpool.pool.patcher.weight_bytes import module_weights
 from modelpool.pool.tracing.dry_run import META
 from modelpool.pool.tracing.module_flops import module_work
 from tests.pool.zoo import FAMILIES, build
@@ -112,7 +112,7 @@ def test_every_architecture_gives_an_order_of_all_that_runs(family: str) -> None
     case = build(family)
     with quiet_libraries():
         found = module_work(case.module, torch.float32, call_on_meta(case.inputs, torch.float32))
-    names = {own.name for own in own_weights(case.module)}
+    names = {own.name for own in module_weights(case.module)}
     assert found.keys() <= names
     missing = names - found.keys()
     if family == "hidream":  # of the experts the first ones run

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import Coming, Encoded, Latent, RunHooks, Stopped, Work
+from modelpool.pool.core.stage_params import Encoded, Latent, PreloadRequest, RunHooks, StageParams, Stopped
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine
-from modelpool.pool.specs.spec import Role, RunCost, Rung
+from modelpool.pool.specs.spec import OomStep, Role, RunCost
 from modelpool.pool.vram import preloader as uploads_ahead
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
@@ -41,7 +41,7 @@ class Scene:
     def __init__(self, catalog: Catalog, loras: dict[str, float], budget_bytes: int = PLENTY_BYTES) -> None:
         self.engine = open_engine("sim", budget_bytes)
         # a clock that stands: how much a slice brings is not a matter of how busy the machine is
-        self.engine._runner.ahead._clock = lambda: 0.0
+        self.engine._runner.preloader._clock = lambda: 0.0
         self.pipeline = Pipeline(self.engine, catalog, loras)
         self.prompt, self.negative, self.sample, self.decode = self.pipeline.works()
         for role in (Role.TEXT_ENCODER, Role.DIFFUSION_MODEL, Role.VAE):
@@ -51,11 +51,11 @@ class Scene:
         self.encoded = encoded
         self.engine.vram.unload_all()
 
-    def coming(self, work: Work) -> Coming:
-        return Coming(((self.pipeline.task(work), work),))
+    def preload_request(self, work: StageParams) -> PreloadRequest:
+        return PreloadRequest(((self.pipeline.task(work), work),))
 
-    def hooks(self, coming: Coming | None, stop: Callable[[], bool] = lambda: False) -> RunHooks:
-        return RunHooks(lambda done, steps: None, stop, lambda: coming)
+    def hooks(self, preload_request: PreloadRequest | None, stop: Callable[[], bool] = lambda: False) -> RunHooks:
+        return RunHooks(lambda done, steps: None, stop, lambda: preload_request)
 
     def sampled(self, hooks: RunHooks = QUIET) -> tuple[np.ndarray, RunCost]:
         result = self.pipeline.run(self.sample, *self.encoded, hooks=hooks)
@@ -80,7 +80,7 @@ def test_what_comes_is_there_when_its_turn_comes_and_nothing_else_is_changed(sce
     pixels = scene.pipeline.run(scene.decode, Latent(latent))
     scene.engine.vram.unload_all()
 
-    beside, cost = scene.sampled(scene.hooks(scene.coming(scene.decode)))
+    beside, cost = scene.sampled(scene.hooks(scene.preload_request(scene.decode)))
     assert np.array_equal(beside, latent)
     vae_bytes = scene.resident(Role.VAE)
     assert vae_bytes > 0
@@ -100,7 +100,7 @@ def test_patches_are_there_too(catalog: Catalog) -> None:
     first = scene.pipeline.run(scene.prompt)
     expected = first.context_LD  # type: ignore[union-attr]
     scene.engine.vram.unload_all()
-    scene.sampled(scene.hooks(scene.coming(scene.prompt)))
+    scene.sampled(scene.hooks(scene.preload_request(scene.prompt)))
     again = scene.pipeline.run(scene.prompt)
     cost = scene.pipeline.costs[-1]
     assert (cost.uploaded_bytes, cost.patch_switches, cost.resident) == (0, 0, True)
@@ -113,7 +113,7 @@ def test_other_patches_replace_those_that_are_there(catalog: Catalog) -> None:
     plain = replace(scene.prompt, loras=())
     unpatched = scene.pipeline.run(plain).context_LD  # type: ignore[union-attr]
     scene.pipeline.run(scene.prompt)  # its patches are on the device now
-    scene.sampled(scene.hooks(scene.coming(plain)))
+    scene.sampled(scene.hooks(scene.preload_request(plain)))
     again = scene.pipeline.run(plain)
     assert scene.pipeline.costs[-1].resident
     assert np.array_equal(again.context_LD, unpatched)  # type: ignore[union-attr]
@@ -135,9 +135,9 @@ def test_running_out_of_memory_drops_it_first(scene: Scene) -> None:
             sim.occupy(0, 0)
         return False
 
-    again, cost = scene.sampled(scene.hooks(scene.coming(scene.decode), stop))
+    again, cost = scene.sampled(scene.hooks(scene.preload_request(scene.decode), stop))
     assert seen, "the VAE was there while the run went on"
-    assert cost.rungs == (Rung.DROP_AHEAD,)
+    assert cost.oom_steps == (OomStep.DROP_AHEAD,)
     assert (cost.ahead_bytes, cost.streamed_bytes, scene.resident(Role.VAE)) == (0, 0, 0)
     assert np.array_equal(again, latent)
     assert sum(error.ran_out for error in scene.engine.activation_errors()) == 0, "the run was not to blame"
@@ -155,7 +155,7 @@ def test_a_stopped_run_leaves_an_exact_account(scene: Scene, monkeypatch: pytest
         return asked > 2
 
     with pytest.raises(Stopped):
-        scene.sampled(scene.hooks(scene.coming(scene.decode), stop))
+        scene.sampled(scene.hooks(scene.preload_request(scene.decode), stop))
     whole_bytes = scene.engine.patcher(scene.pipeline.model, Role.VAE).spec().weight_bytes
     assert 0 < scene.resident(Role.VAE) < whole_bytes
     assert sim.memory_stats(0).used_bytes >= scene.engine.residency().used_bytes
@@ -168,21 +168,21 @@ def test_a_stopped_run_leaves_an_exact_account(scene: Scene, monkeypatch: pytest
 
 def test_another_task_takes_the_place_of_the_first(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads_ahead, "REST", 0.0)
-    told = [scene.coming(scene.decode), scene.coming(scene.prompt)]
-    seen: list[Coming] = []
+    told = [scene.preload_request(scene.decode), scene.preload_request(scene.prompt)]
+    seen: list[PreloadRequest] = []
 
-    def coming() -> Coming:
+    def preload_request() -> PreloadRequest:
         seen.append(told[0] if len(seen) < 2 else told[1])
         return seen[-1]
 
-    scene.sampled(RunHooks(lambda done, steps: None, lambda: False, coming))
+    scene.sampled(RunHooks(lambda done, steps: None, lambda: False, preload_request))
     assert scene.resident(Role.TEXT_ENCODER) > 0
 
 
 def test_several_tasks_come_one_after_the_other_and_what_is_kept_stays(scene: Scene) -> None:
     plain = scene.pipeline.task(scene.prompt), scene.prompt
     decoding = scene.pipeline.task(scene.decode), scene.decode
-    _, cost = scene.sampled(scene.hooks(Coming((plain, decoding))))
+    _, cost = scene.sampled(scene.hooks(PreloadRequest((plain, decoding))))
     assert cost.ahead_bytes > 0
     assert scene.resident(Role.TEXT_ENCODER) > 0
     assert scene.resident(Role.VAE) > 0
@@ -192,7 +192,7 @@ def test_nothing_comes_beside_a_run_that_streams(catalog: Catalog) -> None:
     scene = Scene(catalog, {})
     scene.engine.close()
     tight = Scene(catalog, {}, scene.pipeline.smallest_bytes() + (1 << 16))
-    _, cost = tight.sampled(tight.hooks(tight.coming(tight.decode)))
+    _, cost = tight.sampled(tight.hooks(tight.preload_request(tight.decode)))
     assert cost.streamed_bytes > 0
     assert (cost.ahead_bytes, tight.resident(Role.VAE)) == (0, 0)
     tight.engine.close()
@@ -203,8 +203,8 @@ def test_nothing_is_opened_beside_a_run(catalog: Catalog) -> None:
     pipeline = Pipeline(engine, catalog, {})
     prompt, negative, sample, decode = pipeline.works()
     encoded = pipeline.run(prompt), pipeline.run(negative)
-    coming = Coming(((pipeline.task(decode), decode),))
-    pipeline.run(sample, *encoded, hooks=RunHooks(lambda done, steps: None, lambda: False, lambda: coming))
+    preload_request = PreloadRequest(((pipeline.task(decode), decode),))
+    pipeline.run(sample, *encoded, hooks=RunHooks(lambda done, steps: None, lambda: False, lambda: preload_request))
     assert pipeline.costs[-1].ahead_bytes == 0
     engine.close()
 
@@ -214,8 +214,8 @@ def test_a_policy_that_keeps_nothing_brings_nothing(catalog: Catalog) -> None:
     pipeline = Pipeline(engine, catalog, {})
     prompt, _, _, decode = pipeline.works()
     engine.patcher(pipeline.model, Role.VAE)
-    coming = Coming(((pipeline.task(decode), decode),))
-    pipeline.run(prompt, hooks=RunHooks(lambda done, steps: None, lambda: False, lambda: coming))
+    preload_request = PreloadRequest(((pipeline.task(decode), decode),))
+    pipeline.run(prompt, hooks=RunHooks(lambda done, steps: None, lambda: False, lambda: preload_request))
     assert pipeline.costs[-1].ahead_bytes == 0
     engine.close()
 
@@ -232,10 +232,10 @@ def test_a_copy_that_fails_fails_no_run(scene: Scene) -> None:
             sim.fail_transfer(0, after=3)
         return False
 
-    again, cost = scene.sampled(scene.hooks(scene.coming(scene.decode), stop))
+    again, cost = scene.sampled(scene.hooks(scene.preload_request(scene.decode), stop))
     sim.recover(0)
     assert np.array_equal(again, latent)
-    assert cost.rungs == ()
+    assert cost.oom_steps == ()
     assert scene.resident(Role.VAE) == 0
 
 
@@ -258,20 +258,20 @@ class Steps:
 def test_slices_end_in_time_and_leave_time_between(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps()
     engine: Engine = scene.engine
-    wants = uploads_ahead.AheadWants((), 0)
-    ahead = uploads_ahead.UploadsAhead(engine.vram, engine._road, lambda task, work: wants, steps.clock)
-    monkeypatch.setattr(engine.vram, "bring_ahead", lambda *_: steps.bring())
-    coming = scene.coming(scene.decode)
-    ahead.advance(coming)
+    wants = uploads_ahead.PreloadNeeds((), 0)
+    ahead = uploads_ahead.Preloader(engine.vram, engine._pipeline, lambda task, work: wants, steps.clock)
+    monkeypatch.setattr(engine.vram, "preload", lambda *_: steps.bring())
+    preload_request = scene.preload_request(scene.decode)
+    ahead.advance(preload_request)
     assert steps.made == 0, "only beside a run"
-    with ahead.beside(True):
-        ahead.advance(coming)
+    with ahead.overlapping(True):
+        ahead.advance(preload_request)
         made = steps.made
         assert made == pytest.approx(uploads_ahead.SLICE_SECONDS / 0.001, abs=1)
-        ahead.advance(coming)
+        ahead.advance(preload_request)
         assert steps.made == made, "the device may need the host now"
         steps.now += uploads_ahead.REST * 0.001 * (made + 1)
-        ahead.advance(coming)
+        ahead.advance(preload_request)
         assert steps.made > made
-    ahead.advance(coming)
+    ahead.advance(preload_request)
     assert ahead.uploaded_bytes == steps.made << 20

@@ -18,10 +18,10 @@ from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.options.callbacks import CallbackPoint
 from modelpool.pool.patcher.model_patcher import ModelPatcher
-from modelpool.pool.patcher.out_of_memory import RanOutOfMemory, let_go
+from modelpool.pool.patcher.out_of_memory import RanOutOfMemory, release_frames
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.specs.spec import ComponentKey, Role
-from modelpool.pool.vram.vram_manager import VramManager, with_extras
+from modelpool.pool.vram.vram_manager import VramManager, with_dependents
 from tests.pool.toy import make_toy, patches_for
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
@@ -154,12 +154,12 @@ def test_patch_switches_are_counted_once_each() -> None:
 def test_several_models_for_one_run_come_together_and_clones_of_one_come_once() -> None:
     """A ControlNet-like extra, one that it names in turn, and a clone of the model itself."""
     main, control, deep = patcher_of("main", 1), patcher_of("control", 2), patcher_of("deep", 3)
-    control.extras = control.extras.with_additional_models("inner", deep)
+    control.state = control.state.with_additional_models("inner", deep)
     patched = variant(main, "a")
-    main.extras = main.extras.with_additional_models("control", control, patched)
+    main.state = main.state.with_additional_models("control", control, patched)
     manager = VramManager(1 << 24)
     manager.add(main)
-    wanted = with_extras(main, passes=3)
+    wanted = with_dependents(main, passes=3)
     assert [p.key for p, _ in wanted] == ["main", "control", "deep", "main"]
     assert {use.passes for _, use in wanted} == {3}
     weight_bytes = main.spec().weight_bytes
@@ -187,7 +187,7 @@ def test_a_load_of_several_that_fails_is_rolled_back_whole() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught, manager.lease(wanted, ACTIVATION_BYTES):
         pass
     assert "rolled back" in caught.value.__notes__[0]
-    let_go(caught.value)
+    release_frames(caught.value)
     assert [patcher.resident().resident_bytes for patcher in (first, second)] == [0, 0]
     assert 0 < idle.resident().resident_bytes < weight_bytes
     assert manager.residency().used_bytes == sim.memory_stats(0).used_bytes
@@ -221,20 +221,20 @@ def test_what_is_held_stays_until_it_is_released() -> None:
     manager.add(kept)
     manager.add(other)
     manager.load(kept)
-    manager.wishes.hold(kept.key, weight_bytes // 2)
+    manager.pins.pin(kept.key, weight_bytes // 2)
     with manager.lease([(other, other.use())], ACTIVATION_BYTES):
         assert weight_bytes // 2 <= kept.resident().resident_bytes < weight_bytes
         assert other.resident().resident_bytes > 0
-    manager.wishes.hold(kept.key)
+    manager.pins.pin(kept.key)
     held_bytes = kept.resident().resident_bytes
     assert manager.free(1 << 30) == weight_bytes - held_bytes or other.resident().resident_bytes == 0
     assert kept.resident().resident_bytes == held_bytes
-    manager.wishes.release(kept.key)
+    manager.pins.unpin(kept.key)
     with manager.lease([(other, other.use())], ACTIVATION_BYTES):
         assert other.resident().resident_bytes == weight_bytes
         assert kept.resident().resident_bytes < held_bytes
     with pytest.raises(UnknownName, match="unknown component"):
-        manager.wishes.hold(ComponentKey("nobody"))
+        manager.pins.pin(ComponentKey("nobody"))
 
 
 def test_the_clone_that_brought_weights_hears_when_they_leave() -> None:
@@ -247,7 +247,7 @@ def test_the_clone_that_brought_weights_hears_when_they_leave() -> None:
     clones = {name: variant(base, name) for name in ("a", "b")}
     for name, clone in clones.items():
         for point in (CallbackPoint.ON_LOAD, CallbackPoint.ON_DETACH):
-            clone.extras = clone.extras.with_callback(point, lambda *_, n=name, p=point: told.append(f"{n} {p.name}"))
+            clone.state = clone.state.with_callback(point, lambda *_, n=name, p=point: told.append(f"{n} {p.name}"))
         with manager.lease([(clone, clone.use())], ACTIVATION_BYTES):
             pass
     with manager.lease([(other, other.use())], ACTIVATION_BYTES):
@@ -261,7 +261,7 @@ def test_a_component_that_was_removed_is_gone() -> None:
     manager.add(patcher)
     with manager.lease([(patcher, patcher.use())], 0), pytest.raises(UserError, match="a run is using it"):
         manager.remove(patcher.key)
-    manager.wishes.hold(patcher.key)
+    manager.pins.pin(patcher.key)
     manager.remove(patcher.key)
     assert patcher.key not in manager
     assert sim.memory_stats(0).used_bytes == 0
@@ -292,7 +292,7 @@ def test_loading_by_hand_moves_nothing_that_is_there() -> None:
     weight_bytes, scratch_bytes = first.spec().weight_bytes, first.use().scratch_bytes
     manager = managing(weight_bytes * 3 // 2 + scratch_bytes, first, second)
     assert manager.load(first) == weight_bytes
-    with pytest.raises(DoesNotFit, match="with all weights resident: nothing leaves for it"):
+    with pytest.raises(DoesNotFit, match="with all weights resident: nothing is evicted for it"):
         manager.load(second)
     assert (first.resident().resident_bytes, second.resident().resident_bytes) == (weight_bytes, 0)
     arrived_bytes = manager.load(second, weight_bytes)
@@ -327,7 +327,7 @@ def test_no_hint_makes_a_run_not_fit_where_nothing_may_stream(hint: str) -> None
     manager = managing(weight_bytes * 3 // 2 + first.use().scratch_bytes, first, second, policy=VramPolicy.HIGH)
     manager.load(first)
     if hint == "priority":
-        manager.wishes.prioritize(first.key, 1)
+        manager.pins.prioritize(first.key, 1)
     with manager.lease([(second, second.use())], 0, [first.key] if hint == "needed next" else []) as lease:
         assert second.resident().resident_bytes == weight_bytes
         assert lease.plan.streamed_bytes == 0
@@ -341,7 +341,7 @@ def test_other_programs_are_named_where_nothing_may_stream() -> None:
     sim.occupy(0, weight_bytes * 3 // 2)
     with pytest.raises(RanOutOfMemory, match="other programs have taken"), manager.lease([(patcher, patcher.use())], 0):
         pass
-    with pytest.raises(DoesNotFit, match="the policy is not to stream any"):
+    with pytest.raises(DoesNotFit, match="the policy does not allow streaming"):
         manager.lease([(patcher, patcher.use())], weight_bytes + 1).__enter__()
     sim.occupy(0, 0)
     with manager.lease([(patcher, patcher.use())], weight_bytes):
@@ -412,11 +412,11 @@ def test_what_is_held_survives_a_policy_that_keeps_nothing() -> None:
     weight_bytes = patcher.spec().weight_bytes
     manager = managing(4 * weight_bytes, patcher, policy=VramPolicy.LOW)
     manager.load(patcher)
-    manager.wishes.hold(patcher.key, weight_bytes // 2)
+    manager.pins.pin(patcher.key, weight_bytes // 2)
     with manager.lease([(patcher, patcher.use())], 0):
         assert patcher.resident().resident_bytes == weight_bytes
     assert weight_bytes // 2 <= patcher.resident().resident_bytes < weight_bytes
-    manager.wishes.release(patcher.key)
+    manager.pins.unpin(patcher.key)
     with manager.lease([(patcher, patcher.use())], 0):
         pass
     assert patcher.resident().resident_bytes == 0
@@ -430,7 +430,7 @@ def test_letting_idle_ones_go_keeps_what_is_held_leased_or_named() -> None:
     manager = managing(1 << 20, held, leased, named, idle)
     for patcher in (held, named, idle):
         manager.load(patcher)
-    manager.wishes.hold(held.key, 1)
+    manager.pins.pin(held.key, 1)
     with manager.lease([(leased, leased.use())], 0):
         assert manager.free_idle(but=[named.key]) == idle.spec().weight_bytes
     assert [p.resident().resident_bytes > 0 for p in (held, leased, named, idle)] == [True, True, True, False]

@@ -230,17 +230,17 @@ class ManagerMachine(RuleBasedStateMachine):
     def hold(self, index: int, share: float | None) -> None:
         spec = self.bases[index].spec()
         size_bytes = None if share is None else int(spec.weight_bytes * share)
-        self.manager.wishes.hold(spec.key, size_bytes)
+        self.manager.pins.pin(spec.key, size_bytes)
         self.held[spec.key] = spec.weight_bytes if size_bytes is None else min(size_bytes, spec.weight_bytes)
 
     @rule(index=INDICES)
     def release(self, index: int) -> None:
-        self.manager.wishes.release(self.bases[index].key)
+        self.manager.pins.unpin(self.bases[index].key)
         self.held.pop(self.bases[index].key, None)
 
     @rule(index=INDICES, priority=st.integers(-1, 1))
     def prioritize(self, index: int, priority: int) -> None:
-        self.manager.wishes.prioritize(self.bases[index].key, priority)
+        self.manager.pins.prioritize(self.bases[index].key, priority)
 
     @rule(share=st.sampled_from([0.0, 0.0, 0.3, 1.0]))
     def another_program(self, share: float) -> None:

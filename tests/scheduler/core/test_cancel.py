@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelpool.pool.specs.spec import JobId, JobSpec, RunErrorKind
-from modelpool.scheduler.tables.messages import LookAgain, Outcome, ResolveJob, RunTask, StopTask
+from modelpool.scheduler.tables.messages import Outcome, ResolveJob, RunTask, ScheduleTick, StopTask
 from tests.scheduler.world import Shell, encode, image, sample
 
 
@@ -19,7 +19,7 @@ def test_a_running_job_ends_when_its_run_has_ended(shell: Shell) -> None:
     ends: resolved."""
     shell.workers(a=64)
     shell.submit(image("j"))
-    assert [type(c) for c in shell.cancel("j")] == [StopTask, LookAgain]
+    assert [type(c) for c in shell.cancel("j")] == [StopTask, ScheduleTick]
     assert shell.cancel("j") == []
     assert shell.outcome("j") is None
     shell.finish("a", RunErrorKind.CANCELLED)
@@ -104,7 +104,7 @@ def test_a_job_waits_for_all_of_its_runs(shell: Shell) -> None:
     shell.workers(a=64, b=64)
     shell.submit(two_prompts("j"))
     assert len(shell.running) == 2
-    assert [type(c) for c in shell.cancel("j")] == [StopTask, StopTask, LookAgain]
+    assert [type(c) for c in shell.cancel("j")] == [StopTask, StopTask, ScheduleTick]
     shell.finish("a", RunErrorKind.CANCELLED)
     assert shell.outcome("j") is None
     shell.finish("b", RunErrorKind.CANCELLED)
@@ -124,6 +124,6 @@ def test_a_failing_job_stops_what_only_it_needed(shell: Shell) -> None:
     shell.submit(two_prompts("j"))
     shell.finish("a", RunErrorKind.BAD_INPUT)
     assert shell.outcome("j") is Outcome.FAILED
-    assert shell.running[min(shell.running)].stop_asked
+    assert shell.running[min(shell.running)].stop_requested
     shell.finish("b", RunErrorKind.CANCELLED)
     assert not shell.state.demand.tasks

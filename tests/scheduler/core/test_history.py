@@ -107,7 +107,7 @@ def test_of_many_jobs_the_last_are_named(shell: Shell) -> None:
     shell.workers(a=64)
     for number in range(20):
         shell.submit(image(f"j{number:02}", seed=number))
-    with pytest.raises(UnknownName, match=r"'k'; 20 are known, the last of them \.\.\. j12, .*, j19"):
+    with pytest.raises(UnknownName, match=r"'k'; 20 are known, the latest are \.\.\. j12, .*, j19"):
         find_job(shell.state, "k")
 
 

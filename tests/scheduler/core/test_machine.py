@@ -11,7 +11,7 @@ from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentUse,
-    Division,
+    ExecutionMode,
     JobId,
     JobSpec,
     RunCost,
@@ -27,7 +27,7 @@ from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, TEXT, Shell, d
 
 NAMES = ["a", "b", "c"]
 #: of a sample of 30 B and more that may be divided
-HALVES = (Division(9, batch=2, slowdown=1.5), Division(3, batch=1, slowdown=2.0))
+HALVES = (ExecutionMode(9, batch=2, slowdown=1.5), ExecutionMode(3, batch=1, slowdown=2.0))
 CAPACITIES = [12, 24, ROOMY]
 ACTIVATIONS = [1, 4, 4, 4, 15, 30, 70]
 PROMPTS = st.sampled_from(["cat", "dog", "owl"])
@@ -202,10 +202,12 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=ANY, news=st.sampled_from(["up", "down", "failed"]))
     def stale_news(self, number: int, news: str) -> None:
         name, incarnation = self.pick(self.shell.started, number)
-        worker = self.shell.state.fleet.workers.get(name)
+        worker = self.shell.state.worker_table.workers.get(name)
         if worker is not None and worker.incarnation <= incarnation and worker.status.value != "given_up":
             return  # no news of the past
-        before = {w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.fleet.workers.values()}
+        before = {
+            w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.worker_table.workers.values()
+        }
         if news == "up":
             self.shell.starting.pop((name, incarnation), None)
             self.shell.introduce(name, incarnation)
@@ -213,7 +215,9 @@ class CoreMachine(RuleBasedStateMachine):
             self.shell.feed(WorkerDown(self.shell.tick(), name, incarnation, "long ago"))
         else:
             self.shell.feed(StartFailed(self.shell.tick(), name, incarnation, "long ago"))
-        after = {w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.fleet.workers.values()}
+        after = {
+            w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.worker_table.workers.values()
+        }
         assert after == before, "stale news changed a worker"
 
     # ---- runs ----
@@ -233,14 +237,14 @@ class CoreMachine(RuleBasedStateMachine):
     def run_out_of_memory(self, number: int, kind: RunErrorKind) -> None:
         self.shell.finish(self.pick(self.shell.running, number), kind)
 
-    @precondition(lambda self: any(one.stop_asked for run in self.shell.running.values() for one in run.members))
+    @precondition(lambda self: any(one.stop_requested for run in self.shell.running.values() for one in run.members))
     @rule(number=ANY)
     def stop(self, number: int) -> None:
         stopping = [
             (name, place)
             for name, run in self.shell.running.items()
             for place, one in enumerate(run.members)
-            if one.stop_asked
+            if one.stop_requested
         ]
         name, place = self.pick(stopping, number)
         self.shell.finish(name, RunErrorKind.CANCELLED, place=place)
@@ -268,7 +272,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     def runs(self):
         """What the core believes to run."""
-        workers = self.shell.state.fleet.workers.values()
+        workers = self.shell.state.worker_table.workers.values()
         return {w.worker_id: (w.incarnation, w.task_id, self.attempt_of(w.task_id)) for w in workers if w.task_id}
 
     def attempt_of(self, task_id: TaskId) -> int:
@@ -309,7 +313,7 @@ def drain(shell: Shell) -> None:
                 shell.come_up(key[0])
         for name in list(shell.running):
             run = shell.running[name]
-            shell.finish(name, RunErrorKind.CANCELLED if run.stop_asked else None)
+            shell.finish(name, RunErrorKind.CANCELLED if run.stop_requested else None)
         if not shell.running and not shell.starting:
             return
     raise AssertionError("it does not come to an end")

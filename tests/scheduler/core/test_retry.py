@@ -6,7 +6,7 @@ import pytest
 
 from modelpool.pool.plan.residency import Residency
 from modelpool.pool.specs.spec import RunErrorKind, TaskId, WorkerId
-from modelpool.scheduler.core.retry import RULES, Rule, Verdict, verdict
+from modelpool.scheduler.core.retry import RULES, RetryRule, Verdict, verdict
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask
 from tests.scheduler.world import PAINT, Shell, alone, encode, image, sample
@@ -16,7 +16,7 @@ def test_the_table_knows_every_kind() -> None:
     assert set(RULES) == set(RunErrorKind)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RunErrorKind if RULES[kind] is not Rule.CLIMB])
+@pytest.mark.parametrize("kind", [kind for kind in RunErrorKind if RULES[kind] is not RetryRule.ESCALATE])
 def test_no_kind_is_tried_again_beyond_the_limit(kind: RunErrorKind) -> None:
     assert verdict(kind, False, 3, 3, 0, 2) is Verdict.FAIL
 
@@ -47,7 +47,7 @@ def test_a_report_of_an_earlier_attempt_is_dropped(shell: Shell) -> None:
     shell.submit(alone("j", encode("cat")))
     shell.finish("a", RunErrorKind.INPUT_LOST)
     assert shell.report(shell.old[-1]) == []
-    assert shell.state.fleet.workers[WorkerId("a")].task_id == encode("cat").task_id
+    assert shell.state.worker_table.workers[WorkerId("a")].task_id == encode("cat").task_id
     shell.finish("a")
     assert shell.outcome("j") is Outcome.SUCCEEDED
 
@@ -64,7 +64,7 @@ def test_after_running_out_of_memory_a_worker_evicts_everything_first(shell: She
     shell.finish("b")
     shell.finish("a", RunErrorKind.OUT_OF_VRAM)
     assert shell.running[WorkerId("b")].command.fresh
-    residency = shell.state.fleet.workers[WorkerId("b")].residency
+    residency = shell.state.worker_table.workers[WorkerId("b")].residency
     assert residency is not None
     assert [entry.component for entry in residency.entries] == [PAINT]
 
@@ -74,7 +74,7 @@ def test_the_truth_of_a_report_replaces_what_was_assumed(shell: Shell) -> None:
     shell.workers(a=64)
     shell.submit(alone("j", encode("cat", activation_bytes=30)))
     shell.finish("a", RunErrorKind.OUT_OF_VRAM, residency=Residency(20))
-    assert shell.state.fleet.workers[WorkerId("a")].residency == Residency(20)
+    assert shell.state.worker_table.workers[WorkerId("a")].residency == Residency(20)
     assert "31 B" in shell.error("j").message
     assert "20 B" in shell.error("j").message
 

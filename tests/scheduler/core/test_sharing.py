@@ -176,7 +176,7 @@ def test_a_given_result_stops_the_run_that_makes_it(shell: Shell) -> None:
     shell.submit(image("running", seed=1))
     assert shell.on("a") == first.task_id
     shell.submit(alone("bringing", sample(first.task_id, seed=2), given=(first.task_id,)))
-    assert shell.running[min(shell.running)].stop_asked
+    assert shell.running[min(shell.running)].stop_requested
     shell.finish("a", RunErrorKind.CANCELLED)
     run_all(shell)
     assert shell.outcome("running") is Outcome.SUCCEEDED

@@ -35,7 +35,7 @@ def test_a_snapshot_counts_what_is_there(shell: Shell) -> None:
     a, b = seen.workers
     assert (a.worker_id, a.status, a.runs, a.uploaded_bytes) == ("a", "busy", 1, 4)
     assert (b.worker_id, b.status, b.residency) == ("b", "starting", None)
-    assert a.residency == shell.state.fleet.workers[WorkerId("a")].residency
+    assert a.residency == shell.state.worker_table.workers[WorkerId("a")].residency
     assert seen.results_held == 1
 
 
@@ -104,6 +104,6 @@ def test_tasks_of_one_run_are_told_together() -> None:
     shell.finish("a")
     snapshot = shell.state.snapshot()
     (worker,) = snapshot.workers
-    assert len(worker.mates) == 1
-    assert [task.task_id for task in snapshot.running] == [worker.task_id, *worker.mates]
+    assert len(worker.batch_mates) == 1
+    assert [task.task_id for task in snapshot.running] == [worker.task_id, *worker.batch_mates]
     assert [task.job_id for task in snapshot.running] == ["j1", "j2"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelpool.pool.specs.spec import RunErrorKind, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import EndWorker, LookAgain, Outcome, RunTask, StartWorker, StopTask
+from modelpool.scheduler.tables.messages import EndWorker, Outcome, RunTask, ScheduleTick, StartWorker, StopTask
 from tests.scheduler.world import Shell, alone, encode
 
 A = WorkerId("a")
@@ -15,15 +15,15 @@ def hanging(**limits) -> Shell:
     shell = Shell(SchedulerConfig(run_timeout_seconds=60.0, stop_grace_seconds=5.0, **limits))
     shell.workers(a=64)
     commands = shell.submit(alone("j", encode("cat")))
-    assert [type(c) for c in commands] == [RunTask, LookAgain]
-    assert commands[1] == LookAgain(60.0)
+    assert [type(c) for c in commands] == [RunTask, ScheduleTick]
+    assert commands[1] == ScheduleTick(60.0)
     return shell
 
 
 def test_a_run_that_takes_too_long_is_asked_to_stop_and_runs_again() -> None:
     """It answers: its worker stays. That it took too long counts."""
     shell = hanging()
-    assert [type(c) for c in shell.tick_comes()] == [StopTask, LookAgain]
+    assert [type(c) for c in shell.tick_comes()] == [StopTask, ScheduleTick]
     (again,) = shell.finish("a", RunErrorKind.CANCELLED)
     assert isinstance(again, RunTask)
     assert (again.attempt, again.incarnation) == (2, 1)
@@ -62,7 +62,7 @@ def test_a_run_that_hangs_each_time_is_quarantined_and_the_pool_goes_on() -> Non
 
 def test_a_cancelled_run_that_hangs_is_ended_too_and_asked_to_stop_once() -> None:
     shell = hanging()
-    assert [type(c) for c in shell.cancel("j")] == [StopTask, LookAgain]
+    assert [type(c) for c in shell.cancel("j")] == [StopTask, ScheduleTick]
     commands = shell.tick_comes()
     assert not any(isinstance(c, StopTask) for c in commands)
     assert EndWorker(A, 1) in commands
@@ -102,8 +102,8 @@ def test_an_earlier_tick_is_asked_for_beside_a_later_one() -> None:
     state = shell.state
     assert state.ticks.due is not None
     before = state.ticks.due
-    state.ticks.ask_after(1.0, state.at)
+    state.ticks.request(1.0, state.at)
     (command,) = state._out
     state._out.clear()
-    assert isinstance(command, LookAgain)
+    assert isinstance(command, ScheduleTick)
     assert state.ticks.due == state.at + 1.0 < before

@@ -154,7 +154,7 @@ def test_an_unwanted_worker_that_is_still_starting_ends_when_it_answers(shell: S
     assert shell.want() == []
     assert shell.come_up("a") == [EndWorker(A, 1)]
     assert shell.fail_start("b") == []
-    assert not shell.state.fleet.workers
+    assert not shell.state.worker_table.workers
 
 
 def test_a_worker_that_appears_anew_was_lost(shell: Shell) -> None:
@@ -195,7 +195,7 @@ def test_an_old_incarnation_that_comes_up_is_ended(shell: Shell) -> None:
     shell.fail_start("a")
     assert shell.introduce("a", 1) == [EndWorker(A, 1)]
     shell.come_up("a")
-    assert shell.state.fleet.workers[A].incarnation == 2
+    assert shell.state.worker_table.workers[A].incarnation == 2
 
 
 def test_a_worker_that_is_gone_before_it_came_up_failed_to_start(shell: Shell) -> None:

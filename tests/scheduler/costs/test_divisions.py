@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from modelpool.pool.plan.residency import Residency
-from modelpool.pool.specs.spec import Division, RunCost, WorkerId
+from modelpool.pool.specs.spec import ExecutionMode, RunCost, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from tests.scheduler.costs.test_cost_model import report_of, worker_with
 from tests.scheduler.world import COMPONENTS, Shell, alone, sample
 
-HALF, QUARTER = Division(20, batch=2, slowdown=1.5), Division(10, batch=1, slowdown=2.0)
+HALF, QUARTER = ExecutionMode(20, batch=2, slowdown=1.5), ExecutionMode(10, batch=1, slowdown=2.0)
 #: 40 B of activations whole; PAINT is 12 B, its scratch 2 B
 LARGE = sample(activation_bytes=40, divisions=(HALF, QUARTER))
 
@@ -25,33 +25,33 @@ def costs_with() -> Costs:
 
 @pytest.mark.parametrize(("capacity", "expected"), [(64, 40), (42, 40), (41, 20), (22, 20), (21, 10), (12, 10)])
 def test_a_worker_runs_it_as_whole_as_it_has_room(capacity: int, expected: int) -> None:
-    signature = costs_with().acquire(LARGE)
-    assert signature.way(capacity).activation_bytes == expected
-    assert signature.working_bytes(capacity) == expected + 2
+    cost_class = costs_with().acquire(LARGE)
+    assert cost_class.mode(capacity).activation_bytes == expected
+    assert cost_class.working_bytes(capacity) == expected + 2
 
 
 def test_it_fits_where_its_smallest_parts_do() -> None:
     costs = costs_with()
-    signature = costs.acquire(LARGE)
-    assert signature.needed_bytes == 12
-    assert costs.setup(signature, worker_with(Residency(12))) is not None
-    assert costs.setup(signature, worker_with(Residency(11))) is None
+    cost_class = costs.acquire(LARGE)
+    assert cost_class.needed_bytes == 12
+    assert costs.load_estimate(cost_class, worker_with(Residency(12))) is not None
+    assert costs.load_estimate(cost_class, worker_with(Residency(11))) is None
 
 
 def test_running_in_parts_is_charged() -> None:
     """10 s whole; on 41 B it takes half as long again, and the weights have all their room: 6 B cross at 4 B/s."""
     costs = costs_with()
-    signature = costs.acquire(LARGE)
-    assert costs.extra_seconds(LARGE, signature, worker_with(Residency(64), link=4.0)) == 1.5
-    assert costs.extra_seconds(LARGE, signature, worker_with(Residency(41), link=4.0)) == 1.5 + 5.0
+    cost_class = costs.acquire(LARGE)
+    assert costs.extra_seconds(LARGE, cost_class, worker_with(Residency(64), link=4.0)) == 1.5
+    assert costs.extra_seconds(LARGE, cost_class, worker_with(Residency(41), link=4.0)) == 1.5 + 5.0
 
 
 def test_time_spent_because_of_parts_is_not_taken_for_a_slow_model() -> None:
     costs = costs_with()
-    signature = costs.acquire(LARGE)
+    cost_class = costs.acquire(LARGE)
     worker = worker_with(Residency(41))
-    costs.learn(LARGE, signature, worker, report_of(RunCost(run_seconds=15.0, division=HALF)))
-    assert costs.resident_seconds(LARGE, signature, worker) == pytest.approx(10.0)
+    costs.learn(LARGE, cost_class, worker, report_of(RunCost(run_seconds=15.0, division=HALF)))
+    assert costs.resident_seconds(LARGE, cost_class, worker) == pytest.approx(10.0)
 
 
 def test_of_idle_workers_one_that_runs_it_whole_is_preferred(shell: Shell) -> None:
@@ -62,7 +62,7 @@ def test_of_idle_workers_one_that_runs_it_whole_is_preferred(shell: Shell) -> No
 
 def test_of_idle_workers_that_take_as_long_one_that_runs_it_whole_is_preferred(shell: Shell) -> None:
     """Parts that cost no time are still not what was asked for."""
-    free = sample(activation_bytes=40, divisions=(Division(20, batch=2),))
+    free = sample(activation_bytes=40, divisions=(ExecutionMode(20, batch=2),))
     shell.workers(a=41, b=64)
     shell.submit(alone("j", free))
     assert shell.on("b") == free.task_id
@@ -71,7 +71,7 @@ def test_of_idle_workers_that_take_as_long_one_that_runs_it_whole_is_preferred(s
 def test_a_small_worker_runs_it_in_parts_when_there_is_no_other(shell: Shell) -> None:
     shell.workers(a=41)
     shell.submit(alone("j", LARGE))
-    assert "in parts" in shell.running[WorkerId("a")].command.why.words
+    assert "divided" in shell.running[WorkerId("a")].command.why.words
     shell.finish("a")
     assert shell.outcome("j") is Outcome.SUCCEEDED
 
@@ -80,7 +80,7 @@ def test_what_fits_nowhere_even_in_parts_is_refused_with_both_numbers(shell: She
     shell.workers(a=11)
     shell.submit(alone("j", LARGE))
     message = shell.error("j").message
-    for part in ("12 B", "11 B", "activations 10 B", "divided as far as it can be", "40 B when whole"):
+    for part in ("12 B", "11 B", "activations 10 B", "at the finest division", "40 B undivided"):
         assert part in message
 
 

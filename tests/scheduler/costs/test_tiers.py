@@ -39,7 +39,7 @@ def worker_on(node: str, worker_id: str = "a", storage: float = DISK, device: st
     )
     worker = Worker(WorkerId(worker_id), 1, spec=spec)
     worker.link_bytes_per_second = LINK
-    worker.believe(Residency(spec.capacity_bytes))
+    worker.update_residency(Residency(spec.capacity_bytes))
     return worker
 
 
@@ -69,11 +69,11 @@ def seconds(costs: Costs, worker: Worker, task: TaskSpec) -> float:
 
 def run(costs: Costs, worker: Worker, task: TaskSpec, **figures: object) -> None:
     """Place it, let it leave what it leaves, and hear its report."""
-    signature = costs.acquire(task)
-    costs.run_started(signature, worker)
-    worker.believe(costs.residency_after(signature, worker))
+    cost_class = costs.acquire(task)
+    costs.run_started(cost_class, worker)
+    worker.update_residency(costs.residency_after(cost_class, worker))
     costs.at += 100.0
-    costs.learn(task, signature, worker, ended(worker, **figures))
+    costs.learn(task, cost_class, worker, ended(worker, **figures))
 
 
 def test_the_first_worker_of_a_machine_waits_for_the_disk_and_the_next_for_the_link() -> None:
@@ -88,11 +88,11 @@ def test_the_first_worker_of_a_machine_waits_for_the_disk_and_the_next_for_the_l
 def test_a_disk_that_is_done_sooner_than_expected_is_free_sooner() -> None:
     """A speed that was told wrong would let waits pile up otherwise, and nobody would go there to learn it."""
     costs, first = costs_now(), worker_on("n")
-    signature = costs.acquire(paint())
-    costs.run_started(signature, first)
+    cost_class = costs.acquire(paint())
+    costs.run_started(cost_class, first)
     costs.at = 3.0
     figures = {"load_seconds": 2.0, "uploaded_bytes": 800 * MIB, "storage_bytes": 800 * MIB}
-    costs.learn(paint(), signature, first, ended(first, run_seconds=1.0, **figures))
+    costs.learn(paint(), cost_class, first, ended(first, run_seconds=1.0, **figures))
     node = costs.nodes.of(first.spec)
     assert node is not None
     assert node.free_at == 3.0
@@ -117,7 +117,7 @@ def test_loras_are_read_where_patches_are_applied_anew() -> None:
     assert seconds(costs, worker, paint("x")) == pytest.approx(1.0 + PATCH_SECONDS), "100 MiB of LoRA from the disk"
     run(costs, worker, paint("x"), load_seconds=1.5, run_seconds=1.0, uploaded_bytes=80 * MIB, storage_bytes=100 * MIB)
     assert seconds(costs, worker, paint("x")) == 0.0
-    worker.believe(Residency(4096 * MIB, (Resident(PAINT, 800 * MIB, "other", 80 * MIB),)))
+    worker.update_residency(Residency(4096 * MIB, (Resident(PAINT, 800 * MIB, "other", 80 * MIB),)))
     expected = 160 * MIB / worker.link_bytes_per_second + PATCH_SECONDS
     assert seconds(costs, worker, paint("x")) == pytest.approx(expected), "the LoRA is in memory now"
 
@@ -166,7 +166,7 @@ def test_seconds_of_a_patch_switch_are_learnt_once_the_link_is_known() -> None:
     stranger = worker_on("", "c", device="h")
     for _ in range(2):
         run(costs, worker, paint(), load_seconds=2.0, run_seconds=1.0, uploaded_bytes=800 * MIB)
-        worker.believe(Residency(4096 * MIB))
+        worker.update_residency(Residency(4096 * MIB))
     switch = {"run_seconds": 1.0, "uploaded_bytes": 80 * MIB, "patch_switches": 1}
     for number, load_seconds in enumerate((2.2, 2.2, 200.0, 2.2)):
         assert (costs.patch_seconds(other) == PATCH_SECONDS) == (number < 3)
@@ -178,11 +178,11 @@ def test_seconds_of_a_patch_switch_are_learnt_once_the_link_is_known() -> None:
 
 def test_one_slow_load_moves_the_link_little_and_a_change_is_learnt() -> None:
     costs, worker = costs_now(), worker_on("")
-    signature = costs.acquire(paint())
-    costs.learn(paint(), signature, worker, ended(worker, load_seconds=200.0, uploaded_bytes=800 * MIB))
+    cost_class = costs.acquire(paint())
+    costs.learn(paint(), cost_class, worker, ended(worker, load_seconds=200.0, uploaded_bytes=800 * MIB))
     assert worker.link_bytes_per_second > 0.8 * LINK
     for _ in range(8):
-        costs.learn(paint(), signature, worker, ended(worker, load_seconds=4.0, uploaded_bytes=800 * MIB))
+        costs.learn(paint(), cost_class, worker, ended(worker, load_seconds=4.0, uploaded_bytes=800 * MIB))
     assert worker.link_bytes_per_second == pytest.approx(LINK / 2, rel=0.1)
 
 
@@ -196,10 +196,10 @@ def test_what_is_remembered_is_what_would_be_reckoned_now() -> None:
         load = {"load_seconds": 1.0 + number % 4, "uploaded_bytes": 80 * MIB, "storage_bytes": storage}
         run(costs, worker, task, run_seconds=1.0, patch_switches=number % 2, **load)
         if number % 6 == 0:
-            worker.believe(Residency(4096 * MIB))
+            worker.update_residency(Residency(4096 * MIB))
         for each in workers:
             for one in tasks:
-                setup = costs.setup(costs.acquire(one), each)
+                setup = costs.load_estimate(costs.acquire(one), each)
                 assert setup is not None
                 assert seconds(costs, each, one) == costs.seconds_of(setup, each)
 
@@ -207,9 +207,9 @@ def test_what_is_remembered_is_what_would_be_reckoned_now() -> None:
 def test_the_time_of_a_batch_is_its_members_shares() -> None:
     costs, worker = costs_now(), worker_on("")
     task = paint()
-    signature = costs.acquire(task)
-    assert costs.batch_seconds(task, signature, worker, 4) == 4.0
-    costs.learn(task, signature, worker, ended(worker, run_seconds=2.0))
-    costs.learn(task, signature, worker, ended(worker, run_seconds=1.5, batched=4))
-    assert costs.batch_seconds(task, signature, worker, 4) == pytest.approx(6.0)
-    assert costs.resident_seconds(task, signature, worker) == 2.0
+    cost_class = costs.acquire(task)
+    assert costs.batch_seconds(task, cost_class, worker, 4) == 4.0
+    costs.learn(task, cost_class, worker, ended(worker, run_seconds=2.0))
+    costs.learn(task, cost_class, worker, ended(worker, run_seconds=1.5, batched=4))
+    assert costs.batch_seconds(task, cost_class, worker, 4) == pytest.approx(6.0)
+    assert costs.resident_seconds(task, cost_class, worker) == 2.0

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import (
     UNPATCHED,
-    Division,
+    ExecutionMode,
     JobId,
     JobSpec,
+    OomStep,
     RunCost,
     RunErrorKind,
-    Rung,
     TaskId,
     TaskSpec,
     UserId,
@@ -110,7 +110,7 @@ def test_tasks_alike_run_together_in_order_and_end_each_by_itself() -> None:
     assert together(world) == ids(tasks[:1]), "the worker is free when the last has ended"
     world.finish("a")
     assert together(world) == ids(tasks[2:])
-    totals = world.state.fleet.totals
+    totals = world.state.worker_table.totals
     assert totals.runs == 3, "each task counts"
 
 
@@ -224,7 +224,7 @@ def test_a_run_that_memory_made_smaller_stays_so() -> None:
     sizes_run(world, {1: 10.0, 2: 5.0}, 2)
     assert len(together(world)) == 4
     for _ in range(4):
-        world.finish("a", cost=RunCost(run_seconds=5.0, batched=2, rungs=(Rung.DIVIDE,)))
+        world.finish("a", cost=RunCost(run_seconds=5.0, batched=2, oom_steps=(OomStep.DIVIDE,)))
     assert set(sizes_run(world, {1: 10.0, 2: 5.0}, 4)) == {2}
 
 
@@ -297,7 +297,7 @@ def test_no_mates_while_a_higher_priority_waits_for_another_worker() -> None:
     world.submit(alone("long b", sample(GIVEN, model=PAINT, seed=901), given=(GIVEN,)))
     submit(world, seeds(1, 2), "low")
     world.submit(alone("high", sample(GIVEN, model=DRAW, seed=1), given=(GIVEN,), priority=1))
-    world.at = world.state.fleet.workers[WorkerId("a")].expected_end - 1.0
+    world.at = world.state.worker_table.workers[WorkerId("a")].expected_end - 1.0
     world.finish("b", cost=RunCost(run_seconds=10.0))
     assert together(world, "b") == ids(seeds(1))
     world.finish("a", cost=RunCost(run_seconds=10.0))
@@ -323,7 +323,7 @@ def test_what_is_run_in_parts_is_run_alone() -> None:
     world = shell(limit=4)
     world.workers(a=40)
     world.submit(alone("first", sample(GIVEN, seed=999), given=(GIVEN,)))
-    tasks = seeds(1, 2, activation_bytes=40, divisions=(Division(9, batch=1, slowdown=1.5),))
+    tasks = seeds(1, 2, activation_bytes=40, divisions=(ExecutionMode(9, batch=1, slowdown=1.5),))
     submit(world, tasks)
     world.finish("a")
     assert together(world) == ids(tasks[:1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from modelpool.pool.plan.residency import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
-from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_TOLD, followers, needed_next
+from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_HINTS, followers, needed_next
 from tests.scheduler.placement.test_rules import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, image, sample
 from tests.simulation.hints import moved_gib
@@ -67,7 +67,7 @@ def test_no_more_is_told_than_the_limit() -> None:
     scene.costs.know(tuple(ComponentSpec(key, Role.DIFFUSION_MODEL, 1, 1) for key in keys))
     worker = scene.worker("a", *(Resident(key, 1) for key in keys))
     waiting = [scene.task(sample(model=key)) for key in keys]
-    assert told(scene, scene.task(sample()), worker, waiting) == tuple(keys[:MOST_TOLD])
+    assert told(scene, scene.task(sample()), worker, waiting) == tuple(keys[:MOST_HINTS])
 
 
 def test_the_core_tells_it_where_something_has_to_make_room_and_only_there(shell: Shell) -> None:

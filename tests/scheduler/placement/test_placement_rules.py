@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from modelpool.pool.plan.residency import Residency, Resident
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Division, Role, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, Role, TaskSpec
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE
 from modelpool.scheduler.placement.reservations import MOST_BUSY
 from modelpool.scheduler.tables.jobs import Task
-from modelpool.scheduler.tables.placement_record import Rule
+from modelpool.scheduler.tables.placement_record import PlacementRule
 from tests.scheduler.scene import AT, Scene, whole
 from tests.scheduler.world import COMPONENTS, DRAW, PAINT, TEXT, VAE, decode, encode, sample
 
@@ -42,13 +42,13 @@ def scene_with_lora(lora_bytes: int, **config: int) -> Scene:
 
 def test_the_fuller_the_account_the_sooner_a_load_is_served() -> None:
     scene = Scene()
-    scene.patience = 1.0
+    scene.wait_factor = 1.0
     scene.worker("a", whole(DRAW), capacity=20)
     waiting = scene.task(sample(model=PAINT), waited=7.0)
     suiting = scene.task(sample(model=DRAW), waited=1.0)
-    assert scene.choice() == (waiting, "a")
+    assert scene.decision() == (waiting, "a")
     waiting.ready_at = AT - 5.0
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
 
 
 def test_the_account_pays_what_a_load_takes() -> None:
@@ -69,9 +69,9 @@ def test_where_there_is_room_who_waited_long_is_loaded_beside_what_is_there() ->
     suiting = scene.task(sample(model=DRAW), waited=1.0)
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.beside, choice.spent_seconds) == (suiting, waiting, 0.0)
-    worker.believe(Residency(64, (whole(DRAW), whole(PAINT))))
-    assert scene.choice() == (waiting, "a")
+    assert (choice.task, choice.preload_first, choice.spent_seconds) == (suiting, waiting, 0.0)
+    worker.update_residency(Residency(64, (whole(DRAW), whole(PAINT))))
+    assert scene.decision() == (waiting, "a")
 
 
 def test_a_worker_that_does_not_bring_what_it_is_told_is_not_asked_for_ever() -> None:
@@ -79,15 +79,15 @@ def test_a_worker_that_does_not_bring_what_it_is_told_is_not_asked_for_ever() ->
     worker = scene.worker("a", whole(DRAW))
     waiting = scene.task(sample(model=PAINT), waited=500.0)
     scene.task(sample(model=DRAW), waited=1.0)
-    worker.ahead = {waiting.signature: 6}
+    worker.preloaded = {waiting.cost_class: 6}
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.beside) == (waiting, None)
+    assert (choice.task, choice.preload_first) == (waiting, None)
 
 
 def test_the_account_does_not_pay_for_what_would_have_been_loaded_anyway() -> None:
     scene = Scene()
-    scene.patience = 1.0
+    scene.wait_factor = 1.0
     scene.worker("a", Resident(DRAW, 8))
     waiting = scene.task(sample(model=PAINT), waited=7.0)
     scene.task(sample(model=DRAW))
@@ -101,7 +101,7 @@ def test_who_waited_longest_and_starts_anyway_is_not_passed_by_others_who_waited
     scene.worker("a", whole(DRAW))
     oldest = scene.task(sample(model=DRAW), waited=600.0)
     scene.task(sample(model=PAINT), waited=500.0)
-    assert scene.choice() == (oldest, "a")
+    assert scene.decision() == (oldest, "a")
 
 
 def test_who_waited_long_still_waits_for_a_warm_worker_that_is_sooner() -> None:
@@ -110,7 +110,7 @@ def test_who_waited_long_still_waits_for_a_warm_worker_that_is_sooner() -> None:
     scene.worker("warm", whole(PAINT), free_in=1.0)
     scene.task(sample(model=PAINT), waited=500.0)
     suiting = scene.task(sample(model=DRAW))
-    assert scene.choice() == (suiting, "idle")
+    assert scene.decision() == (suiting, "idle")
 
 
 # ---- what is there -------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def test_of_what_is_there_the_first_in_order_goes_first() -> None:
     scene.worker("a", whole(DRAW), whole(PAINT))
     first = scene.task(sample(model=PAINT))
     scene.task(sample(model=DRAW))
-    assert scene.choice() == (first, "a")
+    assert scene.decision() == (first, "a")
 
 
 def test_what_is_there_does_not_come_before_a_higher_priority_that_is_there_too() -> None:
@@ -129,7 +129,7 @@ def test_what_is_there_does_not_come_before_a_higher_priority_that_is_there_too(
     scene.worker("a", whole(DRAW), whole(VAE))
     scene.task(decode(sample().task_id))
     high = scene.task(sample(model=DRAW), priority=1)
-    assert scene.choice() == (high, "a")
+    assert scene.decision() == (high, "a")
 
 
 def test_what_is_there_in_part_is_not_there() -> None:
@@ -138,7 +138,7 @@ def test_what_is_there_in_part_is_not_there() -> None:
     scene.worker("a", Resident(PAINT, 6), whole(DRAW), link=100.0)
     scene.task(sample(model=PAINT))
     suiting = scene.task(sample(model=DRAW))
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
 
 
 @pytest.mark.parametrize(("link", "decodes"), [(10.0, True), (1.0, False)])
@@ -148,7 +148,7 @@ def test_a_job_is_finished_first_where_its_weights_take_little_beside_its_run(li
     scene.worker("a", whole(PAINT), link=link)
     suiting = scene.task(sample())
     last = scene.task(decode(suiting.name))
-    assert scene.choice() == (last if decodes else suiting, "a")
+    assert scene.decision() == (last if decodes else suiting, "a")
 
 
 def test_what_needs_no_weights_is_there_everywhere() -> None:
@@ -158,7 +158,7 @@ def test_what_needs_no_weights_is_there_everywhere() -> None:
     scene.task(replace(encode("cat"), uses=()))
     choice = scene.ask()
     assert choice is not None
-    assert choice.why.rule is Rule.RESIDENT
+    assert choice.why.rule is PlacementRule.RESIDENT
 
 
 @pytest.mark.parametrize("entries", [(), (whole(PAINT),)], ids=["cold", "warm"])
@@ -167,7 +167,7 @@ def test_of_equal_workers_the_one_that_is_idle_longest_is_taken(entries: tuple[R
     scene.worker("a", *entries).idle_since = 5.0
     scene.worker("b", *entries).idle_since = 1.0
     task = scene.task(sample())
-    assert scene.choice() == (task, "b")
+    assert scene.decision() == (task, "b")
 
 
 # ---- what wastes least ---------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_a_model_that_is_nowhere_comes_before_a_cheaper_second_copy() -> None:
     scene.worker("warm", whole(PAINT), free_in=100.0)
     scene.task(sample(model=PAINT))
     nowhere = scene.task(sample(model=DRAW))
-    assert scene.choice() == (nowhere, "idle")
+    assert scene.decision() == (nowhere, "idle")
 
 
 def test_of_what_wastes_nothing_the_cheapest_goes_first() -> None:
@@ -187,7 +187,7 @@ def test_of_what_wastes_nothing_the_cheapest_goes_first() -> None:
     scene.worker("idle")
     scene.task(sample(model=DRAW))
     cheap = scene.task(sample(model=PAINT))
-    assert scene.choice() == (cheap, "idle")
+    assert scene.decision() == (cheap, "idle")
 
 
 @pytest.mark.parametrize(("waited", "batch", "goes"), [(12.0, "", False), (15.0, "", True), (15.0, "b", False)])
@@ -198,7 +198,7 @@ def test_ten_seconds_of_waiting_are_worth_three_of_loading(waited: float, batch:
     scene.worker("idle")
     dear = scene.task(sample(model=DRAW), waited=waited, batch=batch)
     cheap = scene.task(sample(model=PAINT))
-    assert scene.choice() == (dear if goes else cheap, "idle")
+    assert scene.decision() == (dear if goes else cheap, "idle")
 
 
 @pytest.mark.parametrize(("link", "goes"), [(0.42, True), (0.38, False)])
@@ -209,7 +209,7 @@ def test_the_longest_wait_is_worth_no_more_than_a_run(link: float, goes: bool) -
     scene.worker("idle", link=link)
     dear = scene.task(sample(model=DRAW), waited=500.0)
     cheap = scene.task(sample(model=PAINT))
-    assert scene.choice() == (dear if goes else cheap, "idle")
+    assert scene.decision() == (dear if goes else cheap, "idle")
 
 
 @pytest.mark.parametrize(("others", "goes"), [(0, False), (1, True)])
@@ -232,7 +232,7 @@ def test_of_what_costs_the_same_the_later_stage_goes_first() -> None:
     scene.worker("idle")
     scene.task(replace(encode("cat"), uses=sample(model=DRAW).uses))
     later = scene.task(sample(model=DRAW))
-    assert scene.choice() == (later, "idle")
+    assert scene.decision() == (later, "idle")
 
 
 def test_what_a_machine_with_the_adapter_would_save_is_wasted_elsewhere() -> None:
@@ -242,7 +242,7 @@ def test_what_a_machine_with_the_adapter_would_save_is_wasted_elsewhere() -> Non
     scene.worker("idle", node="m", disk=0.6)
     scene.task(with_lora(sample(patch="x")))
     elsewhere = scene.task(sample(model=DRAW))
-    assert scene.choice() == (elsewhere, "idle")
+    assert scene.decision() == (elsewhere, "idle")
 
 
 def test_what_suits_an_idle_worker_is_seen_beyond_the_window() -> None:
@@ -250,7 +250,7 @@ def test_what_suits_an_idle_worker_is_seen_beyond_the_window() -> None:
     scene.worker("idle", whole(PAINT, "x"))
     scene.task(sample(model=DRAW))
     suiting = scene.task(sample(model=PAINT, patch="y"))
-    assert scene.choice() == (suiting, "idle")
+    assert scene.decision() == (suiting, "idle")
 
 
 def test_what_suits_the_files_of_a_machine_is_seen_beyond_the_window() -> None:
@@ -258,7 +258,7 @@ def test_what_suits_the_files_of_a_machine_is_seen_beyond_the_window() -> None:
     scene.worker("idle", node="n", disk=1.0)
     scene.task(sample(model=DRAW))
     suiting = scene.task(with_lora(sample(patch="x")))
-    assert scene.choice() == (suiting, "idle")
+    assert scene.decision() == (suiting, "idle")
 
 
 @pytest.mark.parametrize(("account", "spent"), [(5.0, 4.0), (0.0, 0.0)])
@@ -286,7 +286,7 @@ def test_the_account_does_not_pay_for_what_starts_since_the_cheaper_waits(waited
     starting = scene.task(sample(model=DRAW), waited=waited)
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.why.rule, choice.spent_seconds) == (starting, Rule.CHEAPEST, spent)
+    assert (choice.task, choice.why.rule, choice.spent_seconds) == (starting, PlacementRule.CHEAPEST, spent)
 
 
 def test_a_wait_is_worth_no_more_than_a_run_to_the_account_too() -> None:
@@ -316,7 +316,7 @@ def test_the_longest_wait_is_worth_a_run_at_most_also_where_the_first_in_order_d
     scene.worker("busy", whole(DRAW if is_elsewhere else VAE), free_in=1000.0)
     first = scene.task(sample(model=PAINT))
     waiting = scene.task(sample(model=DRAW), waited=100.0)
-    assert scene.choice() == (waiting if goes else first, "idle")
+    assert scene.decision() == (waiting if goes else first, "idle")
 
 
 def test_the_account_does_not_pay_for_what_sharing_alone_chose() -> None:
@@ -330,7 +330,7 @@ def test_the_account_does_not_pay_for_what_sharing_alone_chose() -> None:
     choice = scene.ask()
     assert choice is not None
     assert choice.task in shared
-    assert (choice.why.rule, choice.spent_seconds) == (Rule.CHEAPEST, 0.0)
+    assert (choice.why.rule, choice.spent_seconds) == (PlacementRule.CHEAPEST, 0.0)
 
 
 @pytest.mark.parametrize(("waiting", "goes"), [(1, False), (3, True)])
@@ -379,7 +379,7 @@ def test_who_is_hurried_waits_for_a_warm_worker_too_where_that_is_sooner(free_in
     scene = Scene()
     scene.worker("cold")
     scene.worker("warm", whole(PAINT), free_in=free_in)
-    scene.backlog.hurried.add(scene.task(sample()), AT + 50.0)
+    scene.backlog.urgent.add(scene.task(sample()), AT + 50.0)
     assert (scene.ask() is None) == waits
 
 
@@ -388,11 +388,11 @@ def test_the_second_in_a_hurry_does_not_wait_for_the_same_worker() -> None:
     scene.worker("cold")
     scene.worker("warm", whole(PAINT), free_in=1.0)
     first, second = scene.task(sample(seed=1)), scene.task(sample(seed=2))
-    scene.backlog.hurried.add(first, AT + 50.0)
-    scene.backlog.hurried.add(second, AT + 60.0)
+    scene.backlog.urgent.add(first, AT + 50.0)
+    scene.backlog.urgent.add(second, AT + 60.0)
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.why.rule) == (second, Rule.DEADLINE)
+    assert (choice.task, choice.why.rule) == (second, PlacementRule.DEADLINE)
 
 
 def test_a_lower_priority_in_a_line_does_not_start_before_a_higher_one_of_another() -> None:
@@ -405,7 +405,7 @@ def test_a_lower_priority_in_a_line_does_not_start_before_a_higher_one_of_anothe
     scene.task(sample(seed=2))
     scene.task(sample(seed=3))
     high = scene.task(sample(model=DRAW), priority=1)
-    assert scene.choice() == (high, "idle")
+    assert scene.decision() == (high, "idle")
 
 
 def test_while_a_higher_priority_waits_for_a_warm_worker_a_lower_one_starts() -> None:
@@ -414,7 +414,7 @@ def test_while_a_higher_priority_waits_for_a_warm_worker_a_lower_one_starts() ->
     scene.worker("warm", whole(PAINT), free_in=1.0)
     scene.task(sample(model=PAINT), priority=1)
     lower = scene.task(sample(model=DRAW))
-    assert scene.choice() == (lower, "idle")
+    assert scene.decision() == (lower, "idle")
 
 
 def tagged(scene: Scene, spec: TaskSpec, tag: float) -> Task:
@@ -434,7 +434,7 @@ def test_every_worker_widens_the_window_of_shares(tag: float, is_within: bool) -
     scene.worker("busy", free_in=100.0)
     turn = tagged(scene, sample(model=PAINT), 0.0)
     loaded = tagged(scene, sample(model=DRAW), tag)
-    assert scene.choice() == (loaded if is_within else turn, "idle")
+    assert scene.decision() == (loaded if is_within else turn, "idle")
 
 
 def test_while_those_whose_turn_it_is_wait_for_busy_workers_others_may_start() -> None:
@@ -443,7 +443,7 @@ def test_while_those_whose_turn_it_is_wait_for_busy_workers_others_may_start() -
     scene.worker("warm", whole(PAINT), free_in=1.0)
     tagged(scene, sample(model=PAINT), 0.0)
     other = tagged(scene, sample(model=DRAW), 1000.0)
-    assert scene.choice() == (other, "idle")
+    assert scene.decision() == (other, "idle")
 
 
 @pytest.mark.parametrize(("free_in", "waits"), [(6.0, True), (6.1, False)])
@@ -452,7 +452,7 @@ def test_what_would_run_in_parts_waits_for_who_runs_it_whole_as_soon(free_in: fl
     scene = Scene()
     scene.worker("small", capacity=41)
     scene.worker("large", whole(PAINT), free_in=free_in)
-    scene.task(sample(activation_bytes=40, divisions=(Division(20, batch=2),)))
+    scene.task(sample(activation_bytes=40, divisions=(ExecutionMode(20, batch=2),)))
     assert (scene.ask() is None) == waits
 
 
@@ -462,7 +462,7 @@ def test_among_many_busy_holders_the_one_that_is_soon_free_is_found() -> None:
     for number in range(MOST_BUSY + 8):
         scene.worker(f"w{number:02}", whole(PAINT), free_in=50.0 + number)
     task = scene.task(sample())
-    assert scene.choice() == (task, "idle")
+    assert scene.decision() == (task, "idle")
     scene.worker("soon", whole(PAINT), free_in=1.0)
     assert scene.ask() is None
 
@@ -478,7 +478,7 @@ def test_a_task_waits_for_a_faster_gpu_though_its_weights_are_on_an_idle_slow_on
     task = scene.task(sample())
     assert scene.ask() is None
     fast.expected_end = AT + 20.0
-    assert scene.choice() == (task, "slow")
+    assert scene.decision() == (task, "slow")
 
 
 def test_a_task_waits_for_a_busy_worker_near_its_adapter() -> None:
@@ -490,7 +490,7 @@ def test_a_task_waits_for_a_busy_worker_near_its_adapter() -> None:
     task = scene.task(with_lora(sample(patch="x")))
     assert scene.ask() is None
     near.expected_end = AT + 50.0
-    assert scene.choice() == (task, "idle")
+    assert scene.decision() == (task, "idle")
 
 
 # ---- where it is looked among many ---------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ def test_among_many_idle_workers_the_one_near_the_adapter_is_found() -> None:
         scene.worker(f"w{number:02}", node="m", disk=1.0)
     scene.worker("x", node="n", disk=1.0)
     task = scene.task(with_lora(sample(patch="x")))
-    assert scene.choice() == (task, "x")
+    assert scene.decision() == (task, "x")
 
 
 def test_among_many_idle_workers_those_of_every_sort_are_looked_at() -> None:
@@ -511,7 +511,7 @@ def test_among_many_idle_workers_those_of_every_sort_are_looked_at() -> None:
         scene.worker(f"w{number:02}", device=SLOW)
     scene.worker("x", device=FAST)
     task = scene.task(sample())
-    assert scene.choice() == (task, "x")
+    assert scene.decision() == (task, "x")
 
 
 def test_among_many_idle_workers_one_that_holds_a_part_is_found() -> None:
@@ -522,7 +522,7 @@ def test_among_many_idle_workers_one_that_holds_a_part_is_found() -> None:
     scene.worker("x", whole(DRAW))
     both = replace(sample(), uses=(*sample().uses, *sample(model=DRAW).uses))
     task = scene.task(both)
-    assert scene.choice() == (task, "x")
+    assert scene.decision() == (task, "x")
 
 
 def test_a_fast_gpu_may_take_a_longer_load() -> None:
@@ -530,7 +530,7 @@ def test_a_fast_gpu_may_take_a_longer_load() -> None:
     scene.worker("slow", device=SLOW, link=2.0)
     scene.worker("fast", device=FAST)
     task = scene.task(sample())
-    assert scene.choice() == (task, "fast")
+    assert scene.decision() == (task, "fast")
 
 
 def test_sizes_of_the_small_world_are_those_of_the_cases_above() -> None:

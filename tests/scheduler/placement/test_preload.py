@@ -14,7 +14,7 @@ import pytest
 from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, RunTask, UploadAhead
+from modelpool.scheduler.tables.messages import Command, Preload, RunTask
 from modelpool.scheduler.tables.workers import Worker
 from tests.scheduler.world import DRAW, PAINT, ROOMY, VAE, Shell, alone, decode, encode, sample
 
@@ -40,12 +40,12 @@ def learnt(*names: str, capacity: int = ROOMY, link: float = 4.0, config: Schedu
     return shell
 
 
-def told(commands: list[Command]) -> list[UploadAhead]:
-    return [command for command in commands if isinstance(command, UploadAhead)]
+def told(commands: list[Command]) -> list[Preload]:
+    return [command for command in commands if isinstance(command, Preload)]
 
 
 def worker(shell: Shell, name: str = "a") -> Worker:
-    return shell.state.fleet.workers[WorkerId(name)]
+    return shell.state.worker_table.workers[WorkerId(name)]
 
 
 def test_a_job_that_comes_while_the_worker_runs_has_its_weights_brought() -> None:
@@ -59,9 +59,9 @@ def test_a_job_that_comes_while_the_worker_runs_has_its_weights_brought() -> Non
     (run,) = [command for command in commands if isinstance(command, RunTask)]
     assert run.why is not None
     assert (run.why.chosen.extra_seconds, run.why.ahead_bytes) == (0.0, 6)
-    assert "6 B brought beside the run before" in run.why.words
+    assert "6 B preloaded during the previous run" in run.why.words
     notes = [line.note for line in shell.state.story(JobId("two"))]
-    assert any("go to a beside the run there" in note for note in notes)
+    assert any("preloaded to a during its run" in note for note in notes)
 
 
 def test_what_waits_when_a_run_begins_is_told_then() -> None:
@@ -87,7 +87,7 @@ def test_only_what_the_time_of_the_run_allows_is_taken_to_be_there() -> None:
     (ahead,) = told(shell.submit(job("two", PAINT)))
     assert worker(shell).entries[PAINT].resident_bytes == 8
     left = shell.state.costs.extra_seconds(
-        sample(GIVEN, model=PAINT), shell.state.demand.tasks[ahead.task_ids[0]].signature, worker(shell)
+        sample(GIVEN, model=PAINT), shell.state.demand.tasks[ahead.task_ids[0]].cost_class, worker(shell)
     )
     assert left == 2.0, "the rest costs what the rest takes"
 
@@ -132,7 +132,7 @@ def test_what_another_worker_has_soon_is_left_to_it() -> None:
     shell = learnt("a", "b")
     shell.submit(job("one", DRAW))
     shell.submit(job("two", PAINT))
-    assert {w.task_id is not None for w in shell.state.fleet.workers.values()} == {True}
+    assert {w.task_id is not None for w in shell.state.worker_table.workers.values()} == {True}
     assert not told(shell.submit(job("three", PAINT, seed=1))), "it is there, and free as soon"
 
 
@@ -157,9 +157,9 @@ def test_a_worker_that_is_lost_has_nothing_that_was_brought() -> None:
     shell.submit(job("one", DRAW))
     assert told(shell.submit(job("two", PAINT)))
     shell.lose("a")
-    assert not worker(shell).ahead
+    assert not worker(shell).preloaded
     shell.come_up("a")
-    assert not worker(shell).ahead.keys() - {t.signature for t in shell.state.demand.tasks.values()}
+    assert not worker(shell).preloaded.keys() - {t.cost_class for t in shell.state.demand.tasks.values()}
     assert PAINT not in worker(shell).entries or worker(shell).task_id is not None
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelpool.scheduler.placement.registry import PLACEMENTS
 from modelpool.scheduler.tables.jobs import Task
-from modelpool.scheduler.tables.placement_record import Rule
+from modelpool.scheduler.tables.placement_record import PlacementRule
 from tests.scheduler.scene import AT, Scene, whole
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, decode, encode, sample
 
@@ -20,7 +20,7 @@ def test_a_task_goes_where_its_weights_are() -> None:
     scene.worker("a", whole(DRAW))
     scene.worker("b", whole(PAINT))
     task = scene.task(sample(model=PAINT))
-    assert scene.choice() == (task, "b")
+    assert scene.decision() == (task, "b")
 
 
 def test_a_worker_takes_what_suits_its_weights() -> None:
@@ -28,7 +28,7 @@ def test_a_worker_takes_what_suits_its_weights() -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=PAINT))
     suiting = scene.task(sample(model=DRAW))
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
 
 
 def test_equal_patches_are_preferred_to_a_switch() -> None:
@@ -36,7 +36,7 @@ def test_equal_patches_are_preferred_to_a_switch() -> None:
     scene.worker("a", whole(PAINT, "x"))
     scene.task(sample(patch="y"))
     suiting = scene.task(sample(patch="x"))
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
 
 
 def test_a_higher_priority_comes_first_whatever_it_costs() -> None:
@@ -44,7 +44,7 @@ def test_a_higher_priority_comes_first_whatever_it_costs() -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=DRAW))
     urgent = scene.task(sample(model=PAINT), priority=1)
-    assert scene.choice() == (urgent, "a")
+    assert scene.decision() == (urgent, "a")
 
 
 def test_of_equal_costs_what_finishes_a_job_comes_first_then_the_order() -> None:
@@ -56,7 +56,7 @@ def test_of_equal_costs_what_finishes_a_job_comes_first_then_the_order() -> None
     fourth = scene.task(decode(first.name))
     order = []
     while len(scene.backlog):
-        task, _ = scene.choice()
+        task, _ = scene.decision()
         order.append(task)
         scene.backlog.remove(task)
     assert order == [third, fourth, first, second]
@@ -81,7 +81,7 @@ def test_a_long_queue_does_not_wait_for_one_worker() -> None:
     scene.task(sample(seed=1))
     assert scene.ask() is None
     second = scene.task(sample(seed=2))
-    assert scene.choice() == (second, "cold")
+    assert scene.decision() == (second, "cold")
 
 
 def test_nobody_waits_for_a_run_of_unknown_length() -> None:
@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_run_of_unknown_length() -> None:
     scene.worker("cold")
     scene.worker("warm", whole(PAINT), free_in=1.0).expected_end = None
     task = scene.task(sample())
-    assert scene.choice() == (task, "cold")
+    assert scene.decision() == (task, "cold")
 
 
 def test_a_run_that_is_late_is_not_expected_to_end_at_once() -> None:
@@ -98,7 +98,7 @@ def test_a_run_that_is_late_is_not_expected_to_end_at_once() -> None:
     scene.worker("cold")
     scene.worker("warm", whole(PAINT), free_in=1.0).expected_end = AT - 7.0
     task = scene.task(sample())
-    assert scene.choice() == (task, "cold")
+    assert scene.decision() == (task, "cold")
 
 
 def test_a_task_that_was_passed_over_too_often_goes_first_and_does_not_wait() -> None:
@@ -107,19 +107,19 @@ def test_a_task_that_was_passed_over_too_often_goes_first_and_does_not_wait() ->
     scene.worker("warm", whole(PAINT), free_in=1.0)
     overdue = scene.task(sample(model=PAINT), passed=3)
     scene.task(sample(model=DRAW))
-    task, worker = scene.choice()
+    task, worker = scene.decision()
     assert (task, worker) == (overdue, "idle")
     choice = scene.ask()
     assert choice is not None
     assert "passed over 3 times" in choice.why.words
-    assert choice.why.rule is Rule.WAITED
+    assert choice.why.rule is PlacementRule.WAITED
 
 
 def test_when_all_are_idle_something_starts_however_dear() -> None:
     scene = Scene()
     scene.worker("a", link=1e-6)
     task = scene.task(sample())
-    assert scene.choice() == (task, "a")
+    assert scene.decision() == (task, "a")
 
 
 def test_of_equally_soon_workers_the_one_that_evicts_least_is_taken_then_the_first_by_name() -> None:
@@ -128,7 +128,7 @@ def test_of_equally_soon_workers_the_one_that_evicts_least_is_taken_then_the_fir
     scene.worker("b", capacity=24)
     scene.worker("a", whole(DRAW), capacity=24)
     task = scene.task(sample(model=PAINT))
-    assert scene.choice() == (task, "b")
+    assert scene.decision() == (task, "b")
 
 
 def test_streaming_is_dear() -> None:
@@ -137,8 +137,8 @@ def test_streaming_is_dear() -> None:
     scene.worker("a", whole(PAINT), capacity=18)
     small = scene.worker("b", capacity=17)
     task = scene.task(sample())
-    assert scene.choice() == (task, "a")
-    assert (scene.costs.extra_seconds(task.spec, task.signature, small) or 0) > 6.0
+    assert scene.decision() == (task, "a")
+    assert (scene.costs.extra_seconds(task.spec, task.cost_class, small) or 0) > 6.0
 
 
 def test_a_task_that_only_a_busy_worker_can_take_does_not_start_on_a_small_one() -> None:
@@ -165,7 +165,7 @@ def test_arrival_order_is_blind_to_weights() -> None:
     scene.worker("cold").idle_since = 1.0
     first = scene.task(sample())
     scene.task(encode("cat"))
-    assert scene.choice() == (first, "cold")
+    assert scene.decision() == (first, "cold")
 
 
 def test_least_loaded_counts_runs() -> None:
@@ -173,7 +173,7 @@ def test_least_loaded_counts_runs() -> None:
     scene.worker("a").totals.runs = 3
     scene.worker("b").totals.runs = 2
     first = scene.task(sample())
-    assert scene.choice() == (first, "b")
+    assert scene.decision() == (first, "b")
 
 
 CAT, FINAL = encode("cat"), decode(encode("cat").task_id)
@@ -203,13 +203,13 @@ def test_a_placement_changes_nothing_and_starts_what_can_be_started(workers, tas
     before = (list(scene.backlog), [(w.residency, w.status, w.task_id) for w in scene.workers])
     choice = scene.ask()
     assert (list(scene.backlog), [(w.residency, w.status, w.task_id) for w in scene.workers]) == before
-    question = scene.question()
+    query = scene.query()
     if choice is None:
-        fitting = question.backlog.oldest(question.workers.largest_idle_bytes)
-        assert question.workers.busy_count or fitting is None, "all are idle and nothing starts"
+        fitting = query.backlog.oldest(query.workers.largest_idle_bytes)
+        assert query.workers.busy_count or fitting is None, "all are idle and nothing starts"
     else:
         assert choice.worker.is_idle
-        assert choice.task.signature.needed_bytes <= (choice.worker.capacity_bytes or 0)
+        assert choice.task.cost_class.needed_bytes <= (choice.worker.capacity_bytes or 0)
         assert choice.why
 
 
@@ -219,11 +219,11 @@ def test_who_waited_long_for_what_its_load_costs_goes_before_what_is_there() -> 
     scene.worker("a", whole(DRAW), capacity=20)  # no room for both
     waiting = scene.task(sample(model=PAINT), waited=119.0)
     suiting = scene.task(sample(model=DRAW), waited=1.0)
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
     waiting.ready_at = AT - 121.0
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.why.rule, choice.spent_seconds) == (waiting, Rule.WAITED, 6.0)
+    assert (choice.task, choice.why.rule, choice.spent_seconds) == (waiting, PlacementRule.WAITED, 6.0)
 
 
 @pytest.mark.parametrize("account", [0.0, -1.0])
@@ -233,7 +233,7 @@ def test_such_loads_end_with_the_account(account: float) -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=PAINT), waited=500.0)
     suiting = scene.task(sample(model=DRAW), waited=1.0)
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
 
 
 def test_jobs_that_were_asked_for_together_do_not_hurry_each_other() -> None:
@@ -241,12 +241,12 @@ def test_jobs_that_were_asked_for_together_do_not_hurry_each_other() -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=PAINT), waited=500.0, batch="b")
     suiting = scene.task(sample(model=DRAW), waited=1.0, batch="b")
-    assert scene.choice() == (suiting, "a")
+    assert scene.decision() == (suiting, "a")
     other = scene.task(sample(model=PAINT, patch="x"), waited=500.0)
-    assert scene.choice() == (suiting, "a"), "the oldest comes first, and it does not hurry"
+    assert scene.decision() == (suiting, "a"), "the oldest comes first, and it does not hurry"
     scene.backlog.remove(suiting)
     scene.task(sample(model=DRAW, seed=2), waited=1.0)
-    assert scene.choice()[0] is not other
+    assert scene.decision()[0] is not other
 
 
 def test_a_model_that_is_nowhere_comes_before_a_second_copy() -> None:
@@ -256,7 +256,7 @@ def test_a_model_that_is_nowhere_comes_before_a_second_copy() -> None:
     scene.worker("warm", whole(DRAW), free_in=100.0)
     scene.task(sample(model=DRAW))
     nowhere = scene.task(sample(model=PAINT))
-    assert scene.choice() == (nowhere, "idle")
+    assert scene.decision() == (nowhere, "idle")
 
 
 @pytest.mark.parametrize(("waiting", "expected"), [(2, None), (3, "idle")])
@@ -277,14 +277,14 @@ def test_hurried_tasks_go_first_within_their_priority_by_deadline() -> None:
     scene.worker("a", whole(DRAW))
     scene.task(sample(model=DRAW))
     late, soon = scene.task(sample(seed=1)), scene.task(sample(seed=2))
-    scene.backlog.hurried.add(late, AT + 50.0)
-    scene.backlog.hurried.add(soon, AT + 9.0)
+    scene.backlog.urgent.add(late, AT + 50.0)
+    scene.backlog.urgent.add(soon, AT + 9.0)
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.why.rule) == (soon, Rule.DEADLINE)
+    assert (choice.task, choice.why.rule) == (soon, PlacementRule.DEADLINE)
     assert "9 s before its deadline" in choice.why.words
     above = scene.task(sample(model=DRAW, seed=3), priority=1)
-    assert scene.choice()[0] is above
+    assert scene.decision()[0] is above
 
 
 def test_a_task_whose_worker_was_lost_goes_first() -> None:
@@ -296,7 +296,7 @@ def test_a_task_whose_worker_was_lost_goes_first() -> None:
     scene.backlog.add(lost)
     choice = scene.ask()
     assert choice is not None
-    assert (choice.task, choice.why.rule) == (lost, Rule.LOST)
+    assert (choice.task, choice.why.rule) == (lost, PlacementRule.LOST)
 
 
 def test_among_many_idle_workers_the_one_that_holds_it_is_found() -> None:
@@ -305,7 +305,7 @@ def test_among_many_idle_workers_the_one_that_holds_it_is_found() -> None:
         scene.worker(f"w{number:02}")
     scene.worker("x", whole(PAINT))
     task = scene.task(sample())
-    assert scene.choice() == (task, "x")
+    assert scene.decision() == (task, "x")
 
 
 def test_the_other_candidates_are_kept_soonest_first() -> None:

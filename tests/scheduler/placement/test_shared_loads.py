@@ -8,7 +8,7 @@ import pytest
 
 from modelpool.pool.plan.residency import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
-from modelpool.scheduler.placement.shared_loads import seconds_of_others
+from modelpool.scheduler.placement.shared_loads import shared_load_seconds
 from tests.scheduler.scene import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, sample
 
@@ -27,7 +27,7 @@ def test_those_who_wait_pay_in_equal_parts_at_each_holder_and_here(
     for number in range(holders):
         scene.worker(f"holder {number}", whole(PAINT), free_in=5.0)
     tasks = [scene.task(sample(model=PAINT, patch=f"{number}")) for number in range(waiting)]
-    assert seconds_of_others(scene.question(), tasks[0].signature, idle) == pytest.approx(others_pay)
+    assert shared_load_seconds(scene.query(), tasks[0].cost_class, idle) == pytest.approx(others_pay)
 
 
 def test_what_is_there_in_part_or_with_other_patches_is_paid_by_who_needs_it() -> None:
@@ -35,7 +35,7 @@ def test_what_is_there_in_part_or_with_other_patches_is_paid_by_who_needs_it() -
     part, patched = scene.worker("part", Resident(PAINT, 2)), scene.worker("patched", whole(PAINT, "y"))
     task = scene.task(sample(model=PAINT, patch="x"))
     scene.task(sample(model=PAINT, patch="y"))
-    assert [seconds_of_others(scene.question(), task.signature, worker) for worker in (part, patched)] == [0.0, 0.0]
+    assert [shared_load_seconds(scene.query(), task.cost_class, worker) for worker in (part, patched)] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("capacity", "others_pay"), [(64, 3.0), (10, 1.5), (6, 0.5), (4, 0.0)])
@@ -44,7 +44,7 @@ def test_what_only_streams_serves_nobody_else(capacity: int, others_pay: float) 
     scene = Scene()
     small = scene.worker("small", capacity=capacity)
     tasks = [scene.task(sample(patch=f"{number}", activation_bytes=2)) for number in range(2)]
-    assert seconds_of_others(scene.question(), tasks[0].signature, small) == pytest.approx(others_pay)
+    assert shared_load_seconds(scene.query(), tasks[0].cost_class, small) == pytest.approx(others_pay)
 
 
 def test_nobody_else_pays_for_a_lora_and_what_comes_from_the_disk_takes_its_time() -> None:
@@ -58,9 +58,9 @@ def test_nobody_else_pays_for_a_lora_and_what_comes_from_the_disk_takes_its_time
     task = scene.task(replace(spec, uses=(use,)))
     scene.task(sample(model=PAINT, patch="y"))
     scene.task(sample(model=DRAW))
-    question = scene.question()
-    assert question.costs.extra_seconds(task.spec, task.signature, idle) == 20.0
-    assert seconds_of_others(question, task.signature, idle) == pytest.approx(6.0)
+    query = scene.query()
+    assert query.costs.extra_seconds(task.spec, task.cost_class, idle) == 20.0
+    assert shared_load_seconds(query, task.cost_class, idle) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("capacity", [64, 10, 6])
@@ -70,4 +70,4 @@ def test_a_file_stays_in_memory_for_others_however_little_of_it_stays_on_the_gpu
     scene = Scene()
     idle = scene.worker("idle", capacity=capacity, node="n", disk=0.1)
     tasks = [scene.task(sample(patch=f"{number}", activation_bytes=2)) for number in range(2)]
-    assert seconds_of_others(scene.question(), tasks[0].signature, idle) == pytest.approx(30.0)
+    assert shared_load_seconds(scene.query(), tasks[0].cost_class, idle) == pytest.approx(30.0)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.scheduler.placement.switch_budget import SwitchAccount
+from modelpool.scheduler.placement.switch_budget import SwitchBudget
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, sample
 
 
-def account_at(seconds: float, workers: int = 2, idle: int = 0, share: float = 0.25) -> SwitchAccount:
+def account_at(seconds: float, workers: int = 2, idle: int = 0, share: float = 0.25) -> SwitchBudget:
     """An account after so long, with so many workers up and idle all the time."""
-    account = SwitchAccount(share)
+    account = SwitchBudget(share)
     account.pass_time(seconds, workers, idle)
     return account
 
@@ -37,7 +37,7 @@ def test_a_calm_hour_fills_it_with_ten_seconds_of_every_worker() -> None:
 
 def test_without_a_share_nothing_fills_it_and_nobody_is_served_so() -> None:
     account = account_at(3600.0, idle=2, share=0.0)
-    assert (account.seconds, account.patience) == (0.0, inf)
+    assert (account.seconds, account.wait_factor) == (0.0, inf)
 
 
 def test_loads_empty_it_and_the_last_may_overdraw_it() -> None:
@@ -54,12 +54,12 @@ def test_the_fuller_it_is_the_shorter_is_the_wait_before_a_load(spent: float, ex
     share."""
     account = account_at(3600.0)
     account.spend(spent)
-    assert account.patience == pytest.approx(expected)
+    assert account.wait_factor == pytest.approx(expected)
 
 
 def test_where_nobody_had_waited_long_it_is_looked_again_a_moment_later() -> None:
     account = account_at(4.0)
-    account.looked(4.0)
+    account.nothing_due(4.0)
     assert account.allowed_seconds(4.1) == 0.0
     assert account.allowed_seconds(5.0) == account.seconds > 0.0
 
@@ -68,7 +68,7 @@ def test_where_nobody_had_waited_long_it_is_looked_again_a_moment_later() -> Non
 def test_loads_take_no_more_than_the_share_and_idle_time(steps) -> None:
     """Whatever happens, when only what is allowed is spent, but for the last load."""
     share, at, earned, spent, largest = 0.1, 0.0, 0.0, 0.0, 0.0
-    account = SwitchAccount(share)
+    account = SwitchBudget(share)
     for seconds, idle, load_seconds in steps:
         at += seconds
         account.pass_time(at, 8, idle)
@@ -89,9 +89,9 @@ def test_the_core_looks_for_who_waited_long_once_in_a_while() -> None:
     shell.submit(alone("second", sample(model=PAINT, seed=2)))
     shell.finish("a")
     assert shell.on("a") == sample(model=PAINT, seed=2).task_id
-    switching = shell.state.switching
-    assert switching.seconds > 0.0
-    assert switching.allowed_seconds(shell.at) == 0.0
+    switch_budget = shell.state.switch_budget
+    assert switch_budget.seconds > 0.0
+    assert switch_budget.allowed_seconds(shell.at) == 0.0
 
 
 def test_the_core_pays_for_a_load_that_serves_who_waited() -> None:
@@ -102,7 +102,7 @@ def test_the_core_pays_for_a_load_that_serves_who_waited() -> None:
     shell.submit(alone("other", sample(model=DRAW)))
     shell.submit(alone("second", sample(model=PAINT, seed=2)))
     shell.at += 200.0
-    switching = shell.state.switching
+    switch_budget = shell.state.switch_budget
     shell.finish("a")
     assert shell.on("a") == sample(model=DRAW).task_id
-    assert switching.seconds == pytest.approx(10.0 - 2.5), "it was full"
+    assert switch_budget.seconds == pytest.approx(10.0 - 2.5), "it was full"

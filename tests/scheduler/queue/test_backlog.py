@@ -44,7 +44,7 @@ def tasks_of(kinds: list[tuple[int, int]]) -> list[Task]:
 
 
 def fits(task: Task, capacity_bytes: int) -> bool:
-    return task.signature.needed_bytes <= capacity_bytes
+    return task.cost_class.needed_bytes <= capacity_bytes
 
 
 KINDS = st.lists(st.tuples(st.integers(0, len(SPECS) - 1), st.integers(0, 2)), min_size=1, max_size=20)
@@ -82,7 +82,7 @@ def test_lines_stand_in_the_order_of_their_first_tasks(kinds, capacities, data) 
         assert list(backlog) == plain
         assert len(backlog) == len(plain)
         assert {t: t.passed for t in passed} == passed
-        firsts = sorted({t.signature: t for t in reversed(plain)}.values(), key=by_order)
+        firsts = sorted({t.cost_class: t for t in reversed(plain)}.values(), key=by_order)
         assert backlog.line_count == len(firsts)
         for capacity_bytes in capacities:
             within = [t for t in firsts if fits(t, capacity_bytes)]
@@ -110,7 +110,7 @@ def test_it_finds_the_lines_by_what_they_use(kinds) -> None:
             suiting = [
                 t for t in tasks if (t.spec.uses[0].component, t.spec.uses[0].patch_digest) == (component, digest)
             ]
-            firsts = {t.signature: t for t in reversed(suiting)}
+            firsts = {t.cost_class: t for t in reversed(suiting)}
             found = backlog.using([Resident(component, 1, digest)])
             assert sorted(line.head.number for line in found) == sorted(t.number for t in firsts.values())
 
@@ -131,12 +131,12 @@ def test_jobs_that_were_asked_for_together_pass_each_other_freely() -> None:
 def test_who_is_hurried_passes_nobody_over() -> None:
     """It is no sign that the oldest is left behind for what is loaded."""
     backlog = Backlog()
-    first, hurried = tasks_of([(0, 0), (1, 0)])
+    first, urgent = tasks_of([(0, 0), (1, 0)])
     backlog.add(first)
-    backlog.add(hurried)
-    backlog.hurried.add(hurried, 5.0)
+    backlog.add(urgent)
+    backlog.urgent.add(urgent, 5.0)
     backlog.set_capacities((64,))
-    backlog.start(hurried, 64, workers=1, limit=99)
+    backlog.start(urgent, 64, workers=1, limit=99)
     assert first.passed == 0
 
 
@@ -162,7 +162,7 @@ def test_who_is_passed_over_too_often_goes_first_also_behind_a_batch() -> None:
         backlog.add(task)
     backlog.set_capacities((64,))
     backlog.start(late, 64, workers=1, limit=1)
-    assert [task for _, _, task in backlog.hurried.now(0.0)] == [other]
+    assert [task for _, _, task in backlog.urgent.now(0.0)] == [other]
     assert first.passed == 0
 
 
@@ -173,16 +173,16 @@ def test_who_is_passed_over_too_often_goes_first_also_when_it_is_filed_anew() ->
     backlog.add(old)
     backlog.set_capacities((64,))
     for number, other in enumerate(others):
-        assert (old in backlog.hurried) == (number >= 3)
+        assert (old in backlog.urgent) == (number >= 3)
         backlog.add(other)
         backlog.start(other, 64, workers=1, limit=3)
     for priority, tag, deadline in ((0, 5.0, inf), (1, 5.0, inf), (1, 5.0, 9.0), (1, 5.0, inf)):
         backlog.remove(old)
-        assert old not in backlog.hurried
+        assert old not in backlog.urgent
         old.set_priority(priority, tag)
-        old.hurried_by = deadline
+        old.urgent_by = deadline
         backlog.add(old)
-        assert list(backlog.hurried) == [(AT_ONCE, old.order, old)]
+        assert list(backlog.urgent) == [(AT_ONCE, old.order, old)]
 
 
 def test_a_deadline_that_is_over_hurries_nobody() -> None:
@@ -190,9 +190,9 @@ def test_a_deadline_that_is_over_hurries_nobody() -> None:
     first, second = tasks_of([(0, 0), (1, 0)])
     for task, deadline in ((first, 5.0), (second, 9.0)):
         backlog.add(task)
-        backlog.hurried.add(task, deadline)
-    assert [task for _, _, task in backlog.hurried.now(5.0)] == [first, second]
-    assert [task for _, _, task in backlog.hurried.now(5.1)] == [second]
+        backlog.urgent.add(task, deadline)
+    assert [task for _, _, task in backlog.urgent.now(5.0)] == [first, second]
+    assert [task for _, _, task in backlog.urgent.now(5.1)] == [second]
 
 
 def test_of_two_deadlines_of_a_task_the_sooner_counts_whichever_came_first() -> None:
@@ -201,8 +201,8 @@ def test_of_two_deadlines_of_a_task_the_sooner_counts_whichever_came_first() -> 
     for task, deadlines in ((first, (9.0, 12.0)), (second, (12.0, 9.0))):
         backlog.add(task)
         for deadline in deadlines:
-            backlog.hurried.add(task, deadline)
-    assert [(deadline, task) for deadline, _, task in backlog.hurried] == [(9.0, first), (9.0, second)]
+            backlog.urgent.add(task, deadline)
+    assert [(deadline, task) for deadline, _, task in backlog.urgent] == [(9.0, first), (9.0, second)]
 
 
 def test_what_uses_no_component_suits_every_worker() -> None:
@@ -219,11 +219,11 @@ def test_hurried_tasks_stand_by_deadline_until_they_are_taken_out() -> None:
     third.goes_first = True
     for task in (first, second, third):
         backlog.add(task)
-    backlog.hurried.add(first, 9.0)
-    backlog.hurried.add(second, 5.0)
-    assert [task for _, _, task in backlog.hurried] == [third, second, first]
+    backlog.urgent.add(first, 9.0)
+    backlog.urgent.add(second, 5.0)
+    assert [task for _, _, task in backlog.urgent] == [third, second, first]
     backlog.remove(second)
-    assert [task for _, _, task in backlog.hurried] == [third, first]
+    assert [task for _, _, task in backlog.urgent] == [third, first]
 
 
 def test_lines_are_found_by_their_adapters() -> None:

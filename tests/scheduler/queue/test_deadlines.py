@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from modelpool.pool.specs.spec import JobId, JobSpec, RunCost, TaskId, UserId
-from modelpool.scheduler.queue.deadlines import LEAST_LOOK_SECONDS, SAFETY, Deadlines
+from modelpool.scheduler.queue.deadlines import LEAST_CHECK_SECONDS, SAFETY, Deadlines
 from modelpool.scheduler.queue.shares import UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Job
@@ -52,7 +52,7 @@ def test_a_job_goes_first_when_its_deadline_comes_near() -> None:
     shell.submit(job("due", 9, deadline))
     order = ended_in_order(shell)
     assert 0 < order.index("due") < 4
-    assert shell.state.demand.turns.deadlines.met == 1
+    assert shell.state.demand.fair_queue.deadlines.met == 1
 
 
 def test_what_is_due_first_goes_first() -> None:
@@ -73,7 +73,7 @@ def test_many_jobs_of_one_deadline_begin_in_time_for_the_last_of_them() -> None:
     for number in range(8):
         shell.submit(job(f"due{number}", 20 + number, deadline))
     ended_in_order(shell)
-    deadlines = shell.state.demand.turns.deadlines
+    deadlines = shell.state.demand.fair_queue.deadlines
     assert (deadlines.met, deadlines.missed) == (8, 0)
 
 
@@ -93,7 +93,7 @@ def test_a_missed_deadline_hurries_no_more_is_counted_and_told() -> None:
     shell.submit(job("due", 2, shell.at + 20.0))
     shell.tick(100.0)
     assert ended_in_order(shell) == ["busy", "other", "due"]
-    deadlines = shell.state.demand.turns.deadlines
+    deadlines = shell.state.demand.fair_queue.deadlines
     assert (deadlines.met, deadlines.missed) == (0, 1)
     assert any("deadline missed" in line.note for line in shell.state.story(JobId("due")))
     snapshot = shell.state.snapshot()
@@ -116,7 +116,7 @@ def test_cancelled_jobs_neither_meet_nor_miss(shell: Shell) -> None:
     shell.submit(job("busy", 0))
     shell.submit(job("due", 1, shell.at + 300.0))
     shell.cancel("due")
-    deadlines = shell.state.demand.turns.deadlines
+    deadlines = shell.state.demand.fair_queue.deadlines
     assert (deadlines.met, deadlines.missed, len(deadlines)) == (0, 0, 0)
 
 
@@ -131,7 +131,7 @@ def test_somebody_looks_in_time_though_nothing_else_happens() -> None:
         assert shell.tick_due is not None, "nobody will look"
         shell.tick_comes()
     begin = deadline - MARGIN - SAFETY * (10.0 + 6 / 4)  # its run, and the load of PAINT over the link
-    assert shell.at == pytest.approx(begin, abs=LEAST_LOOK_SECONDS)
+    assert shell.at == pytest.approx(begin, abs=LEAST_CHECK_SECONDS)
 
 
 def test_all_stages_of_an_urgent_job_go_first() -> None:
@@ -151,10 +151,10 @@ def test_a_shared_task_is_hurried_for_the_job_that_needs_it() -> None:
     shell.submit(job("calm", 2))
     shell.submit(job("due", 2, shell.at + 15.0))
     task = shell.state.demand.tasks[shell.jobs[JobId("due")].wanted]
-    assert task.hurried_by < float("inf")
+    assert task.urgent_by < float("inf")
     shell.cancel("due")
-    assert task.hurried_by == float("inf")
-    assert not shell.state.demand.backlog.hurried
+    assert task.urgent_by == float("inf")
+    assert not shell.state.demand.backlog.urgent
     assert ended_in_order(shell)[1:] == ["busy", "other", "calm"]
 
 
@@ -171,8 +171,8 @@ def test_work_that_is_due_later_does_not_make_earlier_work_late() -> None:
     early, late = member(1, 100.0), member(2, 200.0)
     deadlines.add(early, {TaskId("a"): 8.0}, 8.0, 0.0)
     deadlines.add(late, {TaskId("b"): 80.0}, 8.0, 0.0)
-    assert deadlines.look(100.0 - SAFETY * 8.0 - 10.0, 1) == []
-    assert deadlines.look(200.0 - SAFETY * 88.0, 1) == [early, late]
+    assert deadlines.check(100.0 - SAFETY * 8.0 - 10.0, 1) == []
+    assert deadlines.check(200.0 - SAFETY * 88.0, 1) == [early, late]
 
 
 def test_more_workers_may_begin_later() -> None:
@@ -181,9 +181,9 @@ def test_more_workers_may_begin_later() -> None:
         jobs = [member(number, 100.0) for number in range(4)]
         for each in jobs:
             deadlines.add(each, {TaskId(each.name): 10.0}, 10.0, 0.0)
-        assert deadlines.look(begin - 0.1, workers) == []
-        assert deadlines.next_look == pytest.approx(begin)
-        assert deadlines.look(begin, workers) == jobs
+        assert deadlines.check(begin - 0.1, workers) == []
+        assert deadlines.next_check == pytest.approx(begin)
+        assert deadlines.check(begin, workers) == jobs
 
 
 def test_work_that_is_done_is_not_waited_for() -> None:
@@ -193,8 +193,8 @@ def test_work_that_is_done_is_not_waited_for() -> None:
         deadlines.add(each, {TaskId(each.name): 30.0}, 30.0, 0.0)
     deadlines.done(one, TaskId(one.name))
     deadlines.drop(one)
-    assert deadlines.look(100.0 - SAFETY * 30.0 - 1.0, 1) == []
-    assert deadlines.look(100.0 - SAFETY * 30.0, 1) == [two]
+    assert deadlines.check(100.0 - SAFETY * 30.0 - 1.0, 1) == []
+    assert deadlines.check(100.0 - SAFETY * 30.0, 1) == [two]
 
 
 def test_what_was_hurried_for_a_job_that_was_cancelled_is_hurried_no_more() -> None:
@@ -203,7 +203,7 @@ def test_what_was_hurried_for_a_job_that_was_cancelled_is_hurried_no_more() -> N
     shell = shell_with()
     shell.submit(job("due", 0, shell.at + 12.0))
     (task,) = shell.state.demand.tasks.values()
-    assert task.hurried_by < math.inf
+    assert task.urgent_by < math.inf
     shell.cancel("due")
     shell.submit(job("again", 0))
-    assert task.hurried_by == math.inf
+    assert task.urgent_by == math.inf

@@ -12,7 +12,7 @@ from modelpool.scheduler.queue.deadlines import SAFETY, Deadlines
 from modelpool.scheduler.queue.shares import Shares
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Job
-from modelpool.scheduler.tables.user_account import NO_TAG
+from modelpool.scheduler.tables.user_account import NO_VIRTUAL_START
 from modelpool.scheduler.tables.user_share import UserShare
 from tests.scheduler.scene import Scene, whole
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, sample
@@ -43,7 +43,7 @@ def test_a_user_whose_jobs_are_over_makes_no_turns() -> None:
     shares = accounts()
     over = live(shares, "a", ANN)
     shares.leave(over)
-    assert live(shares, "b", BOB).tag == NO_TAG
+    assert live(shares, "b", BOB).virtual_start == NO_VIRTUAL_START
 
 
 def test_who_owes_is_remembered_when_idle_accounts_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +61,10 @@ def test_a_job_that_is_raised_stands_before_later_jobs_of_its_new_priority() -> 
     shares.pay(ANN, 50.0, 0.0)
     live(shares, "other", BOB)
     raised = live(shares, "raised", ANN)
-    assert raised.tag == 50.0
+    assert raised.virtual_start == 50.0
     shares.accounts[ANN].paid = 0.0
     shares.move(raised, 1)
-    assert live(shares, "later", ANN, priority=1).tag == 50.0
+    assert live(shares, "later", ANN, priority=1).virtual_start == 50.0
 
 
 def test_priorities_age_no_further_than_the_highest() -> None:
@@ -103,10 +103,10 @@ def test_who_was_passed_over_too_often_goes_first_also_when_its_priority_is_rais
     shell.finish("gpu")
     assert shell.on("gpu") == sample(seed=1).task_id
     task = shell.state.demand.tasks[sample(model=DRAW).task_id]
-    assert task in shell.state.demand.backlog.hurried
+    assert task in shell.state.demand.backlog.urgent
     shell.submit(alone("high", sample(model=DRAW), priority=1))
     assert task.priority == 1
-    assert task in shell.state.demand.backlog.hurried
+    assert task in shell.state.demand.backlog.urgent
     shell.submit(job("also high", 2, priority=1))
     shell.finish("gpu")
     assert shell.on("gpu") == task.name
@@ -125,7 +125,7 @@ def test_mates_are_tasks_whose_turn_has_come(tag: float, joins: bool) -> None:
     choice = scene.ask()
     assert choice is not None
     assert (choice.task, choice.worker) == (first, worker)
-    assert Batching(2).mates(scene.question(), choice) == ((second,) if joins else ())
+    assert Batching(2).batch_mates(scene.query(), choice) == ((second,) if joins else ())
 
 
 def test_one_of_a_run_that_was_cancelled_is_not_asked_to_stop_again_with_the_others() -> None:
@@ -139,7 +139,7 @@ def test_one_of_a_run_that_was_cancelled_is_not_asked_to_stop_again_with_the_oth
     run = shell.running[WorkerId("gpu")]
     assert len(run.members) == 2
     shell.cancel("j1")
-    while not all(one.stop_asked for one in run.members):
+    while not all(one.stop_requested for one in run.members):
         shell.tick_comes()
     assert shell.at > 30.0
 
@@ -158,7 +158,7 @@ def test_of_two_deadlines_the_sooner_hurries_a_shared_task() -> None:
     shell.tick(2.0)
     shell.submit(job("more", 3))
     task = shell.state.demand.tasks[sample(seed=1).task_id]
-    assert task.hurried_by == due
+    assert task.urgent_by == due
 
 
 def test_with_fewer_workers_work_begins_sooner() -> None:
@@ -182,8 +182,8 @@ def test_a_task_of_a_job_that_is_done_is_not_waited_for() -> None:
     member = Job(job("j", 1, deadline=100.0), 1, {})
     deadlines.add(member, {TaskId("a"): 30.0, TaskId("b"): 10.0}, 10.0, 0.0)
     deadlines.done(member, TaskId("a"))
-    assert deadlines.look(100.0 - SAFETY * 10.0 - 1.0, 1) == []
-    assert deadlines.look(100.0 - SAFETY * 10.0, 1) == [member]
+    assert deadlines.check(100.0 - SAFETY * 10.0 - 1.0, 1) == []
+    assert deadlines.check(100.0 - SAFETY * 10.0, 1) == [member]
 
 
 def test_who_was_held_back_by_a_limit_is_still_hurried_when_it_comes_in() -> None:

@@ -10,7 +10,7 @@ import pytest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.specs.spec import JobSpec, RunCost, UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.user_account import NO_TAG
+from modelpool.scheduler.tables.user_account import NO_VIRTUAL_START
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, encode, image, sample
 
@@ -65,7 +65,7 @@ def test_a_user_alone_goes_as_submitted_without_any_tag(shell: Shell) -> None:
     order = []
     for _ in range(4):
         order.append(shell.on("gpu"))
-        assert all(job.tag == NO_TAG for job in shell.state.demand.jobs.values())
+        assert all(job.virtual_start == NO_VIRTUAL_START for job in shell.state.demand.jobs.values())
         shell.finish("gpu", cost=RunCost(run_seconds=7.0))
     assert order == [single(ANN, number).wanted for number in range(4)]
 
@@ -99,7 +99,7 @@ def test_loads_are_paid_by_whose_run_caused_them() -> None:
     cost = {ANN: RunCost(run_seconds=10.0), BOB: RunCost(load_seconds=10.0, run_seconds=10.0)}
     started = order_of_starts(shell, 60, cost)
     assert started.count(ANN) / started.count(BOB) == pytest.approx(2.0, rel=0.15)
-    accounts = shell.state.demand.turns.shares.accounts
+    accounts = shell.state.demand.fair_queue.shares.accounts
     assert accounts[BOB].seconds == 20.0 * started.count(BOB)
 
 
@@ -170,13 +170,13 @@ def test_tags_of_a_user_never_fall_and_stay_as_given() -> None:
     while shell.on("gpu") is not None:
         jobs = list(shell.state.demand.jobs.values())
         for job in jobs:
-            if job.tag < NO_TAG:
-                assert seen.setdefault(job.name, job.tag) == job.tag
+            if job.virtual_start < NO_VIRTUAL_START:
+                assert seen.setdefault(job.name, job.virtual_start) == job.virtual_start
         for user in (ANN, BOB):
-            tags = [job.tag for job in jobs if job.spec.user == user]
+            tags = [job.virtual_start for job in jobs if job.spec.user == user]
             assert all(earlier <= later for earlier, later in pairwise(tags))
-        assert shell.state.demand.turns.shares.virtual_seconds >= virtual
-        virtual = shell.state.demand.turns.shares.virtual_seconds
+        assert shell.state.demand.fair_queue.shares.virtual_seconds >= virtual
+        virtual = shell.state.demand.fair_queue.shares.virtual_seconds
         shell.finish("gpu", cost=RunCost(run_seconds=3.0 + len(seen) % 5))
 
 
@@ -204,7 +204,7 @@ def test_who_asked_first_pays_for_what_others_want_too(shell: Shell) -> None:
     shell.submit(replace(image("a", seed=1), user=ANN))
     shell.submit(replace(image("b", seed=2), user=BOB))
     shell.finish("gpu", cost=RunCost(run_seconds=4.0))
-    accounts = shell.state.demand.turns.shares.accounts
+    accounts = shell.state.demand.fair_queue.shares.accounts
     assert (accounts[ANN].seconds, accounts[BOB].seconds) == (4.0, 0.0)
 
 
@@ -217,7 +217,7 @@ def test_when_the_first_no_longer_wants_it_the_next_pays(shell: Shell) -> None:
     shell.finish("gpu")
     assert shell.on("gpu") == encode("cat").task_id
     shell.finish("gpu", cost=RunCost(run_seconds=4.0))
-    assert shell.state.demand.turns.shares.accounts[BOB].seconds == 4.0
+    assert shell.state.demand.fair_queue.shares.accounts[BOB].seconds == 4.0
 
 
 def test_a_shared_task_stands_where_the_first_turn_is() -> None:

@@ -1,4 +1,4 @@
-"""`Ordered` against a plain sorted list."""
+"""`SortedSequence` against a plain sorted list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.scheduler.queue.sorted_sequence import Ordered
+from modelpool.scheduler.queue.sorted_sequence import SortedSequence
 
 
 @dataclass(eq=False)
@@ -18,7 +18,7 @@ class Member:
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "add", "front", "front", "any"]), st.integers(0, 400)), max_size=300))
 def test_it_is_a_sorted_list_whatever_is_added_and_taken(actions) -> None:
-    ordered: Ordered[Member] = Ordered()
+    ordered: SortedSequence[Member] = SortedSequence()
     plain: list[Member] = []
     for action, number in actions:
         if action == "add":
@@ -42,7 +42,7 @@ def test_it_is_a_sorted_list_whatever_is_added_and_taken(actions) -> None:
 @pytest.mark.parametrize("place", [0, 1])
 def test_places_in_front_are_given_up_when_they_are_many(place: int) -> None:
     """Whether the first leaves or the one behind it."""
-    ordered: Ordered[Member] = Ordered()
+    ordered: SortedSequence[Member] = SortedSequence()
     members = [Member(number) for number in range(100)]
     for member in members:
         ordered.add(member)
@@ -56,11 +56,11 @@ def test_places_in_front_are_given_up_when_they_are_many(place: int) -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    ordered: Ordered[Member] = Ordered()
+    ordered: SortedSequence[Member] = SortedSequence()
     ordered.add(Member(1))
     with pytest.raises(IndexError):
         ordered[1]
-    with pytest.raises(AssertionError, match="not filed"):
+    with pytest.raises(AssertionError, match="not at the place of its order"):
         ordered.remove(Member(1))
-    with pytest.raises(AssertionError, match="not filed"):
+    with pytest.raises(AssertionError, match="not at the place of its order"):
         ordered.remove(Member(0))

@@ -27,11 +27,11 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
-from modelpool.scheduler.record.event_log import Entry, Header, entry_line, header_line, read_entries, read_header
+from modelpool.scheduler.record.event_log import LogEntry, LogHeader, entry_line, header_line, read_entries, read_header
 from modelpool.scheduler.record.plain_values import in_full, plain, read
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import (
-    CancelAsked,
+    CancelRequested,
     Command,
     ComponentsKnown,
     Event,
@@ -68,7 +68,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return st.one_of(*[values_of(argument) for argument in typing.get_args(kind)])
 
 
-def written_and_read(event: Event, commands: tuple[Command, ...]) -> Entry:
+def written_and_read(event: Event, commands: tuple[Command, ...]) -> LogEntry:
     (entry,) = read_entries([entry_line(event, commands)])
     return entry
 
@@ -80,7 +80,7 @@ def test_every_event_comes_back_as_it_was(kind: Any, data: st.DataObject) -> Non
     """To the last bit: what is printed of it tells 0.0 from -0.0, and 1 from 1.0."""
     event = data.draw(values_of(kind))
     entry = written_and_read(event, ())
-    assert entry == Entry(2, event, ())
+    assert entry == LogEntry(2, event, ())
     assert repr(entry.event) == repr(event)
 
 
@@ -114,9 +114,9 @@ def test_a_default_from_another_process_takes_no_room_either() -> None:
 def test_a_configuration_is_written_in_full_and_comes_back() -> None:
     """Defaults may be others by the time it is read."""
     config = SchedulerConfig(window=7, story_length=None, run_timeout_seconds=2.5)
-    line = header_line(Header(config, "1.2.3"))
+    line = header_line(LogHeader(config, "1.2.3"))
     assert set(json.loads(line)["config"]) == {field.name for field in dataclasses.fields(SchedulerConfig)}
-    assert read_header(line) == Header(config, "1.2.3")
+    assert read_header(line) == LogHeader(config, "1.2.3")
 
 
 def test_a_last_line_that_was_cut_off_is_left_out() -> None:
@@ -149,8 +149,8 @@ def test_what_is_wrong_is_told_with_its_line_and_field(line: str, complaint: str
     [
         ("", "line 1: found ''"),
         ('{"digest": "aa"}', "line 1: modelpool: found None, expected 'event log'"),
-        ('{"modelpool": "event log", "format": 9}', "line 1: format: found 9, expected 1"),
-        ('{"modelpool": "event log", "format": 1, "config": {"widow": 1}}', "did you mean 'window'"),
+        ('{"modelpool": "event log", "format": 1}', "line 1: format: found 1, expected 2"),
+        ('{"modelpool": "event log", "format": 2, "config": {"widow": 1}}', "did you mean 'window'"),
     ],
 )
 def test_what_is_no_log_is_told_by_its_first_line(line: str, complaint: str) -> None:
@@ -168,7 +168,7 @@ def test_a_value_that_its_own_class_refuses_is_refused_here_too() -> None:
 def test_whole_numbers_and_fractions_stay_what_they_are() -> None:
     spec = WorkerSpec(WorkerId("gpu-0"), 1, 1 << 40, 1e9)
     assert repr(read(WorkerUp, json.loads(json.dumps(plain(WorkerUp(1, spec)))))) == repr(WorkerUp(1, spec))
-    assert in_full(CancelAsked(1.0, JobId("j"))) == {"at": 1.0, "job_id": "j"}
+    assert in_full(CancelRequested(1.0, JobId("j"))) == {"at": 1.0, "job_id": "j"}
 
 
 def _roles() -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.pool.specs.spec import RunCost, RunErrorKind, UserId
 from modelpool.scheduler.core.state import SchedulerState
-from modelpool.scheduler.record.event_log import Entry, Header
+from modelpool.scheduler.record.event_log import LogEntry, LogHeader
 from modelpool.scheduler.record.replay import replay
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import RunTask
@@ -24,7 +24,7 @@ def afternoon() -> RecordedShell:
 
 def test_the_same_events_give_the_same_commands(afternoon: RecordedShell) -> None:
     entries = afternoon.entries
-    outcome = replay(Header(afternoon.config), entries, check=True)
+    outcome = replay(LogHeader(afternoon.config), entries, check=True)
     assert outcome.same
     assert outcome.events == len(entries) == len(afternoon.lines) - 1
     assert outcome.commands == sum(len(entry.commands) for entry in entries)
@@ -63,12 +63,12 @@ def random_afternoon(seed: int) -> RecordedShell:
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_is_decided_again_the_same(seed: int) -> None:
     shell = random_afternoon(seed)
-    outcome = replay(Header(shell.config), shell.entries)
+    outcome = replay(LogHeader(shell.config), shell.entries)
     assert outcome.same, outcome.difference or outcome.failure
     assert outcome.events > 40
 
 
-def run_of(entries: list[Entry]) -> tuple[int, int, RunTask]:
+def run_of(entries: list[LogEntry]) -> tuple[int, int, RunTask]:
     """Some start in the middle: which entry, which of its commands."""
     return next(
         (number, place, command)
@@ -85,15 +85,15 @@ def test_the_first_different_command_is_told_with_what_led_there(afternoon: Reco
     other = replace(run, attempt=run.attempt + 5, why=replace(run.why, passed=41))
     commands = (*entries[number].commands[:place], other, *entries[number].commands[place + 1 :])
     entries[number] = replace(entries[number], commands=commands)
-    outcome = replay(Header(afternoon.config), entries)
+    outcome = replay(LogHeader(afternoon.config), entries)
     difference = outcome.difference
     assert not outcome.same
     assert difference is not None
     assert (difference.recorded, difference.made) == (other, run)
     assert difference.line == entries[number].line == number + 2
     assert difference.fields == (
-        f"attempt: {other.attempt} recorded, {run.attempt} made now",
-        f"why.passed: 41 recorded, {run.why.passed} made now",
+        f"attempt: {other.attempt} recorded, {run.attempt} replayed",
+        f"why.passed: 41 recorded, {run.why.passed} replayed",
     )
     assert run.task_id in {line.subject for line in difference.story}
     assert outcome.events == number + 1
@@ -103,20 +103,20 @@ def test_a_command_too_many_or_too_few_is_a_difference(afternoon: RecordedShell)
     entries = afternoon.entries
     number, place, run = run_of(entries)
     short = replace(entries[number], commands=entries[number].commands[:place])
-    difference = replay(Header(afternoon.config), [*entries[:number], short]).difference
+    difference = replay(LogHeader(afternoon.config), [*entries[:number], short]).difference
     assert difference is not None
     assert difference.recorded != difference.made
     long = replace(entries[number], commands=(*entries[number].commands, run))
-    difference = replay(Header(afternoon.config), [*entries[:number], long]).difference
+    difference = replay(LogHeader(afternoon.config), [*entries[:number], long]).difference
     assert difference is not None
     assert (difference.recorded, difference.made) == (run, None)
-    assert difference.fields == ("command: RunTask recorded, nothing made now",)
+    assert difference.fields == ("command: RunTask recorded, nothing replayed",)
 
 
 def test_another_configuration_decides_otherwise(afternoon: RecordedShell) -> None:
     """The comparison is a real one: what the header says counts."""
     other = SchedulerConfig(story_length=None, placement="arrival_order")
-    assert not replay(Header(other), afternoon.entries).same
+    assert not replay(LogHeader(other), afternoon.entries).same
 
 
 def test_an_event_that_the_core_fails_at_is_told(afternoon: RecordedShell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_an_event_that_the_core_fails_at_is_told(afternoon: RecordedShell, monke
         return handle(state, event)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SchedulerState, "handle", fragile)
-    outcome = replay(Header(afternoon.config), entries)
+    outcome = replay(LogHeader(afternoon.config), entries)
     assert not outcome.same
     assert outcome.failure is not None
     assert outcome.failure.line == entries[-1].line

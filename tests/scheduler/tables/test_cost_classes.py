@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from modelpool.pool.plan.residency import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec
 from modelpool.scheduler.costs.cost_model import Costs
-from modelpool.scheduler.costs.predict import predict, predict_by_plan, predict_whole
+from modelpool.scheduler.costs.predict import predict, predict_by_plan, predict_fully_resident
 
 KEYS = tuple(ComponentKey(name) for name in ("text", "unet", "vae"))
 LORAS = tuple(ComponentKey(name) for name in ("lora-1", "lora-2"))
@@ -41,36 +41,36 @@ def test_what_is_whole_is_predicted_as_the_plan_says(case) -> None:
     known, task, seen, capacity_bytes = case
     costs = Costs(0.05)
     costs.know(known)
-    signature = costs.acquire(task)
-    expected = predict_by_plan(signature, seen, capacity_bytes, costs.components)
-    short = predict_whole(signature, seen, capacity_bytes, costs.components)
+    cost_class = costs.acquire(task)
+    expected = predict_by_plan(cost_class, seen, capacity_bytes, costs.components)
+    short = predict_fully_resident(cost_class, seen, capacity_bytes, costs.components)
     event("reckoned" if short is not None else "asked the plan")
     assert short in (None, expected)
     for _ in range(2):
-        assert predict(signature, seen, capacity_bytes, costs.components) == expected
+        assert predict(cost_class, seen, capacity_bytes, costs.components) == expected
 
 
 def test_room_enough_needs_no_plan_and_too_little_does() -> None:
     costs = Costs(0.05)
     sizes = ComponentSpec(KEYS[1], Role.DIFFUSION_MODEL, 8, 4)
     costs.know((sizes,))
-    signature = costs.acquire(TaskSpec(TaskId("t"), Stage.SAMPLE, (ComponentUse(KEYS[1], 1),), 3, 1.0))
-    whole = predict_whole(signature, (None,), 12, costs.components)
+    cost_class = costs.acquire(TaskSpec(TaskId("t"), Stage.SAMPLE, (ComponentUse(KEYS[1], 1),), 3, 1.0))
+    whole = predict_fully_resident(cost_class, (None,), 12, costs.components)
     assert whole is not None
     assert (whole.upload_bytes, whole.streamed_bytes, whole.room_bytes) == (4, 0, 0)
-    assert predict_whole(signature, (None,), 11, costs.components) is None
+    assert predict_fully_resident(cost_class, (None,), 11, costs.components) is None
     costs.know((replace(sizes, weight_bytes=7),))
-    assert predict_whole(signature, (None,), 11, costs.components) is not None, "old sizes are remembered"
+    assert predict_fully_resident(cost_class, (None,), 11, costs.components) is not None, "old sizes are remembered"
 
 
 def test_what_is_all_there_is_reckoned_once_and_anew_for_other_sizes() -> None:
     costs = Costs(0.05)
     sizes = ComponentSpec(KEYS[1], Role.DIFFUSION_MODEL, 8, 4)
     costs.know((sizes,))
-    signature = costs.acquire(TaskSpec(TaskId("t"), Stage.SAMPLE, (ComponentUse(KEYS[1], 1),), 3, 1.0))
+    cost_class = costs.acquire(TaskSpec(TaskId("t"), Stage.SAMPLE, (ComponentUse(KEYS[1], 1),), 3, 1.0))
     there = (Resident(KEYS[1], 8),)
-    reckoned = [predict(signature, there, 20, costs.components) for _ in range(3)]
+    reckoned = [predict(cost_class, there, 20, costs.components) for _ in range(3)]
     assert reckoned[1] is reckoned[2]
-    assert [(setup.upload_bytes, setup.own_bytes) for setup in reckoned] == [(0, 8)] * 3
+    assert [(load.upload_bytes, load.present_bytes) for load in reckoned] == [(0, 8)] * 3
     costs.know((replace(sizes, weight_bytes=10),))
-    assert predict(signature, there, 20, costs.components).upload_bytes == 1, "old sizes are remembered"
+    assert predict(cost_class, there, 20, costs.components).upload_bytes == 1, "old sizes are remembered"

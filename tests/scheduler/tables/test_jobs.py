@@ -16,7 +16,7 @@ from modelpool.scheduler.tables.jobs import (
 )
 from modelpool.scheduler.tables.messages import WorkersWanted
 from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import WORKER_MOVES, WorkerStatus
+from modelpool.scheduler.tables.workers import WORKER_MOVES, WorkerState
 from tests.scheduler.world import SPECS, decode, encode, image, sample
 
 ENCODE = encode("cat")
@@ -40,7 +40,7 @@ def test_everything_can_end_and_what_ended_stays(moves) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "moves"), [(JobStatus, JOB_MOVES), (TaskStatus, TASK_MOVES), (WorkerStatus, WORKER_MOVES)]
+    ("statuses", "moves"), [(JobStatus, JOB_MOVES), (TaskStatus, TASK_MOVES), (WorkerState, WORKER_MOVES)]
 )
 def test_the_tables_know_every_status(statuses, moves) -> None:
     assert set(moves) == set(statuses)
@@ -53,7 +53,7 @@ def test_an_illegal_move_changes_nothing_and_tells_the_story() -> None:
     story.begin(WorkersWanted(1.0, ()), 1.0)
     story.born(job)
     story.move(job, JobStatus.ENDED)
-    with pytest.raises(AssertionError, match="ended -> active is no legal move") as caught:
+    with pytest.raises(AssertionError, match="ended -> active is no legal transition") as caught:
         story.move(job, JobStatus.ACTIVE)
     assert '"after": "ended"' in str(caught.value)
     assert job.status is JobStatus.ENDED

@@ -17,7 +17,7 @@ A, B, C, D = (ComponentKey(name) for name in "abcd")
 
 def node_with(limit_mib: float = inf, *held: tuple[ComponentKey, int]) -> Node:
     """A machine with room for so much, which holds these files, all confirmed."""
-    node = Node(NodeId("n"), told_bytes=limit_mib * MIB, limit_bytes=limit_mib * MIB)
+    node = Node(NodeId("n"), reported_bytes=limit_mib * MIB, limit_bytes=limit_mib * MIB)
     for key, mib in held:
         node.confirm(node.expect(((key, mib * MIB),)), mib * MIB)
     return node
@@ -157,8 +157,8 @@ def test_a_disk_reads_for_one_after_the_other_and_for_runs_first() -> None:
     assert node.expect(reads((A, 100)), 1.0).done_at == 11.0
     second = node.expect(reads((B, 50)), 1.0)
     assert (second.wait_seconds, second.done_at) == (10.0, 16.0)
-    assert node.expect(reads((C, 20)), 2.0, is_ahead=True).done_at == 18.0
-    assert node.expect(reads((D, 10)), 2.0, is_ahead=True).done_at == 19.0
+    assert node.expect(reads((C, 20)), 2.0, is_prefetch=True).done_at == 18.0
+    assert node.expect(reads((D, 10)), 2.0, is_prefetch=True).done_at == 19.0
     run = node.expect(reads((ComponentKey("e"), 10)), 2.0)
     assert (run.wait_seconds, run.done_at) == (14.0, 17.0)
     assert node.idle_from(2.0) == 19.0
@@ -184,7 +184,7 @@ def test_bytes_add_up_and_stay_within_the_limit(runs: list[tuple[ComponentKey, i
         assert key in node.files
         node.confirm(expected, storage_mib * MIB)
         assert node.used_bytes == sum(node.files.values())
-        assert 0 < node.limit_bytes <= node.told_bytes
-        assert not node.coming
+        assert 0 < node.limit_bytes <= node.reported_bytes
+        assert not node.incoming
     node.expect(reads((A, 1)))
     assert node.used_bytes <= node.limit_bytes or len(node.files) == 1

@@ -1,4 +1,4 @@
-"""The upper rungs of the ladder: another worker, a new process, quarantine; decided, and climbed by the core."""
+"""The upper rungs of the ladder: another worker, a new process, quarantine; decided, and taken by the core."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.specs.spec import JobId, RunErrorKind, Rung, TaskId, WorkerId
+from modelpool.pool.specs.spec import JobId, OomStep, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.core.quarantine import MOST_KEYS, Quarantine
 from modelpool.scheduler.core.recovery import PIN_SECONDS
-from modelpool.scheduler.core.retry import RULES, Rule
+from modelpool.scheduler.core.retry import RULES, RetryRule
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import ComponentsKnown, EndWorker, LookAgain, Outcome, RunTask, StartWorker
-from modelpool.scheduler.tables.oom_escalation import LADDER, Candidate, MemoryFailure, Step, joined, next_step
-from modelpool.scheduler.tables.workers import WorkerStatus
+from modelpool.scheduler.tables.messages import ComponentsKnown, EndWorker, Outcome, RunTask, ScheduleTick, StartWorker
+from modelpool.scheduler.tables.oom_escalation import (
+    ESCALATION_STEPS,
+    EscalationStep,
+    EscalationTarget,
+    MemoryFailure,
+    join_steps,
+    next_step,
+)
+from modelpool.scheduler.tables.workers import WorkerState
 from tests.scheduler.world import COMPONENTS, Shell, alone, encode, sample
 
 A, B, C = (WorkerId(name) for name in "abc")
@@ -25,40 +32,40 @@ def failures(*names: WorkerId, kind: RunErrorKind = VRAM) -> list[MemoryFailure]
 
 
 def test_every_kind_that_climbs_has_a_ladder_that_ends_in_quarantine() -> None:
-    assert set(LADDER) == {kind for kind, rule in RULES.items() if rule is Rule.CLIMB}
-    assert all(rungs[-1] is Rung.QUARANTINE for rungs in LADDER.values())
+    assert set(ESCALATION_STEPS) == {kind for kind, rule in RULES.items() if rule is RetryRule.ESCALATE}
+    assert all(oom_steps[-1] is OomStep.QUARANTINE for oom_steps in ESCALATION_STEPS.values())
 
 
 @pytest.mark.parametrize(
-    ("kind", "failed", "offered", "climbed", "left", "expected"),
+    ("kind", "failed", "offered", "taken", "left", "expected"),
     [
-        (VRAM, [A], {A: 64, B: 64}, [], 2, Step(Rung.OTHER_WORKER, B)),
-        (VRAM, [A], {A: 64, B: 32, C: 48}, [], 2, Step(Rung.OTHER_WORKER, C)),  # the one with most memory
-        (VRAM, [A], {A: 64}, [], 2, Step(Rung.RECYCLE, A)),
-        (VRAM, [A, B], {A: 64, B: 32}, [Rung.OTHER_WORKER], 1, Step(Rung.RECYCLE, A)),  # the largest that it failed on
-        (VRAM, [A, B], {A: 64, B: 64}, [Rung.OTHER_WORKER], 1, Step(Rung.RECYCLE, B)),  # of equals the last
-        (VRAM, [A], {A: 64, B: 64}, [], 1, Step(Rung.RECYCLE, A)),  # the last attempt is for a new process
-        (VRAM, [A], {B: 64}, [], 1, Step(Rung.OTHER_WORKER, B)),
-        (VRAM, [A], {}, [], 2, Step(None)),
-        (VRAM, [A], {A: 64, B: 64}, [], 0, Step(Rung.QUARANTINE)),
-        (VRAM, [A, A], {A: 64, B: 64}, [Rung.RECYCLE], 5, Step(Rung.QUARANTINE)),
-        (HOST, [A], {A: 64, B: 64}, [], 2, Step(Rung.RECYCLE, A)),
-        (HOST, [A, A], {A: 64, B: 64}, [Rung.RECYCLE], 1, Step(Rung.QUARANTINE)),
+        (VRAM, [A], {A: 64, B: 64}, [], 2, EscalationStep(OomStep.OTHER_WORKER, B)),
+        (VRAM, [A], {A: 64, B: 32, C: 48}, [], 2, EscalationStep(OomStep.OTHER_WORKER, C)),  # the one with most memory
+        (VRAM, [A], {A: 64}, [], 2, EscalationStep(OomStep.RECYCLE, A)),
+        (VRAM, [A, B], {A: 64, B: 32}, [OomStep.OTHER_WORKER], 1, EscalationStep(OomStep.RECYCLE, A)),  # largest
+        (VRAM, [A, B], {A: 64, B: 64}, [OomStep.OTHER_WORKER], 1, EscalationStep(OomStep.RECYCLE, B)),  # the last
+        (VRAM, [A], {A: 64, B: 64}, [], 1, EscalationStep(OomStep.RECYCLE, A)),  # the last attempt is for a new process
+        (VRAM, [A], {B: 64}, [], 1, EscalationStep(OomStep.OTHER_WORKER, B)),
+        (VRAM, [A], {}, [], 2, EscalationStep(None)),
+        (VRAM, [A], {A: 64, B: 64}, [], 0, EscalationStep(OomStep.QUARANTINE)),
+        (VRAM, [A, A], {A: 64, B: 64}, [OomStep.RECYCLE], 5, EscalationStep(OomStep.QUARANTINE)),
+        (HOST, [A], {A: 64, B: 64}, [], 2, EscalationStep(OomStep.RECYCLE, A)),
+        (HOST, [A, A], {A: 64, B: 64}, [OomStep.RECYCLE], 1, EscalationStep(OomStep.QUARANTINE)),
     ],
 )  # fmt: skip
-def test_the_next_rung(kind, failed, offered, climbed, left, expected) -> None:
-    candidates = [Candidate(name, capacity, 0.0) for name, capacity in offered.items()]
-    assert next_step(failures(*failed, kind=kind), candidates, climbed, left) == expected
+def test_the_next_rung(kind, failed, offered, taken, left, expected) -> None:
+    candidates = [EscalationTarget(name, capacity, 0.0) for name, capacity in offered.items()]
+    assert next_step(failures(*failed, kind=kind), candidates, taken, left) == expected
 
 
 def test_of_equal_workers_the_one_that_is_free_first_is_asked() -> None:
-    candidates = [Candidate(A, 64, 0.0), Candidate(B, 64, None), Candidate(C, 64, 5.0)]
-    assert next_step(failures(A), candidates, [], 2) == Step(Rung.OTHER_WORKER, C)
+    candidates = [EscalationTarget(A, 64, 0.0), EscalationTarget(B, 64, None), EscalationTarget(C, 64, 5.0)]
+    assert next_step(failures(A), candidates, [], 2) == EscalationStep(OomStep.OTHER_WORKER, C)
 
 
 def test_a_worker_that_repeats_what_it_was_sent_with_is_not_counted_twice() -> None:
-    before, told = (Rung.DROP_CACHES, Rung.OTHER_WORKER), (Rung.DROP_CACHES,)
-    assert joined(before, before + told) == joined(before, told) == before + told
+    before, told = (OomStep.DROP_CACHES, OomStep.OTHER_WORKER), (OomStep.DROP_CACHES,)
+    assert join_steps(before, before + told) == join_steps(before, told) == before + told
 
 
 def test_a_task_that_runs_out_of_memory_goes_to_the_largest_other_worker_and_waits_for_it(shell: Shell) -> None:
@@ -70,12 +77,12 @@ def test_a_task_that_runs_out_of_memory_goes_to_the_largest_other_worker_and_wai
     shell.submit(alone("k", encode("dog")))
     assert shell.on("b") == encode("dog").task_id
     shell.come_up("c", 64)
-    commands = shell.finish("a", VRAM, rungs=(Rung.DROP_CACHES,))
+    commands = shell.finish("a", VRAM, oom_steps=(OomStep.DROP_CACHES,))
     assert not any(isinstance(c, RunTask) for c in commands)
     shell.finish("b")
     run = shell.running[B].command
     assert (run.task_id, run.fresh) == (sample().task_id, True)
-    assert run.rungs == (Rung.DROP_CACHES, Rung.OTHER_WORKER)
+    assert run.oom_steps == (OomStep.DROP_CACHES, OomStep.OTHER_WORKER)
     notes = [line.note for line in shell.state.story(JobId("j"))]
     assert any("another worker: b" in note for note in notes)
 
@@ -85,8 +92,8 @@ def test_without_another_worker_the_process_is_started_anew(shell: Shell) -> Non
     shell.workers(a=64)
     shell.submit(alone("j", sample()))
     commands = shell.finish("a", VRAM)
-    assert commands == [EndWorker(A, 1), StartWorker(A, 2, 0.0), LookAgain(PIN_SECONDS)]
-    assert shell.state.fleet.workers[A].failures == 0
+    assert commands == [EndWorker(A, 1), StartWorker(A, 2, 0.0), ScheduleTick(PIN_SECONDS)]
+    assert shell.state.worker_table.workers[A].failures == 0
     shell.submit(alone("little", encode("dog")))
     shell.come_up("a")
     assert shell.on("a") == sample().task_id
@@ -105,27 +112,29 @@ def test_a_worker_that_had_failed_often_gets_one_start_when_it_is_recycled() -> 
     shell.introduce("a", 3, 64)
     shell.submit(alone("j", sample()))
     shell.finish("a", VRAM)
-    assert shell.state.fleet.workers[A].status is WorkerStatus.STARTING
+    assert shell.state.worker_table.workers[A].status is WorkerState.STARTING
     shell.fail_start("a")
-    assert shell.state.fleet.workers[A].status is WorkerStatus.GIVEN_UP
+    assert shell.state.worker_table.workers[A].status is WorkerState.GIVEN_UP
 
 
 def test_the_last_rung_is_quarantine_and_tells_the_whole_story() -> None:
     shell = Shell(SchedulerConfig(max_attempts=3))
     shell.workers(a=64, b=32)
     shell.submit(alone("poison", sample()))
-    shell.finish("b", VRAM) if shell.on("b") else shell.finish("a", VRAM, rungs=(Rung.DROP_CACHES, Rung.STREAM_MORE))
+    shell.finish("b", VRAM) if shell.on("b") else shell.finish(
+        "a", VRAM, oom_steps=(OomStep.DROP_CACHES, OomStep.STREAM_MORE)
+    )
     shell.finish("b", VRAM)
     shell.come_up("a")
     shell.finish("a", VRAM)
     error = shell.error("poison")
     assert error.kind is VRAM
-    assert error.rungs == (
-        Rung.DROP_CACHES,
-        Rung.STREAM_MORE,
-        Rung.OTHER_WORKER,
-        Rung.RECYCLE,
-        Rung.QUARANTINE,
+    assert error.oom_steps == (
+        OomStep.DROP_CACHES,
+        OomStep.STREAM_MORE,
+        OomStep.OTHER_WORKER,
+        OomStep.RECYCLE,
+        OomStep.QUARANTINE,
     )
     for part in (sample().task_id, "attempt 1 on a", "64 B", "attempt 2 on b", "32 B", "attempt 3 on a", "stream more",
                  "another worker", "recycle the process", "4 B of activations", "smaller", "it ended as"):  # fmt: skip
@@ -151,7 +160,7 @@ def test_equal_work_is_refused_at_once_and_other_work_is_not() -> None:
     shell = poisoned()
     assert not any(isinstance(c, RunTask) for c in shell.submit(alone("same size", sample(seed=1))))
     assert "is refused" in shell.error("same size").message
-    assert shell.error("same size").rungs == (Rung.QUARANTINE,)
+    assert shell.error("same size").oom_steps == (OomStep.QUARANTINE,)
     shell.submit(alone("smaller", sample(activation_bytes=2)))
     assert shell.on("a") == sample(activation_bytes=2).task_id
 
@@ -234,7 +243,7 @@ def test_host_memory_is_met_by_a_new_process_at_once(shell: Shell) -> None:
     shell.submit(alone("j", sample()))
     first = next(iter(shell.running))
     commands = shell.finish(first, HOST)
-    assert [type(c) for c in commands] == [EndWorker, StartWorker, LookAgain]
+    assert [type(c) for c in commands] == [EndWorker, StartWorker, ScheduleTick]
 
 
 def test_nobody_waits_for_ever_for_one_worker(shell: Shell) -> None:
@@ -250,7 +259,7 @@ def test_nobody_waits_for_ever_for_one_worker(shell: Shell) -> None:
     shell.at += PIN_SECONDS - 1
     shell.tick_comes()
     assert shell.on("a") == sample().task_id
-    assert Rung.OTHER_WORKER not in shell.running[A].command.rungs, "it was not carried out"
+    assert OomStep.OTHER_WORKER not in shell.running[A].command.oom_steps, "it was not carried out"
 
 
 def test_a_worker_that_is_not_up_is_not_waited_for(shell: Shell) -> None:
@@ -261,7 +270,7 @@ def test_a_worker_that_is_not_up_is_not_waited_for(shell: Shell) -> None:
     shell.lose("b")
     lost, other = ("j", "k") if shell.on("a") == encode("dog").task_id else ("k", "j")
     shell.finish("a", VRAM if other == "j" else None)
-    assert shell.state.fleet.workers[WorkerId("b")].status is WorkerStatus.STARTING
+    assert shell.state.worker_table.workers[WorkerId("b")].status is WorkerState.STARTING
     assert all(task.pinned_to != "b" for task in shell.state.demand.tasks.values()), (lost, other)
 
 
@@ -279,7 +288,7 @@ def test_a_sick_worker_is_given_up_and_fails_no_job() -> None:
             else:
                 shell.finish("well")
     assert all(shell.outcome(f"j{number}") is Outcome.SUCCEEDED for number in range(8))
-    assert shell.state.fleet.workers[WorkerId("sick")].status is not WorkerStatus.BUSY
+    assert shell.state.worker_table.workers[WorkerId("sick")].status is not WorkerState.BUSY
 
 
 def test_losses_on_one_worker_count_once_while_another_is_up(shell: Shell) -> None:
@@ -323,7 +332,7 @@ def test_jobs_that_are_cancelled_and_crash_do_not_end_a_pool_of_one_worker() -> 
         shell.cancel(f"poison {number}")
         shell.lose("a")
         shell.come_up("a", 64)
-    assert shell.state.fleet.workers[A].status is WorkerStatus.IDLE
+    assert shell.state.worker_table.workers[A].status is WorkerState.IDLE
 
 
 def test_a_crasher_stays_quarantined_while_a_worker_was_never_up() -> None:
@@ -367,7 +376,7 @@ def test_two_poison_tasks_do_not_end_a_pool_with_one_worker() -> None:
     for name in ("p1", "p2", "p3"):
         assert shell.error(name).kind is RunErrorKind.WORKER_LOST
         assert "quarantined" in shell.error(name).message
-    assert shell.state.fleet.workers[A].failures == 0
+    assert shell.state.worker_table.workers[A].failures == 0
     shell.submit(alone("p1 again", encode("p1")))
     assert shell.outcome("p1 again") is Outcome.FAILED
     shell.submit(alone("fine", encode("dog")))

@@ -12,12 +12,12 @@ import pytest
 
 from modelpool.pool.specs import resident, spec
 from modelpool.pool.specs.resident import Residency, Resident
-from modelpool.pool.specs.sent import Sent
 from modelpool.pool.specs.spec import ComponentKey, TaskId, WorkerId
+from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.record.plain_values import plain, read
 from modelpool.scheduler.tables import messages, placement_record
-from modelpool.scheduler.tables.messages import EndWorker, Mate, Prefetch, RunTask, UploadAhead
-from modelpool.scheduler.tables.placement_record import Brought, Candidate, Rule, Start, Why
+from modelpool.scheduler.tables.messages import BatchMate, EndWorker, Prefetch, Preload, RunTask
+from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, PreloadNote, TaskStart, Why
 
 MODULES = (resident, spec, messages, placement_record)
 KINDS = [kind for module in MODULES for kind in vars(module).values() if is_dataclass(kind)]
@@ -26,13 +26,13 @@ WRITTEN: list[Any] = [kind for kind in KINDS if not kind.__dataclass_params__.in
 
 
 def test_commands_compare_and_hash_by_their_fields_and_are_no_other_command() -> None:
-    mate = Mate(TaskId("t"), 1)
-    assert {mate: "known"}[Mate(TaskId("t"), 1)] == "known"
-    assert mate != Mate(TaskId("t"), 2)
+    batch_mate = BatchMate(TaskId("t"), 1)
+    assert {batch_mate: "known"}[BatchMate(TaskId("t"), 1)] == "known"
+    assert batch_mate != BatchMate(TaskId("t"), 2)
     one, other = RunTask(WorkerId("w"), 1, TaskId("t"), 1), RunTask(WorkerId("w"), 1, TaskId("t"), 2)
     assert one != other
     assert replace(one, attempt=2) == other
-    assert EndWorker(WorkerId("w"), 1) != Mate(TaskId("w"), 1)
+    assert EndWorker(WorkerId("w"), 1) != BatchMate(TaskId("w"), 1)
 
 
 def test_what_is_on_a_gpu_and_used_there_compares_by_every_field() -> None:
@@ -51,8 +51,8 @@ def test_what_is_on_a_gpu_and_used_there_compares_by_every_field() -> None:
 
 def test_commands_travel_and_take_no_other_fields() -> None:
     """They are sent to the shell of another process as they are."""
-    why = Why(Rule.CHEAPEST, Candidate(WorkerId("w"), 0.0, 1.0, 2.0))
-    command = RunTask(WorkerId("w"), 1, TaskId("t"), 1, why=why, mates=(Mate(TaskId("u"), 1),))
+    why = Why(PlacementRule.CHEAPEST, PlacementOption(WorkerId("w"), 0.0, 1.0, 2.0))
+    command = RunTask(WorkerId("w"), 1, TaskId("t"), 1, why=why, batch_mates=(BatchMate(TaskId("u"), 1),))
     assert pickle.loads(pickle.dumps(command)) == command
     assert asdict(command)["why"]["chosen"]["run_seconds"] == 2.0
     assert [field.name for field in fields(Prefetch)] == ["worker_id", "incarnation", "components"]
@@ -61,9 +61,9 @@ def test_commands_travel_and_take_no_other_fields() -> None:
 
 def test_what_is_left_out_where_it_is_the_default_is_read_back() -> None:
     """The default of a field is what `__init__` says."""
-    command = UploadAhead(WorkerId("w"), 1, (TaskId("t"),))
+    command = Preload(WorkerId("w"), 1, (TaskId("t"),))
     assert plain(command) == {"worker_id": "w", "incarnation": 1, "task_ids": ["t"]}
-    assert read(UploadAhead, plain(command)) == command
+    assert read(Preload, plain(command)) == command
     there = Residency(3, (Resident(ComponentKey("c"), 3),))
     assert plain(there) == {"capacity_bytes": 3, "entries": [{"component": "c", "resident_bytes": 3}]}
     assert read(Residency, plain(there)) == there
@@ -77,14 +77,16 @@ def test_nobody_writes_to_one_that_is_made(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fields_are_the_arguments_in_order(kind: type[Any]) -> None:
-    """By which a `Sent` is pickled, and a changed copy made of any."""
+    """By which a `WireValue` is pickled, and a changed copy made of any."""
     given = inspect.signature(kind).parameters
     assert tuple(given) == tuple(field.name for field in fields(kind)) == kind.__match_args__
     assert all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in given.values())
-    assert issubclass(kind, Sent) or kind in (Start, Brought), "the story keeps these, and tells of them in words"
+    assert issubclass(kind, WireValue) or kind in (TaskStart, PreloadNote), (
+        "the story keeps these, and tells of them in words"
+    )
 
 
 def test_that_there_are_values_to_look_at() -> None:
     sent = {*typing.get_args(messages.Event), *typing.get_args(messages.Command)}
     assert sent < set(KINDS)
-    assert {Resident, Residency, RunTask, Why, Candidate} < set(WRITTEN)
+    assert {Resident, Residency, RunTask, Why, PlacementOption} < set(WRITTEN)

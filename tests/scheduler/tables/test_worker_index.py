@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from modelpool.pool.plan.residency import Residency, Resident
 from modelpool.pool.specs.spec import NodeId, WorkerId, WorkerSpec
-from modelpool.scheduler.tables.worker_index import Whereabouts
-from modelpool.scheduler.tables.workers import Worker, WorkerStatus
+from modelpool.scheduler.tables.worker_index import WorkerIndex
+from modelpool.scheduler.tables.workers import Worker, WorkerState
 from tests.scheduler.world import DRAW, PAINT, TEXT
 
 STEPS = st.lists(
@@ -26,14 +26,14 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
-    where = Whereabouts()
+    where = WorkerIndex()
     workers = [Worker(WorkerId(f"w{n}"), 1, spec=spec_of(n)) for n in range(5)]
     usable: set[Worker] = set()
     for number, becomes, holds, end, capacity_bytes in steps:
         worker = workers[number]
         entries = tuple(Resident(component, 1) for component in sorted(holds))
-        worker.believe(None if becomes == "gone" else Residency(capacity_bytes, entries))
-        worker.status = WorkerStatus.BUSY if becomes.startswith("busy") else WorkerStatus.IDLE
+        worker.update_residency(None if becomes == "gone" else Residency(capacity_bytes, entries))
+        worker.status = WorkerState.BUSY if becomes.startswith("busy") else WorkerState.IDLE
         worker.expected_end = float(end) if becomes == "busy" else None
         where.note(worker, becomes != "gone")
         usable = usable - {worker} if becomes == "gone" else usable | {worker}
@@ -45,7 +45,7 @@ def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
         assert (where.count, where.idle_count, where.busy_count) == (len(usable), len(idle), len(usable - idle))
         assert where.capacities == tuple(sorted({w.capacity_bytes for w in usable}))
         assert where.largest_idle_bytes == max((w.capacity_bytes for w in idle), default=0)
-        assert where.are_alike == (len({w.capacity_bytes for w in usable}) < 2)
+        assert where.are_similar == (len({w.capacity_bytes for w in usable}) < 2)
         known = [(w.expected_end, w.worker_id) for w in usable - idle if w.expected_end is not None]
         assert [entry[:2] for entry in where.busy] == sorted(known)
         for component in (TEXT, PAINT, DRAW):
@@ -59,15 +59,15 @@ def test_it_says_what_a_look_at_every_worker_says(steps) -> None:
 
 
 def test_what_takes_the_place_of_another_component_is_noted() -> None:
-    where, worker = Whereabouts(), Worker(WorkerId("w"), 1, WorkerStatus.IDLE)
+    where, worker = WorkerIndex(), Worker(WorkerId("w"), 1, WorkerState.IDLE)
     for component in (TEXT, PAINT):
-        worker.believe(Residency(10, (Resident(component, 1),)))
+        worker.update_residency(Residency(10, (Resident(component, 1),)))
         where.note(worker, True)
     assert {component: list(found) for component, found in where.holders.items()} == {PAINT: [worker]}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "devices", "are_alike"),
+    ("sizes", "devices", "are_similar"),
     [
         ((), (), True),
         ((100, 105, 103), ("card", "card", "card"), True),
@@ -75,21 +75,21 @@ def test_what_takes_the_place_of_another_component_is_noted() -> None:
         ((100, 100), ("card", "other"), False),
     ],
 )
-def test_workers_are_alike_on_one_device_with_memories_that_differ_by_little(sizes, devices, are_alike) -> None:
+def test_workers_are_alike_on_one_device_with_memories_that_differ_by_little(sizes, devices, are_similar) -> None:
     """Also once one that is not like them has come and gone."""
-    where = Whereabouts()
-    odd = Worker(WorkerId("odd"), 1, WorkerStatus.IDLE, spec=WorkerSpec(WorkerId("odd"), 1, 999, 1.0, "odd"))
-    odd.believe(Residency(999))
+    where = WorkerIndex()
+    odd = Worker(WorkerId("odd"), 1, WorkerState.IDLE, spec=WorkerSpec(WorkerId("odd"), 1, 999, 1.0, "odd"))
+    odd.update_residency(Residency(999))
     for number, (capacity_bytes, device) in enumerate(zip(sizes, devices, strict=True)):
         name = WorkerId(f"w{number}")
-        worker = Worker(name, 1, WorkerStatus.IDLE, spec=WorkerSpec(name, 1, capacity_bytes, 1.0, device))
-        worker.believe(Residency(capacity_bytes))
+        worker = Worker(name, 1, WorkerState.IDLE, spec=WorkerSpec(name, 1, capacity_bytes, 1.0, device))
+        worker.update_residency(Residency(capacity_bytes))
         where.note(worker, True)
-    assert where.are_alike == are_alike
+    assert where.are_similar == are_similar
     where.note(odd, True)
-    assert where.are_alike == (not sizes)
+    assert where.are_similar == (not sizes)
     where.note(odd, False)
-    assert where.are_alike == are_alike
+    assert where.are_similar == are_similar
 
 
 def spec_of(number: int) -> WorkerSpec:

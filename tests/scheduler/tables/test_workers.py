@@ -28,9 +28,9 @@ RESIDENCIES = st.builds(
 def test_the_same_in_another_order_changes_no_prediction() -> None:
     worker = Worker(WorkerId("a"), 1)
     first, second = Resident(ComponentKey("a"), 1), Resident(ComponentKey("b"), 2)
-    worker.believe(Residency(32, (first, second)))
+    worker.update_residency(Residency(32, (first, second)))
     version = worker.version
-    worker.believe(Residency(32, (replace(second), replace(first))))
+    worker.update_residency(Residency(32, (replace(second), replace(first))))
     assert list(worker.entries.values()) == [second, first]
     assert worker.version == version
 
@@ -43,7 +43,7 @@ def test_a_worker_is_believed_to_hold_what_was_said_last(said, data) -> None:
         if residency is not None and data.draw(st.booleans()):  # as a report has it: equal, and other objects
             residency = replace(residency, entries=tuple(replace(entry) for entry in residency.entries))
         before = (dict(worker.entries), worker.capacity_bytes, worker.version)
-        worker.believe(residency)
+        worker.update_residency(residency)
         assert worker.residency == residency
         entries = () if residency is None else residency.entries
         assert tuple(worker.entries.values()) == entries

@@ -12,7 +12,7 @@ from modelpool.pool.specs.spec import JobSpec, Role
 from modelpool.scheduler.tables.jobs import problem_with
 from modelpool.scheduler.tables.messages import Submitted
 from modelpool.scheduler.workloads.generators import (
-    Demand,
+    UserDemand,
     bursting,
     heterogeneous,
     many_users,
@@ -27,7 +27,7 @@ from modelpool.scheduler.workloads.workload import Workload
 
 MODELS = [InventedModel(f"m{n}") for n in range(6)]
 MIX = Mix(MODELS, ["", "x", "x+y"], controlnets=["", "pose"])
-DEMANDS = (Demand("bulk", 60), Demand("ann", 10, 0.5, 20.0), Demand("bob", 10, 0.5))
+DEMANDS = (UserDemand("bulk", 60), UserDemand("ann", 10, 0.5, 20.0), UserDemand("bob", 10, 0.5))
 
 GENERATED: dict[str, Callable[[Random], Workload]] = {
     "zipf": lambda rng: zipf(MIX, 80, rng),

@@ -15,7 +15,7 @@ from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     ComponentUse,
-    Division,
+    ExecutionMode,
     JobId,
     JobSpec,
     Role,
@@ -36,7 +36,7 @@ NAMES = st.text(min_size=1, max_size=6)
 COUNTS = st.integers(0, 2**40)
 SECONDS = st.floats(0.0, 1e9, allow_nan=False)
 DIVISIONS = st.builds(
-    Division, COUNTS, st.integers(0, 9), st.integers(0, 9), st.floats(1.0, 9.0, allow_nan=False), COUNTS
+    ExecutionMode, COUNTS, st.integers(0, 9), st.integers(0, 9), st.floats(1.0, 9.0, allow_nan=False), COUNTS
 )
 
 
@@ -116,7 +116,7 @@ def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
         ComponentUse: {"component", "scratch_bytes", "patch_digest", "patched_bytes", "passes", "adapters"},
         ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes"},
     }
-    assert {field.name for field in fields(Division)} == {
+    assert {field.name for field in fields(ExecutionMode)} == {
         *("activation_bytes", "batch", "tile", "slowdown", "counted_bytes")
     }
 

@@ -81,7 +81,7 @@ def test_one_copy_fails_at_its_place_and_only_once(copies: int, after: int) -> N
 def test_a_module_that_fails_to_arrive_can_be_sent_again() -> None:
     layer = nn.Linear(4, 4).requires_grad_(False)
     sim.fail_transfer(INDEX, after=1)
-    with pytest.raises(torch.OutOfMemoryError, match="was told to fail"):
+    with pytest.raises(torch.OutOfMemoryError, match="was set to fail"):
         layer.to(DEVICE)
     layer.to(DEVICE)
     assert sim.memory_stats(INDEX).used_bytes == 20 * 4

@@ -138,7 +138,10 @@ def test_what_does_not_fit_is_said(misfit: str) -> None:
 
 UNEVEN = {
     "attention behind one block": ("input_blocks.2.1.", r"\[320, 320\] channels and \[1, 0\] transformer blocks"),
-    "a block less on the way up": ("output_blocks.11.", r"\[2, 2, 2, 2\] blocks on the way down and \[3, 3, 3, 2\] on"),
+    "a block less on the way up": (
+        "output_blocks.11.",
+        r"\[2, 2, 2, 2\] blocks in the down path and \[3, 3, 3, 2\] in",
+    ),
     "no way up": ("output_blocks.", "found a level without residual blocks"),
 }
 

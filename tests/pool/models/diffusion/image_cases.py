@@ -16,7 +16,7 @@ from tests.pool.models.diffusion.image_published import File, State
 from tests.pool.zoo.case import quiet_libraries
 
 BATCH, WORDS = 2, 7
-Told = dict[str, Tensor]
+ModelKwargs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Case:
         """Its state as published."""
         return {key: tensor.contiguous().clone() for key, tensor in self.publish(module.state_dict()).items()}
 
-    def inputs(self) -> tuple[Tensor, Told]:
+    def inputs(self) -> tuple[Tensor, ModelKwargs]:
         """A noisy latent, and everything that the model is told."""
         generator = torch.Generator().manual_seed(5)
         told = {name: torch.randn(BATCH, *shape, generator=generator) for name, shape in self.told.items()}

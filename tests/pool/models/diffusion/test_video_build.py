@@ -37,7 +37,7 @@ from modelpool.pool.models.diffusion.video_configs import ltx_configuration
 from modelpool.pool.models.diffusion.video_rows import VIDEO_ROWS
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
-from tests.pool.models.diffusion.video_cases import CASES, Case, Told
+from tests.pool.models.diffusion.video_cases import CASES, Case, ModelKwargs
 from tests.pool.zoo.case import quiet_libraries
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
@@ -140,7 +140,7 @@ def test_what_it_is_told_all_counts(case: Case) -> None:
     x, level, told = case.inputs()
     plan = plan_diffusion_model(shapes_of(case.file(module)))
 
-    def called(level: torch.Tensor, told: Told) -> torch.Tensor:
+    def called(level: torch.Tensor, told: ModelKwargs) -> torch.Tensor:
         with torch.no_grad(), quiet_libraries():
             return plan.call(module, x, level, told)
 
@@ -289,7 +289,7 @@ def test_a_text_that_is_too_long_for_wan_is_refused() -> None:
 
 def test_models_of_one_layout_that_diffusers_cannot_build_are_told_by_name() -> None:
     for entry in ("wan21_camera_14b", "wan22_s2v_14b", "wan21_humo_17b"):
-        with pytest.raises(UnknownArchitecture, match=r"recognised as .*, which is not among the models"):
+        with pytest.raises(UnknownArchitecture, match=r"recognised as .*, which cannot be built"):
             plan_diffusion_model({key: tuple(shape) for key, shape in KEYS[entry].items()})
 
 

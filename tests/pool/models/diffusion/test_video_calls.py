@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from modelpool.pool.models.diffusion.audio_seconds import plan_seconds, seconds_states
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
-from tests.pool.models.diffusion.video_cases import CASES, Case, Told
+from tests.pool.models.diffusion.video_cases import CASES, Case, ModelKwargs
 from tests.pool.models.diffusion.video_pipelines import PIPELINES, ByRatio, Pipeline, frames_last
 from tests.pool.models.diffusion.video_published import seconds
 from tests.pool.zoo.case import quiet_libraries
@@ -39,7 +39,7 @@ class _Enough(Exception):
     """The model was called; nothing that comes after it is looked at."""
 
 
-def first_call(pipeline: Pipeline, module: Any, x: Tensor, told: Told) -> Seen:
+def first_call(pipeline: Pipeline, module: Any, x: Tensor, told: ModelKwargs) -> Seen:
     """What the model is given and gives in the first step of `pipeline`."""
     scheduler = pipeline.scheduler()
     named = set(inspect.signature(pipeline.cls.__init__).parameters) - {"self"}

@@ -17,7 +17,7 @@ from tests.pool.models.diffusion.video_published import File, State
 from tests.pool.zoo.case import quiet_libraries
 
 WORDS = 7
-Told = dict[str, Tensor]
+ModelKwargs = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Case:
         """Its state as published."""
         return {key: tensor.contiguous().clone() for key, tensor in self.publish(module.state_dict()).items()}
 
-    def inputs(self) -> tuple[Tensor, Tensor, Told]:
+    def inputs(self) -> tuple[Tensor, Tensor, ModelKwargs]:
         """A noisy latent, its level, and everything that the model is told."""
         generator = torch.Generator().manual_seed(5)
         told = {name: torch.randn(1, *shape, generator=generator) for name, shape in self.told.items()}

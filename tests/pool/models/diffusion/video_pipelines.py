@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from tests.pool.models.diffusion.video_cases import Told
+from tests.pool.models.diffusion.video_cases import ModelKwargs
 
 Given = dict[str, Any]
 
@@ -69,11 +69,11 @@ class Pipeline:
 
     name: str
     cls: Any
-    given: Callable[[Tensor, Told], Given]
+    given: Callable[[Tensor, ModelKwargs], Given]
     part: str = "transformer"
     scheduler: Callable[[], Any] = Flow
     parts: Mapping[str, Any] = field(default_factory=dict)
-    stubs: Callable[[Tensor, Told], dict[str, Any]] = lambda x, told: {}
+    stubs: Callable[[Tensor, ModelKwargs], dict[str, Any]] = lambda x, told: {}
     level: Callable[[Tensor], Tensor] = lambda timestep: timestep / 1000
     answer: Callable[[Tensor, Tensor], Tensor] = lambda raw, x: raw
     kept: bool = False
@@ -85,42 +85,42 @@ def _size(x: Tensor, cell: int = 8, frames: int = 4) -> Given:
     return {"height": x.shape[-2] * cell, "width": x.shape[-1] * cell, "num_frames": (x.shape[2] - 1) * frames + 1}
 
 
-def _texts(told: Told) -> Tensor:
+def _texts(told: ModelKwargs) -> Tensor:
     """As a pipeline's own encoding leaves them: zeros for padding, up to 512 tokens."""
     words = told["context"] * told["context_mask"].unsqueeze(-1) if "context_mask" in told else told["context"]
     return functional.pad(words, (0, 0, 0, 512 - words.shape[1]))
 
 
-def _wan(x: Tensor, told: Told) -> Given:
+def _wan(x: Tensor, told: ModelKwargs) -> Given:
     return {"prompt_embeds": _texts(told), "guidance_scale": 1.0, "latents": x, **_size(x)}
 
 
-def _wan_image(x: Tensor, told: Told) -> Given:
+def _wan_image(x: Tensor, told: ModelKwargs) -> Given:
     states = told.get("image_context")
     if states is not None and states.shape[1] == 514:
         states = states.reshape(2, 257, -1)  # as it encodes two images
     return _wan(x, told) | {"image": torch.zeros(1, 3, 32, 48), "image_embeds": states}
 
 
-def _wan_5b_image(x: Tensor, told: Told) -> Given:
+def _wan_5b_image(x: Tensor, told: ModelKwargs) -> Given:
     return _wan_image(x, told) | _size(x, 16)
 
 
-def _prepared(*names: str) -> Callable[[Tensor, Told], dict[str, Any]]:
+def _prepared(*names: str) -> Callable[[Tensor, ModelKwargs], dict[str, Any]]:
     """A pipeline's latents: ours, and after them what is told under `names`. Of two inputs it would take one."""
 
-    def stubs(x: Tensor, told: Told) -> dict[str, Any]:
+    def stubs(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
         latents = (x, *(told[name] for name in names)) if names else x
         return {"prepare_latents": lambda *_, **__: latents, "check_inputs": lambda *_, **__: None}
 
     return stubs
 
 
-def _wan_5b_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _wan_5b_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {"prepare_latents": lambda *_, **__: (x, told["image"][:, :, :1], 1 - told["image_mask"])}
 
 
-def _wan_vace_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _wan_vace_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {
         "preprocess_conditions": lambda *_: (torch.zeros(1, 3, 9, 32, 48), torch.zeros(1, 3, 9, 32, 48), [[]]),
         "prepare_video_latents": lambda *_, **__: told["control"][:, :16],
@@ -135,35 +135,35 @@ def _wan_vae(channels: int) -> Any:
     )  # fmt: skip
 
 
-def _hunyuan(x: Tensor, told: Told) -> Given:
+def _hunyuan(x: Tensor, told: ModelKwargs) -> Given:
     return {
         "prompt_embeds": told["context"], "pooled_prompt_embeds": told["pooled"],
         "prompt_attention_mask": told["context_mask"].long(), "guidance_scale": 6.0, "latents": x, **_size(x),
     }  # fmt: skip
 
 
-def _skyreels(x: Tensor, told: Told) -> Given:
+def _skyreels(x: Tensor, told: ModelKwargs) -> Given:
     return _hunyuan(x, told) | {"image": torch.zeros(1, 3, 32, 48), "true_cfg_scale": 1.0}
 
 
-def _hunyuan_15(x: Tensor, told: Told) -> Given:
+def _hunyuan_15(x: Tensor, told: ModelKwargs) -> Given:
     return {
         "prompt_embeds": told["context"], "prompt_embeds_mask": told["context_mask"].long(), "latents": x,
         "prompt_embeds_2": told["context_2"], "prompt_embeds_mask_2": told["context_2_mask"].long(), **_size(x, 16),
     }  # fmt: skip
 
 
-def _hunyuan_image(x: Tensor, told: Told) -> Given:
+def _hunyuan_image(x: Tensor, told: ModelKwargs) -> Given:
     return _hunyuan(x, told) | {"image": torch.zeros(1, 3, 32, 48)}
 
 
-def _hunyuan_15_image(x: Tensor, told: Told) -> Given:
+def _hunyuan_15_image(x: Tensor, told: ModelKwargs) -> Given:
     words = torch.ones(told["context_2"].shape[:2], dtype=torch.long)
     given = _hunyuan_15(x, {"context_2_mask": words, **told}) | {"image": Image.new("RGB", (96, 64))}
     return {key: value for key, value in given.items() if key not in ("height", "width")}
 
 
-def _hunyuan_15_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _hunyuan_15_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {
         "prepare_cond_latents_and_mask": lambda *_, **__: (told["image"][:, :-1], told["image"][:, -1:]),
         "encode_image": lambda *_, **__: told["image_context"],
@@ -173,7 +173,7 @@ def _hunyuan_15_prepared(x: Tensor, told: Told) -> dict[str, Any]:
     }
 
 
-def _ltx(x: Tensor, told: Told) -> Given:
+def _ltx(x: Tensor, told: ModelKwargs) -> Given:
     rows = x.flatten(2).transpose(1, 2)
     return {
         "prompt_embeds": told["context"], "prompt_attention_mask": told["context_mask"], "guidance_scale": 1.0,
@@ -181,15 +181,15 @@ def _ltx(x: Tensor, told: Told) -> Given:
     }  # fmt: skip
 
 
-def _ltx_image(x: Tensor, told: Told) -> Given:
+def _ltx_image(x: Tensor, told: ModelKwargs) -> Given:
     return _ltx(x, told) | {"image": torch.zeros(1, 3, 128, 192)}
 
 
-def _ltx_conditioned(x: Tensor, told: Told) -> Given:
+def _ltx_conditioned(x: Tensor, told: ModelKwargs) -> Given:
     return {key: value for key, value in _ltx(x, told).items() if key != "latents"}
 
 
-def _ltx_placed(x: Tensor, told: Told) -> dict[str, Any]:
+def _ltx_placed(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     """Latents that are ours, at the places that the pipeline gives them; no images to go on from."""
     pipeline = diffusers.LTXConditionPipeline
     places = pipeline._scale_video_ids(pipeline._prepare_video_ids(1, *x.shape[2:]), 32, 8)
@@ -197,29 +197,29 @@ def _ltx_placed(x: Tensor, told: Told) -> dict[str, Any]:
     return {"prepare_latents": lambda *_, **__: latents, "check_inputs": lambda *_, **__: None}
 
 
-def _ltx_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _ltx_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     mask = told["image_mask"].expand(-1, -1, *x.shape[2:])
     latents = torch.where(mask.bool(), told["image"], x)
     return {"prepare_latents": lambda *_, **__: (latents.flatten(2).transpose(1, 2), mask[:, 0].flatten(1))}
 
 
-def _mochi(x: Tensor, told: Told) -> Given:
+def _mochi(x: Tensor, told: ModelKwargs) -> Given:
     return {
         "prompt_embeds": told["context"], "prompt_attention_mask": told["context_mask"], "guidance_scale": 1.0,
         "latents": x, **_size(x, 8, 6),
     }  # fmt: skip
 
 
-def _cosmos(x: Tensor, told: Told) -> Given:
+def _cosmos(x: Tensor, told: ModelKwargs) -> Given:
     rate = {"fps": 24, **_size(x, frames=8)} if "frame_rate" in told else {"height": 32, "width": 48}
     return {"prompt_embeds": told["context"], "guidance_scale": 1.0, "latents": x, **rate}
 
 
-def _cosmos_image(x: Tensor, told: Told) -> Given:
+def _cosmos_image(x: Tensor, told: ModelKwargs) -> Given:
     return _cosmos(x, told) | {"image": torch.zeros(1, 3, 32, 48), **_size(x)}
 
 
-def _cosmos_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _cosmos_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     frames = told["image_mask"][..., :1, :1]
     mask = told["image_mask"].expand(-1, -1, *x.shape[2:])
     given = (x, told["image"], frames, None, mask, None)
@@ -241,18 +241,18 @@ class _Images:
         return image
 
 
-def _stable_audio(x: Tensor, told: Told) -> Given:
+def _stable_audio(x: Tensor, told: ModelKwargs) -> Given:
     return {
         "prompt_embeds": told["context"], "attention_mask": told["context_mask"].long(), "guidance_scale": 1.0,
         "latents": x, "audio_start_in_s": 0.0, "audio_end_in_s": 1.0,
     }  # fmt: skip
 
 
-def _audioed(x: Tensor, told: Told) -> dict[str, Any]:
+def _audioed(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {"encode_duration": lambda *_, **__: (told["seconds"][:, :1], told["seconds"][:, 1:])}
 
 
-def _cascade_c(x: Tensor, told: Told) -> Given:
+def _cascade_c(x: Tensor, told: ModelKwargs) -> Given:
     images = {"image_embeds": told["image_context"]} if "image_context" in told else {}
     return {
         "prompt_embeds": told["context"], "prompt_embeds_pooled": told["pooled"].unsqueeze(1), "latents": x,
@@ -260,76 +260,76 @@ def _cascade_c(x: Tensor, told: Told) -> Given:
     }  # fmt: skip
 
 
-def _cascade_b(x: Tensor, told: Told) -> Given:
+def _cascade_b(x: Tensor, told: ModelKwargs) -> Given:
     return {
         "image_embeddings": told["prior"], "prompt_embeds": torch.zeros(1, 7, 12), "guidance_scale": 1.0,
         "prompt_embeds_pooled": told["pooled"].unsqueeze(1), "latents": x,
     }  # fmt: skip
 
 
-def _text(x: Tensor, told: Told) -> Given:
+def _text(x: Tensor, told: ModelKwargs) -> Given:
     """Of pipelines without a prompt that guide against nothing."""
     return {"prompt_embeds": told["context"], "guidance_scale": 1.0, "latents": x}
 
 
-def _inpaint(x: Tensor, told: Told) -> Given:
+def _inpaint(x: Tensor, told: ModelKwargs) -> Given:
     size = {"height": x.shape[-2] * 8, "width": x.shape[-1] * 8}
     return _text(x, told) | {"image": torch.zeros(1, 3, 64, 96), "mask_image": torch.zeros(1, 1, 64, 96), **size}
 
 
-def _inpaint_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _inpaint_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {
         "prepare_mask_latents": lambda *_, **__: (told["image"][:, :1], told["image"][:, 1:]),
         "prepare_latents": lambda *_, **__: (x, x),
     }
 
 
-def _instruct(x: Tensor, told: Told) -> Given:
+def _instruct(x: Tensor, told: ModelKwargs) -> Given:
     return _text(x, told) | {"image": torch.zeros(1, 3, 64, 96), "image_guidance_scale": 1.0}
 
 
-def _instruct_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _instruct_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {"prepare_image_latents": lambda *_, **__: told["image"], "prepare_latents": lambda *_, **__: x}
 
 
-def _xl(told: Told) -> Given:
+def _xl(told: ModelKwargs) -> Given:
     return {"pooled_prompt_embeds": told["pooled"]}
 
 
-def _inpaint_xl(x: Tensor, told: Told) -> Given:
+def _inpaint_xl(x: Tensor, told: ModelKwargs) -> Given:
     return _inpaint(x, told) | _xl(told) | {"strength": 1.0}
 
 
-def _inpaint_xl_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _inpaint_xl_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return _inpaint_prepared(x, told) | {
         "_get_add_time_ids": lambda *_, **__: (told["numbers"], told["numbers"]),
     }
 
 
-def _instruct_xl(x: Tensor, told: Told) -> Given:
+def _instruct_xl(x: Tensor, told: ModelKwargs) -> Given:
     return _instruct(x, told) | _xl(told) | {"height": 64, "width": 96}
 
 
-def _instruct_xl_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _instruct_xl_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return _instruct_prepared(x, told) | {"_get_add_time_ids": lambda *_, **__: told["numbers"]}
 
 
-def _upscale(x: Tensor, told: Told) -> Given:
+def _upscale(x: Tensor, told: ModelKwargs) -> Given:
     return _text(x, told) | {"image": told["image"], "noise_level": 3}
 
 
-def _upscale_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _upscale_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {"low_res_scheduler": Part(add_noise=lambda image, *_: told["image"])}
 
 
-def _svd(x: Tensor, told: Told) -> Given:
+def _svd(x: Tensor, told: ModelKwargs) -> Given:
     return {
         "image": torch.zeros(1, 3, 64, 96), "max_guidance_scale": 1.0, "num_frames": 3, "height": 64, "width": 96,
         "latents": x.transpose(1, 2),
     }  # fmt: skip
 
 
-def _svd_prepared(x: Tensor, told: Told) -> dict[str, Any]:
+def _svd_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
     return {
         "_encode_image": lambda *_, **__: told["image_context"],
         "_encode_vae_image": lambda *_, **__: told["image"],

@@ -17,7 +17,7 @@ from modelpool.pool.formats.gguf_header import read_gguf_header
 from modelpool.pool.formats.safetensors_writer import write_safetensors
 from modelpool.pool.loading.recognition_input import recognise_file
 from modelpool.pool.mapping.mapped_file import MappedFile, find_non_finite
-from modelpool.pool.mapping.tensor_bytes import carried, cast
+from modelpool.pool.mapping.tensor_bytes import cast_tensor, copied_tensor
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
 from modelpool.pool.ops.classes import swap_to_casting
 from modelpool.pool.ops.context import compute
@@ -126,7 +126,7 @@ def test_it_is_saved_as_transformers_has_it(kind: str, tmp_path: Path) -> None:
         mapped, expected = MappedFile.open(path), stands_for(name, kind).state_dict()
         plain = [key for key in mapped.header.tensors if not isinstance(mapped.tensor(key), PackedWeight)]
         assert any(not mapped.header.tensors[key].is_as_stored for key in plain) or name == "llama3_8b"
-        for number, write in enumerate((carried, lambda m, key: cast(m, key, torch.float32))):
+        for number, write in enumerate((copied_tensor, lambda m, key: cast_tensor(m, key, torch.float32))):
             place = tmp_path / f"{name}-{number}.safetensors"
             write_safetensors(place, [write(mapped, key) for key in plain], {})
             for key, saved in load_file(place).items():

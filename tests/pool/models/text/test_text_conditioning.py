@@ -7,7 +7,7 @@ import torch
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnknownName
 from modelpool.pool.families.text_readings import READINGS, readings_of
-from modelpool.pool.models.text.text_conditioning import told_of
+from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.text.encode import ReadText
 
 
@@ -20,24 +20,24 @@ SMALL, LARGE, T5 = text(77, 768, 768), text(77, 1280, 1280), text(256, 4096)
 
 def test_sd3_without_t5_is_told_zeros_in_its_place() -> None:
     """As StableDiffusion3Pipeline does for a missing third encoder."""
-    told = told_of("sd3", (SMALL, LARGE, None))
+    told = text_kwargs("sd3", (SMALL, LARGE, None))
     assert told["context"].shape == (1, 77 + 256, 4096)
     assert not told["context"][:, 77:].any()
-    whole = told_of("sd3", (SMALL, LARGE, T5))
+    whole = text_kwargs("sd3", (SMALL, LARGE, T5))
     assert torch.equal(told["context"][:, :77], whole["context"][:, :77])
     assert torch.equal(told["pooled"], whole["pooled"])
 
 
 @pytest.mark.parametrize("present", [(SMALL, None, None), (None, LARGE, T5), (None, None, T5)])
 def test_sd3_runs_with_any_of_its_encoders(present: tuple[ReadText | None, ...]) -> None:
-    told = told_of("sd35_large", present)
+    told = text_kwargs("sd35_large", present)
     assert told["context"].shape == (1, 77 + 256, 4096)
     assert told["pooled"].shape == (1, 2048)
     assert torch.equal(told["pooled"][0, :768], present[0].pooled_V if present[0] else torch.zeros(768))
 
 
 def test_widths_of_missing_encoders_are_the_files() -> None:
-    told = told_of("sd3", (text(154, 8, 8), text(154, 12, 6), None), {"t5xxl": 40})
+    told = text_kwargs("sd3", (text(154, 8, 8), text(154, 12, 6), None), {"t5xxl": 40})
     assert told["context"].shape == (1, 154 + 256, 40)
     assert told["pooled"].shape == (1, 14)
 
@@ -47,11 +47,11 @@ def test_widths_of_missing_encoders_are_the_files() -> None:
 )
 def test_an_encoder_that_a_model_needs_is_missed_by_name(family: str, read: tuple[ReadText | None, ...]) -> None:
     with pytest.raises(UnknownArchitecture, match="found no text encoder"):
-        told_of(family, read)
+        text_kwargs(family, read)
 
 
 def test_a_image_without_words_needs_no_second_encoder() -> None:
-    told = told_of("hunyuan_image_21", (ReadText(torch.randn(1000, 3584)), None))
+    told = text_kwargs("hunyuan_image_21", (ReadText(torch.randn(1000, 3584)), None))
     assert told["context_2"].shape == (1, 128, 1472)
     assert not told["context_2"].any()
     assert told["context_2_mask"].shape == (1, 128)
@@ -59,7 +59,7 @@ def test_a_image_without_words_needs_no_second_encoder() -> None:
 
 
 def test_chunks_of_both_clips_stand_side_by_side() -> None:
-    told = told_of("sdxl", (text(154, 768), text(154, 1280, 1280)))
+    told = text_kwargs("sdxl", (text(154, 768), text(154, 1280, 1280)))
     assert told["context"].shape == (1, 154, 2048)
     assert set(told) == {"context", "pooled"}
 
@@ -67,7 +67,7 @@ def test_chunks_of_both_clips_stand_side_by_side() -> None:
 def test_an_unknown_family_is_told() -> None:
     assert readings_of("nothing") is None
     with pytest.raises(UnknownName, match="unknown family of text encoders 'flax'; did you mean 'flux'"):
-        told_of("flax", (SMALL,))
+        text_kwargs("flax", (SMALL,))
 
 
 def test_a_template_has_one_place_for_a_prompt() -> None:

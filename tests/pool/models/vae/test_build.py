@@ -27,7 +27,7 @@ from modelpool.pool.models.common import diffusers_private as private_names
 from modelpool.pool.models.common.diffusers_private import ConverterChangedError
 from modelpool.pool.models.vae import classes
 from modelpool.pool.models.vae.build import plan_vae
-from modelpool.pool.models.vae.classes import ARCHITECTURES, Architecture, self_test
+from modelpool.pool.models.vae.classes import ARCHITECTURES, VaeArchitecture, self_test
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
 from tests.pool.models.vae import published
@@ -159,7 +159,7 @@ def test_a_converter_that_drifts_is_told_from_its_module(monkeypatch: pytest.Mon
     facts = recognise_vae(shapes)
     assert facts is not None
     right = ARCHITECTURES["wan21"]
-    wrong = Architecture(
+    wrong = VaeArchitecture(
         right.module, right.config, lambda t: {k.replace("conv_in", "first"): x for k, x in right.convert(t).items()}
     )
     monkeypatch.setattr(classes, "ARCHITECTURES", {"wan21": wrong})
@@ -233,7 +233,7 @@ def test_files_that_are_no_vae_or_not_whole_say_so() -> None:
     without = {key: shape for key, shape in shapes.items() if key != "decoder.middle.0.residual.2.weight"}
     with pytest.raises(UnknownArchitecture, match=r"Wan 2\.1 or Qwen-Image, but 1 parameters have no source"):
         plan_vae(without).empty()
-    with pytest.raises(UnknownArchitecture, match=r"found no encoder\.conv1\.weight, expected it to tell a size"):
+    with pytest.raises(UnknownArchitecture, match=r"found no encoder\.conv1\.weight, required to infer a size"):
         plan_vae({key: shape for key, shape in shapes.items() if key != "encoder.conv1.weight"})
     with pytest.raises(UnknownArchitecture, match=r"surplus"):
         plan_vae({**shapes, "decoder.surplus.weight": (1,)}).empty()

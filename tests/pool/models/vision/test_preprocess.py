@@ -13,8 +13,8 @@ from diffusers.pipelines.stable_video_diffusion.pipeline_stable_video_diffusion 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelpool.pool.core.sampling_facts import Sight
-from modelpool.pool.models.vision.preprocess import DEVIATIONS, MEANS, shown
+from modelpool.pool.core.sampling_facts import VisionEncoderUse
+from modelpool.pool.models.vision.preprocess import DEVIATIONS, MEANS, preprocess_image
 
 #: smaller than what is shown, larger, and much larger along one side
 SIZES = [(8, 8), (28, 28), (64, 96), (97, 61), (30, 400), (1000, 40)]
@@ -30,7 +30,9 @@ def test_a_whole_image_is_squeezed_as_diffusers_does(size: tuple[int, int]) -> N
     pixels = torch.from_numpy(image(*size)).permute(2, 0, 1)[None].float() / 255
     small = (_resize_with_antialiasing(pixels * 2 - 1, (SIDE, SIDE)) + 1) / 2
     means, deviations = (torch.tensor(values)[:, None, None] for values in (MEANS, DEVIATIONS))
-    np.testing.assert_allclose(shown(image(*size), SIDE, Sight.PROJECTED), (small - means) / deviations, atol=2e-5)
+    np.testing.assert_allclose(
+        preprocess_image(image(*size), SIDE, VisionEncoderUse.PROJECTED), (small - means) / deviations, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -38,14 +40,14 @@ def test_the_middle_of_a_image_is_that_of_transformers(size: tuple[int, int]) ->
     sides = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
     processor = transformers.CLIPImageProcessorPil(**sides)
     expected = processor(images=image(*size), return_tensors="pt").pixel_values
-    np.testing.assert_allclose(shown(image(*size), SIDE, Sight.PENULTIMATE), expected, atol=1e-5)
+    np.testing.assert_allclose(preprocess_image(image(*size), SIDE, VisionEncoderUse.PENULTIMATE), expected, atol=1e-5)
 
 
-@given(height=st.integers(1, 70), width=st.integers(1, 70), sight=st.sampled_from(Sight))
+@given(height=st.integers(1, 70), width=st.integers(1, 70), vision_use=st.sampled_from(VisionEncoderUse))
 @settings(max_examples=60, deadline=None)
-def test_every_image_can_be_shown(height: int, width: int, sight: Sight) -> None:
+def test_every_image_can_be_shown(height: int, width: int, vision_use: VisionEncoderUse) -> None:
     """However small: found that a mirror of one row has no row to show."""
-    found = shown(np.full((height, width, 3), 128, np.uint8), SIDE, sight)
+    found = preprocess_image(np.full((height, width, 3), 128, np.uint8), SIDE, vision_use)
     assert found.shape == (1, 3, SIDE, SIDE)
     grey = (128 / 255 - torch.tensor(MEANS)) / torch.tensor(DEVIATIONS)
     np.testing.assert_allclose(found, grey[None, :, None, None].expand_as(found), atol=1e-3)
@@ -54,7 +56,7 @@ def test_every_image_can_be_shown(height: int, width: int, sight: Sight) -> None
 def test_a_thread_of_a_image_costs_no_more_than_a_square_of_it() -> None:
     """Found: one of 1 x 16384 was scaled whole, to eight gigabytes."""
     tracemalloc.start()
-    found = shown(np.full((1, 16_384, 3), 128, np.uint8), SIDE, Sight.PENULTIMATE)
+    found = preprocess_image(np.full((1, 16_384, 3), 128, np.uint8), SIDE, VisionEncoderUse.PENULTIMATE)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found.shape == (1, 3, SIDE, SIDE)

@@ -82,7 +82,7 @@ def test_it_reads_a_image_as_its_class_does(size: tuple[int, int]) -> None:
 
 DAMAGED = {
     "a block left out": ("visual.blocks.3.", None, "found no blocks.3.attn.proj.bias, expected one of shape"),
-    "no merger": ("visual.merger.", None, "found no merger.mlp.2.bias, which every one of Qwen 2.5 VL has"),
+    "no merger": ("visual.merger.", None, "found no merger.mlp.2.bias, which every Qwen 2.5 VL has"),
     "a narrow width": ("", {**VISION, "hidden_size": 32, "num_heads": 4}, "expected a multiple of 64 states"),
     "other patches": ("", {**VISION, "patch_size": 16}, "2, 16, 16.*, expected .* 2 frames and 14x14 pixels"),
     "an unknown weight": ("", {**VISION, "more": True}, "found blocks.0.gate, expected none in one with 8 blocks"),
@@ -95,6 +95,6 @@ def test_what_is_none_is_refused(case: str) -> None:
     config = dict(config or VISION)
     extra = {"visual.blocks.0.gate": (3,)} if config.pop("more", False) else {}
     own = {key: shape for key, shape in shapes(config).items() if not without or not key.startswith(without)}
-    with pytest.raises(UnknownArchitecture, match=f"it is no vision encoder of Qwen 2.5 VL: .*{message}") as refused:
+    with pytest.raises(UnknownArchitecture, match=f"it is not a Qwen 2.5 VL vision encoder: .*{message}") as refused:
         plan_qwen_vision({**own, **extra}, "visual.")
     assert "Error(" not in str(refused.value)

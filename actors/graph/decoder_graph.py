@@ -1,0 +1,98 @@
+"""Builds the second stage of two-stage models (Stable Cascade: stage C, the prior, then stage B, the decoder).
+
+Pure functions of values. Every error names a field of a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, SampleOrder
+from modelpool.actors.graph.output_shape import output_plural
+from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UnusableField, unusable_field
+from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.core.stage_params import ModelRef, SampleParams
+from modelpool.pool.families.cascade_families import prior_cells
+
+#: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
+_LAST_SEED = 2**64 - 1
+
+
+def check_decoder(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for what models of `facts` do not support in two-stage generation."""
+    if facts.is_decoder_stage:
+        reason = "this model is a decoder; name the model that reads the prompt here, and this one in the field decoder"
+        raise UnusableField(f"model: found {request.model!r}, {reason}")
+    if not facts.is_prior_stage:
+        if request.decoder is not None:
+            reason = f"generates {output_plural(facts)} in one stage"
+            raise unsupported_field("decoder", request.model, reason, request.decoder.model or None)
+        return
+    unsupported = {"image": request.image, "mask": request.mask, "controls": request.controls or None}
+    for name, value in unsupported.items():
+        if value is not None:
+            raise unsupported_field(name, request.model, "generates images from text only")
+    if request.hires is not None and request.hires.via == "picture":
+        expected = f"'latent': model {request.model!r} cannot encode images"
+        raise unusable_field("hires.via", "picture", expected)
+
+
+def check_decodes(model: str, facts: SamplingFacts) -> None:
+    """Raise UnusableField for a latent of the driver, if another model decodes latents of this one: that model reads
+    the text too."""
+    if facts.is_prior_stage:
+        expected = f"a result of sample(): latents of {model!r} are decoded by another model, which reads the text too"
+        raise unusable_field("latent", "an array", expected)
+
+
+def check_reads_images(model: str, facts: SamplingFacts) -> None:
+    """Raise UnusableField for a model that cannot encode images."""
+    if facts.is_prior_stage:
+        raise unusable_field("model", model, "a model that encodes images; this one generates images from text only")
+
+
+def decoder_name(order: DecodeOrder) -> str:
+    """Return the name of the decoder, "" if `order` names none. A stage requested alone may name it as the model that
+    decodes."""
+    assert isinstance(order.latent, SampleOrder), "a latent of the driver belongs to the model that decodes it"
+    if order.decoder is not None and order.decoder.model:
+        return order.decoder.model
+    return "" if order.model == order.latent.model else order.model
+
+
+def second_texts(order: DecodeOrder) -> tuple[EncodeOrder, ...]:
+    """Return the texts that the decoder reads, as the prior's text encoder encodes them: the prompt, and with guidance
+    the negative prompt: the decoder's, else the prior's, else an empty one."""
+    assert isinstance(order.latent, SampleOrder)
+    positive, negative = order.latent.positive, None if order.decoder is None else order.decoder.negative
+    if _cfg(order) == 1:
+        return (positive,)
+    negative = negative or order.latent.negative or replace(positive, text="", is_negative=True)
+    return (positive, negative)
+
+
+def second_work(model: ModelRef, prior: SampleParams, order: DecodeOrder, facts: SamplingFacts) -> SampleParams:
+    """Return the work of the decoder `model` of `facts` on the result of `prior`: its defaults, and what `order`
+    sets."""
+    defaults = facts.defaults
+    assert defaults is not None, "a decoder has sampling defaults"
+    steps = None if order.decoder is None else order.decoder.steps
+    return SampleParams(
+        model=model,
+        loras=(),
+        width=prior.width,
+        height=prior.height,
+        steps=defaults.steps if steps is None else steps,
+        cfg=_cfg(order),
+        sampler=defaults.sampler,
+        schedule=defaults.schedule,
+        seed=_LAST_SEED - prior.seed,
+        prior=prior_cells(prior.width, prior.height),
+    )
+
+
+def _cfg(order: DecodeOrder) -> float:
+    cfg = None if order.decoder is None else order.decoder.cfg
+    return 1.0 if cfg is None else cfg

@@ -1,0 +1,141 @@
+"""Builds the image input of models that read an image as additional channels (instruct-pix2pix, upscaling): checks,
+options and sizes.
+
+Pure functions of values. Every error names a field of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from modelpool.actors.graph.orders import EncodeImageOrder, InputRef, SampleOrder
+from modelpool.actors.request.field_errors import missing_field, unsupported_field
+from modelpool.actors.request.image_fields import MAX_SIDE, InputImage
+from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
+from modelpool.pool.specs.spec import TaskId
+
+#: pixels of the images that models generate whose text encoder reads the reference. Source: the pipelines of diffusers
+#: for Qwen-Image's editing models
+EDIT_PIXELS = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConcatInput:
+    """How a run reads the image of an image-concat model.
+
+    is_shown     the model reads one, and no noise is added to it: no step of the schedule is skipped
+    is_pixels    it reads pixels, not a latent
+    image_cfg, noise_level, enlarges  as in `SampleParams` and `SamplingFacts`
+    """
+
+    is_shown: bool = False
+    is_pixels: bool = False
+    image_cfg: float = 0.0
+    noise_level: int = 0
+    enlarges: int = 1
+
+
+def check_image_concat(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for image fields that models of `facts` do not support."""
+    if request.image_cfg is not None and not _is_guided_by_image(facts):
+        reason = "is not guided by text and image"
+        raise unsupported_field("image_cfg", request.model, reason, request.image_cfg)
+    if request.noise_level is not None and facts.image_concat is not ImageConcat.PIXELS:
+        reason = "is not an upscaling model that adds noise to its image"
+        raise unsupported_field("noise_level", request.model, reason, request.noise_level)
+    if facts.image_concat is None or facts.image_concat.is_inpaint:
+        return
+    others = {"mask": request.mask, "strength": request.strength, "hires": request.hires}
+    if facts.image_concat is ImageConcat.PIXELS:
+        others["controls"] = request.controls or None
+    for name, value in others.items():
+        if value is not None:
+            raise unsupported_field(name, request.model, "reads the complete image unchanged")
+
+
+def image_concat_input(order: SampleOrder, model: str, facts: SamplingFacts) -> ImageConcatInput:
+    """Return how a run of `order` reads its image. Raises UnusableField if the model requires one and it is missing."""
+    if facts.image_concat is None or facts.image_concat.is_inpaint:
+        return ImageConcatInput()
+    if not isinstance(order.start, EncodeImageOrder) or order.inpaint is not None:
+        raise missing_field("image", f"model {model!r} edits or enlarges an image")
+    if max(order.width or 0, order.height or 0) * facts.enlarges > MAX_SIDE:
+        largest = MAX_SIDE // facts.enlarges
+        expected = f"up to {largest} pixels on a side, as model {model!r} enlarges it {facts.enlarges} times"
+        raise unusable_field("image", f"an image of {order.width}x{order.height} pixels", expected)
+    defaults = facts.defaults
+    return ImageConcatInput(
+        is_shown=True,
+        is_pixels=facts.image_concat is ImageConcat.PIXELS,
+        image_cfg=_or_usual(order.image_cfg, 0.0 if defaults is None else defaults.image_cfg),
+        noise_level=int(_or_usual(order.noise_level, 0 if defaults is None else defaults.noise_level)),
+        enlarges=facts.enlarges,
+    )
+
+
+def input_image_task(start: EncodeImageOrder | SampleOrder) -> TaskId:
+    """Return the input image that a run starts from."""
+    image = start.image if isinstance(start, EncodeImageOrder) else None
+    assert isinstance(image, InputRef), f"the image must come from the driver, found {start}"
+    return image.task_id
+
+
+def with_image_size(request: GenerateRequest, facts: SamplingFacts) -> GenerateRequest:
+    """Return `request` with missing sizes taken from its input image, in multiples of the model's step; the image is
+    scaled to cover them where it is read. Models that read the image as channels or as first frame run all steps."""
+    if request.image is None:
+        return request
+    step = facts.side_multiple or SIZE_STEP
+    sizes = {"width": request.image.width, "height": request.image.height}
+    found: dict[str, Any] = {
+        name: max(step, side // step * step) for name, side in sizes.items() if getattr(request, name) is None
+    }
+    if facts.video is not None or (facts.image_concat is not None and not facts.image_concat.is_inpaint):
+        found["strength"] = 1.0
+    return request.model_copy(update=found)
+
+
+def with_reference_size(request: GenerateRequest, defaults: ModelDefaults) -> GenerateRequest:
+    """Return `request` with missing sizes in the proportions of its last reference, and about as many pixels as the
+    model's default size. Videos keep their default size, into which references are fitted."""
+    if (
+        not request.references
+        or defaults.sampling.video is not None
+        or (request.width is not None and request.height is not None)
+    ):
+        return request
+    reference = request.references[-1]
+    assert isinstance(reference, InputImage), f"the client brings images to the pool, found {reference!r}"
+    found, step = (reference.width, reference.height), defaults.sampling.side_multiple or SIZE_STEP
+    if request.width is None and request.height is None:
+        most = defaults.width * defaults.height if defaults.sampling.reference_mode is None else EDIT_PIXELS
+        width, height = reference_size(found, min(defaults.width * defaults.height, most), step)
+    elif request.width is None:
+        assert request.height is not None
+        width, height = _stepped(request.height * found[0] / found[1], step), request.height
+    else:
+        width, height = request.width, _stepped(request.width * found[1] / found[0], step)
+    return request.model_copy(update={"width": width, "height": height})
+
+
+def reference_size(found: tuple[int, int], pixels: int, step: int) -> tuple[int, int]:
+    """Return the width and height at which a reference image of size `found` is read: its proportions, multiples of
+    `step`, and about `pixels` pixels."""
+    scale = math.sqrt(pixels / (found[0] * found[1]))
+    return _stepped(found[0] * scale, step), _stepped(found[1] * scale, step)
+
+
+def _stepped(pixels: float, step: int) -> int:
+    return min(max(step, round(pixels / step) * step), MAX_SIDE // step * step)
+
+
+def _or_usual(value: float | None, defaults: float) -> float:
+    return defaults if value is None else value
+
+
+def _is_guided_by_image(facts: SamplingFacts) -> bool:
+    return facts.defaults is not None and facts.defaults.guidance is Guidance.TEXT_AND_IMAGE

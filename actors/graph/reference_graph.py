@@ -1,0 +1,160 @@
+"""Builds the reference images of a run: the sizes at which they are read, and how a text encoder with vision reads
+them.
+
+Pure functions of values. Every error names a field of a request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from modelpool.actors.graph.image_concat_graph import EDIT_PIXELS, reference_size
+from modelpool.actors.graph.orders import EncodeImageOrder, SampleOrder
+from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.image_fields import InputImage
+from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.pool.core.errors import UnusableField, unusable_field
+from modelpool.pool.core.sampling_facts import ReferenceMode, SamplingFacts
+from modelpool.pool.core.stage_params import ModelRef, VisionEncodeParams
+from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.models.text.vision_prompt import MOST_PROPORTION
+from modelpool.pool.specs.spec import TaskId
+
+#: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
+#: Source: the pipelines of diffusers for Qwen-Image's editing models
+NUMBERED_PIXELS, EDIT_STEP = 384**2, 32
+#: "edit" as a word of a name, not as a part of "credit" or "edited"
+_EDIT = r"(?:(?<![A-Za-z])(?i:edit)|(?<=[a-z])Edit|(?i:(?:qwen|image)edit))"
+_EDIT_NAMES = re.compile(rf"{_EDIT}(?![a-z])|{_EDIT}(?i:plus)")
+#: names of models trained with numbered images: Qwen-Image-Edit 2509 (year, month) and later ones
+_NUMBERED_NAMES = re.compile(
+    rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
+    rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
+)
+#: families that accept several reference images although their text encoders read none
+_TAKE_SEVERAL = frozenset({"flux2", "flux2_dev", "flux2_klein", "wan_vace"})
+#: the family whose text encoder file must contain the vision part
+_QWEN_IMAGE = "qwen_image"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceInputs:
+    """How a run reads its reference images, in order.
+
+    images    task ids of the input images
+    orders    their encoding to latents
+    sizes     width and height of the latents' images
+    seen      sizes at which the text encoder reads them; empty if it reads none
+    numbered  the prompt template numbers them
+    """
+
+    images: tuple[TaskId, ...] = ()
+    orders: tuple[EncodeImageOrder, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    seen: tuple[tuple[int, int], ...] = ()
+    numbered: bool = False
+
+    def vision_tasks(self, model: ModelRef) -> Iterator[tuple[VisionEncodeParams, tuple[TaskId, ...]]]:
+        """Yield the vision encoder's work for each image, and the input of that work."""
+        for image, size in zip(self.images, self.seen, strict=False):
+            yield VisionEncodeParams(model, 1, *size), (image,)
+
+
+NO_REFERENCES = ReferenceInputs()
+
+
+def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
+    """Raise UnusableField for reference images, or options of them, that models of `facts` do not support."""
+    count = len(request.references)
+    if count and not facts.takes_reference:
+        raise unsupported_field("reference", request.model, _why_none(facts))
+    if len({each.sha256 for each in request.references if isinstance(each, InputImage)}) < count:
+        raise unusable_field("reference", "the same image twice", "different images")
+    if count > 1 and facts.reference_mode is None and facts.model not in _TAKE_SEVERAL:
+        raise unusable_field("reference", f"{count} images", f"one: model {request.model!r} accepts only one")
+    if request.reference_as is None:
+        return
+    if not count or facts.reference_mode is None:
+        if not count:
+            raise UnusableField("reference_as requires reference")
+        reason = "has no text encoder that reads reference images"
+        raise unsupported_field("reference_as", request.model, reason, request.reference_as)
+    if count > 1 and request.reference_as == ReferenceMode.WHOLE.value:
+        expected = f"{ReferenceMode.NUMBERED.value!r} for several images"
+        raise unusable_field("reference_as", request.reference_as, expected)
+
+
+def _why_none(facts: SamplingFacts) -> str:
+    """Return why models of `facts` accept no reference."""
+    if facts.model == _QWEN_IMAGE and facts.why_no_vision:
+        part = "has a text encoder whose vision part (tensors visual.*) is not that of Qwen 2.5 VL"
+        return f"{part}, which editing requires: {facts.why_no_vision}"
+    if facts.model == _QWEN_IMAGE:
+        return "has a text encoder without the vision part (tensors visual.*), which editing requires"
+    if facts.image_concat is not None:
+        return "reads the image that it edits from the field image"
+    return "reads no reference images"
+
+
+def with_reference_mode(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> GenerateRequest:
+    """Return `request` with `reference_as` filled in: "numbered" for several images, else as the model was trained, as
+    far as the model or its file name tells. Unchanged if its text encoder reads no images."""
+    if not request.references or facts.reference_mode is None or request.reference_as is not None:
+        return request
+    mode = facts.reference_mode
+    if mode is ReferenceMode.BY_NAME:
+        mode = ReferenceMode.NUMBERED if _is_called(_NUMBERED_NAMES, request, model) else ReferenceMode.WHOLE
+    if len(request.references) > 1:
+        mode = ReferenceMode.NUMBERED
+    return request.model_copy(update={"reference_as": mode.value})
+
+
+def edit_model_warnings(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> Iterator[str]:
+    """Yield the warning for a request that uses `image` with an editing model of this family, which reads
+    `reference`; editing models of other families read `image`."""
+    if request.image is None or request.references or facts.model != _QWEN_IMAGE:
+        return
+    if _is_called(_EDIT_NAMES, request, model):
+        yield (
+            f"model {request.model!r} starts from image but does not read it as a reference; pass the image that an "
+            "editing model works from as reference"
+        )
+
+
+def _is_called(names: re.Pattern[str], request: GenerateRequest, model: ModelRef) -> bool:
+    """Whether one of `names` matches the name of a model, in the request, in the catalog, or of its file."""
+    assembly = model.assembly
+    file = "" if assembly is None else PurePath(assembly.diffusion_model or assembly.checkpoint).name
+    return any(map(names.search, (request.model, model.name, file)))
+
+
+def read_references(order: SampleOrder, facts: SamplingFacts, output_size: tuple[int, int]) -> ReferenceInputs:
+    """Return how a run of `order` reads its reference images for an output of this size (before it is scaled up): each
+    in its own proportions, with about as many pixels. Raises UnusableField for an image that is too long or too wide
+    for the vision encoder. Nothing for a model that puts them before a control video
+    (`actors.graph.control_video_graph`); one image for each text if the text encoder reads the first frame."""
+    if facts.vision_use is not None and not facts.vision_use.is_model_input:
+        return ReferenceInputs(seen=((0, 0),))
+    if not order.references or takes_control_video(facts):
+        return ReferenceInputs()
+    step, pixels = facts.side_multiple or SIZE_STEP, output_size[0] * output_size[1]
+    own_sizes = [each.size for each in order.references]
+    if facts.reference_mode is not None:
+        step, pixels = max(step, EDIT_STEP), min(pixels, EDIT_PIXELS)
+    sizes = tuple(reference_size(size, pixels, step) for size in own_sizes)
+    numbered = order.reference_as == ReferenceMode.NUMBERED.value
+    seen = sizes if order.reference_as else ()
+    if numbered:
+        seen = tuple(reference_size(size, min(pixels, NUMBERED_PIXELS), step) for size in own_sizes)
+    for found, size in zip(own_sizes, seen, strict=False):
+        if max(size) > MOST_PROPORTION * min(size):
+            which = f"an image of {found[0]}x{found[1]} pixels, read at {size[0]}x{size[1]}"
+            expected = f"a ratio of its sides of at most {MOST_PROPORTION}"
+            raise unusable_field("reference", which, expected)
+    orders = tuple(
+        EncodeImageOrder(each.image, order.model, *size) for each, size in zip(order.references, sizes, strict=True)
+    )
+    return ReferenceInputs(tuple(each.image.task_id for each in order.references), orders, sizes, seen, numbered)

@@ -1,0 +1,86 @@
+"""Families of models with two experts, high-noise and low-noise: Wan 2.2 14B. Torch-free.
+
+Both experts have the same keys and shapes, and no tensor tells which is which: the user states it in a model of
+separate files (`low_noise` of `pool.formats.model_description`), or a diffusers folder does. A file with one expert
+runs alone, as the family that its tensors tell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.core.expert_names import HIGH, LOW, expert_named
+from modelpool.pool.core.sampling_facts import LowNoiseExpert
+from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
+from modelpool.pool.detection.parts import LOW_NOISE_PREFIX
+from modelpool.pool.families.facts import ModelFacts
+from modelpool.pool.families.family import Family
+from modelpool.pool.families.transformer_families import family_of
+from modelpool.pool.families.video_facts import VIDEO_FACTS, WAN_22_T2V
+from modelpool.pool.formats.safetensors_file import Shape
+from modelpool.pool.specs.spec import Role
+
+
+def _two_experts(name: str, title: str, facts: ModelFacts) -> Family:
+    family = family_of(name, facts)
+    before_vae: dict[Role, str] = {role: prefix for role, prefix in family.prefixes.items() if role is not Role.VAE}
+    high = family.architectures[Role.DIFFUSION_MODEL]
+    return replace(
+        family,
+        title=title,
+        prefixes={**before_vae, Role.DIFFUSION_MODEL_2: LOW_NOISE_PREFIX, Role.VAE: family.prefixes[Role.VAE]},
+        architectures={**family.architectures, Role.DIFFUSION_MODEL_2: high},
+        sampling=replace(family.sampling, low_noise=LowNoiseExpert(facts.boundary, facts.low_cfg)),
+    )
+
+
+#: by the name that recognition returns for each expert
+TWO_EXPERTS: Mapping[str, Family] = MappingProxyType(
+    {
+        "wan_t2v": _two_experts("wan_t2v", "Wan 2.2 text-to-video, both experts", WAN_22_T2V),
+        "wan22_i2v": _two_experts("wan22_i2v", "Wan 2.2 image-to-video, both experts", VIDEO_FACTS["wan22_i2v"]),
+    }
+)
+
+
+def two_expert_family(found: DiffusionFacts, second: Mapping[str, Shape], of: str = "") -> Family:
+    """Return the two-expert family of the high-noise expert `found` and of a low-noise expert with tensors of the
+    shapes `second` (keys without prefix); `of` is the file of the latter.
+
+    Raises UnknownArchitecture if they do not match.
+    """
+    family = TWO_EXPERTS.get(found.name)
+    if family is None:
+        raise UnknownArchitecture(f"{of or LOW_NOISE_PREFIX} is a low-noise expert, but {found.title} has none")
+    low = recognise_diffusion(second)
+    if low is None:
+        raise UnknownArchitecture(f"its low-noise expert{_in(of)} is not a known diffusion model")
+    differing = [
+        f"{key}: {low.config.get(key)}, expected {value}"
+        for key, value in found.config.items()
+        if low.config.get(key) != value
+    ]
+    if low.name != found.name or differing:
+        difference = "; ".join(differing) or f"expected {found.title} like its high-noise expert"
+        raise UnknownArchitecture(f"its low-noise expert{_in(of)} is {low.title} with different sizes: {difference}")
+    return family
+
+
+def misassigned(high: str, low: str) -> str:
+    """Return an error message if both files are the same, or if a file name contradicts its role; empty if neither."""
+    if os.path.realpath(high) == os.path.realpath(low):
+        return f"{low} is used for both high noise and low noise, expected two files"
+    if expert_named(high) == LOW and expert_named(low) == HIGH:
+        return f"{high} is used as high-noise expert and {low} as low-noise expert, expected them swapped"
+    for file, expert, other in ((high, HIGH, LOW), (low, LOW, HIGH)):
+        if expert_named(file) == other:
+            return f"{file} is used as {expert}-noise expert, but its name says {other} noise"
+    return ""
+
+
+def _in(file: str) -> str:
+    return f" in {file}" if file else ""

@@ -1,1 +1,0 @@
-"""Kinds of adapters: each makes the delta of one weight from small factors."""

@@ -1,0 +1,209 @@
+"""Images that two models make: the second is a task of its own that reads the first one's result, and what such
+models cannot be asked for is refused by the field."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
+from modelpool.actors.graph.orders import (
+    DecodeOrder,
+    DecoderOrder,
+    EncodeImageOrder,
+    InputLatent,
+    InputRef,
+    SampleOrder,
+    order_for,
+)
+from modelpool.actors.graph.recipe import Recipe, RecipeDecoder
+from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.outputs.png import parameters_text, recipe_from_json
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UnknownName, UserError
+from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, SampleParams
+from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
+from tests.actors.fakes import AUDIOS, DECODES, HANDS_ON, VIDEOS, FakeCatalog, component_key, image_of, sha
+
+JOB = JobId("job")
+PIXELS = np.zeros((128, 128, 3), np.uint8)
+SIZE = {"width": 256, "height": 128}
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"model": HANDS_ON, "prompt": "p", "negative": "n", "seed": 7, **SIZE, **fields})
+
+
+def cut(**fields: Any) -> tuple[Recipe, JobGraph]:
+    sent, _ = InputImages(lambda result: result).bring(request(**fields))
+    return build_graph(sent, JOB, FakeCatalog())
+
+
+def sampled(job: JobGraph) -> list[SampleParams]:
+    return [work for task in job.job.tasks if isinstance(work := job.works[task.task_id], SampleParams)]
+
+
+def test_the_second_model_samples_what_the_first_made_and_its_vae_decodes() -> None:
+    _, job = cut()
+    catalog = FakeCatalog()
+    first, second = (catalog.find_model(name) for name in (HANDS_ON, DECODES))
+    used = [[use.component for use in task.uses] for task in job.job.tasks]
+    assert used == [
+        [component_key(first, Role.TEXT_ENCODER)], [component_key(first, Role.TEXT_ENCODER)],
+        [component_key(first, Role.DIFFUSION_MODEL)], [component_key(second, Role.DIFFUSION_MODEL)],
+        [component_key(second, Role.VAE)],
+    ]  # fmt: skip
+    prompt, negative, small, large, decoded = job.job.tasks
+    assert small.needs == (prompt.task_id, negative.task_id)
+    assert large.needs == (prompt.task_id, small.task_id)
+    assert decoded.needs == (large.task_id,)
+    a, b = sampled(job)
+    assert (a.steps, a.cfg, a.sampler, a.schedule, a.prior) == (20, 4.0, "euler_ancestral", "simple", None)
+    assert (b.steps, b.cfg, b.sampler, b.schedule, b.prior) == (10, 1.0, "euler_ancestral", "simple", (3, 6))
+    assert (a.seed, b.seed) == (7, 2**64 - 8)
+    assert image_of(job.works, job.job.tasks).pixels_HWC.shape == (128, 256, 3)
+
+
+def test_a_guided_second_model_reads_the_negative_prompt_too() -> None:
+    """Found: where the first is not guided, and reads none, the second was guided away from the empty text."""
+    _, job = cut(decoder=f"{DECODES}:4:1.1")
+    prompt, negative, small, large, _ = job.job.tasks
+    assert large.needs == (prompt.task_id, negative.task_id, small.task_id)
+    assert (sampled(job)[1].steps, sampled(job)[1].cfg) == (4, 1.1)
+    for negative in ("n", ""):
+        _, unguided = cut(cfg=1.0, negative=negative, loras=("words:0.5",), clip_skip=1, decoder={"cfg": 1.1})
+        *_, large, _ = unguided.job.tasks
+        read = [unguided.works[need] for need in large.needs]
+        assert [getattr(work, "text", None) for work in read] == ["p", negative, None]
+        # as the prompt is read
+        texts = [work for work in read if isinstance(work, EncodeParams)]
+        assert [([lora.name for lora in text.loras], text.layers_skipped) for text in texts] == [(["words"], 1)] * 2
+        (small,) = (task for task in unguided.job.tasks if task.task_id == large.needs[-1])
+        assert small.needs == large.needs[:1]
+
+
+def test_a_second_model_that_is_not_guided_reads_no_negative_prompt() -> None:
+    for decoder in ({"steps": 4}, {"cfg": 1}):
+        _, job = cut(cfg=1.0, decoder=decoder)
+        assert [work.text for work in job.works.values() if isinstance(work, EncodeParams)] == ["p"]
+
+
+def test_a_stage_asked_for_alone_guides_the_second_model_away_from_nothing_where_nothing_is_said() -> None:
+    latent = order_for(request(cfg=1.0)).latent
+    job = build_stage_graph(DecodeOrder(latent, HANDS_ON, DecoderOrder(cfg=2.0)), JOB, FakeCatalog())
+    assert [work.text for work in job.works.values() if isinstance(work, EncodeParams)] == ["p", ""]
+
+
+def test_jobs_that_differ_in_the_second_model_alone_share_the_first() -> None:
+    (_, one), (_, other) = cut(), cut(decoder={"steps": 4})
+    assert [task.task_id for task in one.job.tasks][:3] == [task.task_id for task in other.job.tasks][:3]
+    assert one.job.wanted != other.job.wanted
+
+
+def test_loras_are_the_first_models() -> None:
+    _, job = cut(loras=("light:0.5",))
+    a, b = sampled(job)
+    assert [lora.name for lora in a.loras] == ["light"]
+    assert b.loras == ()
+
+
+def test_a_second_pass_is_made_of_the_small_latent() -> None:
+    """What the first model made is scaled up and made again; the second model comes once, after it."""
+    _, job = cut(hires="2:0.5")
+    assert [(work.model.name, work.width, work.starts) for work in sampled(job)] == [
+        (HANDS_ON, 256, False), (HANDS_ON, 512, True), (DECODES, 512, False),
+    ]  # fmt: skip
+    assert sampled(job)[-1].prior == (6, 12)
+
+
+def test_the_recipe_tells_both_models_and_is_read_again() -> None:
+    recipe, _ = cut(decoder={"cfg": 1.5})
+    assert recipe.decoder == RecipeDecoder(DECODES, sha(DECODES), 10, 1.5)
+    assert (recipe.model, recipe.steps, recipe.cfg, recipe.seed) == (HANDS_ON, 20, 4.0, 7)
+    assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    assert f"Decoder: {DECODES}, Decoder hash: {sha(DECODES)[:10]}, Decoder steps: 10" in parameters_text(recipe)
+    plain, _ = build_graph(GenerateRequest(model="shapes", prompt="p", seed=1), JOB, FakeCatalog())
+    assert "decoder" not in plain.as_json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": DECODES}, "model: found 'large', this model is a decoder"),
+        (
+            {"model": "shapes", "decoder": DECODES},
+            "not supported by model 'shapes', which generates images in one stage",
+        ),
+        (
+            {"model": VIDEOS, "decoder": DECODES},
+            "decoder: found 'large', not supported by model 'films', which generates videos in",
+        ),
+        (
+            {"model": AUDIOS, "decoder": DECODES},
+            "not supported by model 'sounds', which generates audio clips in one stage",
+        ),
+        ({"decoder": "nobody"}, "unknown model 'nobody'"),
+        ({"image": PIXELS}, "image: not supported by model 'small', which generates images from text only"),
+        ({"image": PIXELS, "mask": PIXELS[..., 0] + 255}, "image: not supported"),
+        ({"controls": ({"model": "canny", "image": PIXELS},)}, "controls: not supported"),
+        ({"hires": {"via": "picture"}}, "hires.via: found 'picture', expected 'latent'"),
+        ({"width": 200}, "width: found 200, expected a multiple of 128"),
+        ({"decoder": {"cfg": 0.5}}, "decoder.cfg: found 0.5"),
+        ({"decoder": {"steps": 0}}, "decoder.steps: found 0"),
+        ({"decoder": ""}, "decoder: found '', expected NAME"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_the_field(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        cut(**fields)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("b", ("b", None, None)), ("b:12", ("b", 12, None)), ("b:12:1.1", ("b", 12, 1.1)), (":12", ("", 12, None)),
+        ("C:/models/b.safetensors", ("C:/models/b.safetensors", None, None)),
+        ("C:/models/b.safetensors:12", ("C:/models/b.safetensors", 12, None)), ({"cfg": 2}, ("", None, 2.0)),
+    ],
+)  # fmt: skip
+def test_the_short_forms_of_a_decoder(said: Any, meant: tuple[Any, ...]) -> None:
+    decoder = request(decoder=said).decoder
+    assert decoder is not None
+    assert (decoder.model, decoder.steps, decoder.cfg) == meant
+
+
+def test_a_stage_asked_for_alone_may_name_the_second_model_to_decode_with() -> None:
+    """`decode(latent, model="large")` of a latent that "small" sampled."""
+    latent = order_for(request(cfg=4.0)).latent
+    assert isinstance(latent, SampleOrder)
+    for model in (HANDS_ON, DECODES):
+        job = build_stage_graph(DecodeOrder(latent, model), JOB, FakeCatalog())
+        assert [work.model.name for work in sampled(job)] == [HANDS_ON, DECODES]
+        assert job.works[job.job.wanted] == DecodeParams(FakeCatalog().find_model(DECODES), 256, 128)
+    with pytest.raises(UnknownName):
+        build_stage_graph(DecodeOrder(latent, "nobody"), JOB, FakeCatalog())
+
+
+def test_a_latent_of_a_drivers_own_is_decoded_by_the_second_model_alone() -> None:
+    given = InputLatent(TaskId("mine"), (4, 6))
+    with pytest.raises(UserError, match="latent: found 'an array', expected a result of sample"):
+        build_stage_graph(DecodeOrder(given, HANDS_ON), JOB, FakeCatalog())
+    job = build_stage_graph(DecodeOrder(given, DECODES), JOB, FakeCatalog())
+    assert [task.stage for task in job.job.tasks] == [Stage.DECODE]
+
+
+def test_no_latent_is_made_of_a_image() -> None:
+    order = EncodeImageOrder(InputRef(TaskId("mine")), HANDS_ON, 128, 128)
+    with pytest.raises(UserError, match="model: found 'small', expected a model that encodes images"):
+        build_stage_graph(order, JOB, FakeCatalog())
+
+
+def test_the_second_model_is_asked_for_no_latent_of_its_own() -> None:
+    made = order_for(request()).latent
+    assert isinstance(made, SampleOrder)
+    with pytest.raises(UserError, match=f"model: found '{DECODES}', expected a model that starts from noise"):
+        build_stage_graph(replace(made, model=DECODES), JOB, FakeCatalog())

@@ -1,0 +1,197 @@
+"""A whole pool in this process, without Ray: the real client, controller, core and workers, around fake engines.
+
+The controller has an event loop on a thread of its own, each worker a thread: what crosses between them are values, as
+it would be between processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
+from modelpool.actors.control.connection import ResultGone
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun
+from modelpool.actors.control.pool_plan import plan_pool
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.wire.messages import RunRequest, StepDone
+from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
+from modelpool.pool.core.stage_params import PreloadRequest, Result
+from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
+from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.config import SchedulerConfig
+from tests.actors.fake_fleet import FakeRef
+from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
+
+
+class RealClock:
+    """Time as it is."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ThreadFleet:
+    """Workers on threads. See `actors.control.fleet.Fleet`."""
+
+    def __init__(self, make_engine: Callable[[], WorkerEngine]) -> None:
+        self._make_engine = make_engine
+        self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
+        self.on_step: Callable[[StepDone], None] = lambda step: None
+
+    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+        worker = GpuWorker(worker_id, incarnation, self._make_engine, self.on_step, progress_seconds=0.0)
+        thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
+        self._workers[worker_id, incarnation] = (worker, thread)
+        return await asyncio.get_running_loop().run_in_executor(thread, worker.start)
+
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    def end(self, worker_id: WorkerId, incarnation: int) -> None:
+        if known := self._workers.pop((worker_id, incarnation), None):
+            worker, thread = known
+            worker._should_stop = lambda request: True  # a thread cannot be killed, as a process would be
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
+        worker, thread = self._workers[worker_id, incarnation]
+        ref = FakeRef()
+
+        async def report() -> TaskReport:
+            if any(given.lost for given in inputs):
+                raise InputsLost("an input of this task is gone")
+            values = [given.value for given in inputs]
+            loop = asyncio.get_running_loop()
+            told, ref.value = await loop.run_in_executor(thread, worker.run, request, *values)
+            return told
+
+        return SentRun(report(), ref)
+
+    def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
+        worker, thread = self._workers[worker_id, incarnation]
+        requests, refs = [request for request, _ in asked], [FakeRef() for _ in asked]
+        flat = [given for _, inputs in asked for given in inputs]
+
+        async def reports() -> Sequence[TaskReport]:
+            if any(given.lost for given in flat):
+                raise InputsLost("an input of these tasks is gone")
+            loop = asyncio.get_running_loop()
+            values = [given.value for given in flat]
+            told, results = await loop.run_in_executor(thread, worker.run_batch, requests, *values)
+            for ref, result in zip(refs, results, strict=True):
+                ref.value = result
+            return told
+
+        return SentBatch(reports(), refs)
+
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+        self._workers[worker_id, incarnation][0].stop(run)
+
+    def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
+        self._workers[worker_id, incarnation][0].prefetch(parts)
+
+    def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
+        self._workers[worker_id, incarnation][0].preload(run, preload_request)
+
+    async def memory_reports(self) -> dict:
+        return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
+
+
+class LoopConnection:
+    """A driver's line to a controller on a loop of its own. See `actors.control.connection.Connection`."""
+
+    def __init__(
+        self,
+        workers: int,
+        make_engine: Callable[[], WorkerEngine],
+        make_catalog: Callable[[], ListingCatalog] = FakeCatalog,
+        scheduler: SchedulerConfig | None = None,
+        budget_bytes: int | None = CAPACITY_BYTES,
+    ) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.lost = False
+        #: questions that were asked, by name
+        self.asked: list[str] = []
+        self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
+        self._thread.start()
+        fleet = ThreadFleet(make_engine)
+        self.controller = Controller(
+            state=SchedulerState(scheduler),
+            fleet=fleet,
+            clock=RealClock(),
+            catalog=CatalogService(make_catalog),
+            worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
+            budget_bytes=budget_bytes,
+        )
+        fleet.on_step = lambda step: self._start(self.controller.step_done(step))
+        self.call(Controller.open)
+
+    def call(self, question, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if self.lost:
+            raise PoolLost("the pool's controller is gone")
+        self.asked.append(question.__name__)
+        return self._start(question(self.controller, *args, **kwargs)).result()
+
+    def fetch(self, ref: FakeRef) -> Result:
+        if ref.lost:
+            raise ResultGone("it is gone")
+        assert ref.value is not None
+        return ref.value
+
+    def give(self, result: Result) -> FakeRef:
+        return FakeRef(result)
+
+    def lose(self) -> None:
+        """From now on the controller is gone, as far as drivers can tell."""
+        self.lost = True
+        for client_id in tuple(self.controller._clients):  # answers what is asked now, so that it is asked again
+            self._start(self.controller.leave(client_id)).result()
+
+    def end(self) -> None:
+        """End controller, loop and threads."""
+        self._start(self.controller.close()).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def _start(self, what):  # type: ignore[no-untyped-def]
+        return asyncio.run_coroutine_threadsafe(what, self.loop)
+
+
+def open_pool(
+    workers: int = 2, output: Path | None = None, make_engine: Callable[[], FakeEngine] = FakeEngine
+) -> ModelPool:
+    """A pool in this process; closing it ends everything."""
+    line = LoopConnection(workers, make_engine)
+    return ModelPool(line, line.end, output)
+
+
+def open_real_pool(config: PoolConfig) -> ModelPool:
+    """The pool of `config` in this process, with real engines and a real catalog. Closing it ends everything."""
+    plan = plan_pool(config, gpu_count=0, can_grow=False)
+    engines: list[WorkerEngine] = []
+
+    def make_engine() -> WorkerEngine:
+        engines.append(plan.open_engine())
+        return engines[-1]
+
+    line = LoopConnection(len(plan.worker_ids), make_engine, plan.open_catalog, plan.scheduler, plan.budget_bytes)
+
+    def close() -> None:
+        line.end()
+        for engine in engines:
+            engine.close()
+
+    return ModelPool(line, close, None)
