@@ -18,7 +18,7 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 #: Folders whose modules are compiled: the decisions of the core, and the values that it reads and creates. Values that
-#: travel between processes derive from `pool.specs.wire_value.Sent`: a compiled frozen dataclass cannot be unpickled
+#: travel between processes derive from `pool.specs.wire_value.WireValue`: a compiled frozen dataclass cannot be unpickled
 #: otherwise.
 COMPILED_FOLDERS = (
     "pool/specs",
@@ -29,7 +29,7 @@ COMPILED_FOLDERS = (
     "scheduler/placement",
     "scheduler/core",
 )
-#: modules of those folders that stay Python: frozen dataclasses that are pickled without deriving from `Sent`
+#: modules of those folders that stay Python: frozen dataclasses that are pickled without deriving from `WireValue`
 NOT_COMPILED = (
     "scheduler/tables/config.py",
     "scheduler/tables/gpu_kinds.py",
@@ -50,7 +50,7 @@ explicit_package_bases = true
 namespace_packages = true
 follow_imports = skip
 
-[mypy-scheduler.*,pool.specs.execution_modes,pool.core.errors]
+[mypy-modelpool.scheduler.*,modelpool.pool.specs.*,modelpool.pool.plan.*,modelpool.pool.core.errors]
 follow_imports = normal
 """
 
@@ -89,11 +89,13 @@ class BuildCore(build_ext):
         options = ["--config-file", str(settings), "--cache-dir", str(folder / "mypy")]
         c_folder = str(folder / "c")
         modules = [
-            f"modelpool/{path}"
+            path.as_posix()
             for compiled in COMPILED_FOLDERS
-            for path in sorted(Path(compiled).glob("*.py"))
-            if path.name != "__init__.py" and path.as_posix() not in NOT_COMPILED
+            for path in sorted(Path("modelpool", compiled).glob("*.py"))
+            if path.name != "__init__.py" and path.relative_to("modelpool").as_posix() not in NOT_COMPILED
         ]
+        if not modules:
+            raise FileNotFoundError("modelpool/scheduler: no modules to compile; expected the links of a checkout")
         found = mypycify([*options, *modules], target_dir=c_folder, group_name=LIBRARY, opt_level=self.opt_level)
         return list(found)
 

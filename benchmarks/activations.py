@@ -1,8 +1,8 @@
-"""How near estimates of activations are to what a device held: the architectures of the tests' zoo, simulated.
+"""Compares estimated with measured activation memory, for the architectures of the tests' zoo on a simulated device.
 
-The simulated device's books are exact to the byte and have no margin, so an estimate that is under is one that would
-have run out of memory. Each architecture at two or three sizes (as built, twice the batch, twice as wide), in float32
-and bfloat16.
+The simulated device counts every byte and has no margin, so a run with too low an estimate would have run out of
+memory. Each architecture runs at two or three sizes (as built, twice the batch, twice as wide), in float32 and
+bfloat16.
 Run from the repository: `python -m benchmarks.activations [FAMILY ...]`. Prints a table in markdown.
 """
 
@@ -25,7 +25,7 @@ BUDGET_BYTES = 1 << 30
 
 
 def peaks_of_family(family: str) -> dict[str, Peak]:
-    """Every size and dtype of one architecture, each in a fresh module: some keep what they made in their first run."""
+    """Return the peaks of one architecture by size and dtype. Each runs in a new module: some keep state of a run."""
     found = {}
     for dtype in DTYPES:
         for size in sizes_of(family, build(family)):
@@ -36,10 +36,10 @@ def peaks_of_family(family: str) -> dict[str, Peak]:
 
 
 def main(families: Sequence[str]) -> int:
-    """Print the table. Returns 1 when an estimate was under what was measured."""
+    """Print the table. Returns 1 if an estimate was below the measured value."""
     sim.install()
     sim.configure(INDEX, BUDGET_BYTES)
-    print("| architecture | runs | largest measured | median error | worst under | worst over |")
+    print("| architecture | runs | largest measured | median error | largest underestimate | largest overestimate |")
     print("|---|---|---|---|---|---|")
     errors = []
     for family in families:

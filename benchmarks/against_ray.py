@@ -1,15 +1,16 @@
-"""Our pool beside Ray's own ways to run many models on few workers: Serve's multiplexing and Data's actor pool.
+"""Compares the pool with Ray's methods for many models on few workers: Serve's multiplexing and Data's actor pool.
 
     python -m benchmarks.against_ray [--workers 2,4] [--requests N] [--rounds N] [--systems NAME,...]
     pip install -c constraints.txt -e .[benchmarks]        # Serve and Data need more than the pool does
 
-One trace for all: requests for 12 models by Zipf's law; a worker has room for three of them; a load waits for 0.2 s, a
-run for 0.02 to 0.08 s, in every system the same function. 64 clients each ask again when they are answered, twice over
-the whole trace: a cold pass and a warm one. Data takes the trace as one batch, cold, the start of its actors included,
-and is compared with our pool given the whole trace at once. Each race has processes and a Ray of its own on loopback;
-systems take turns, and each figure is the median of the rounds with the least and the most.
+All systems run the same trace: requests for 12 models, distributed by Zipf's law. A worker has room for three of them.
+A load waits for 0.2 s and a run for 0.02 to 0.08 s, with the same functions in every system. 64 clients each send their
+next request after a response. The complete trace runs twice: a cold pass and a warm one. Data gets the trace as one
+batch, cold, including the start of its actors, and is compared with the pool when it gets the complete trace at once.
+Each race has separate processes and a separate Ray on loopback. Systems take turns; each figure is the median of the
+rounds, with minimum and maximum.
 
-What is counted as a load: a model's bytes brought to a worker, whole or in part.
+A load is counted when a model's bytes are copied to a worker, completely or in part.
 """
 
 from __future__ import annotations
@@ -27,52 +28,59 @@ from benchmarks.ray_trace import LOAD_SECONDS, ROOM_MODELS, trace
 
 OURS, BATCH = "modelpool", "modelpool-batch"
 RACED = (OURS, "serve", "serve-64", "serve-64-beside", "serve-64-beside-2", BATCH, "data", "data-by-model")
-#: longer than a wait for the replica that has the model ever takes: Serve then goes elsewhere only when there is none
+#: longer than any wait for the replica that has the model: Serve then uses another replica only if none has it
 PATIENT = {"RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S": "60"}
 MARK = "race: "
 RACE_SECONDS = 600
 
 
 def systems(requests: int) -> dict[str, dict[str, object]]:
-    """What is compared, by name: the arguments of `ray_systems.System`."""
+    """Return the compared systems by name: the arguments of `ray_systems.System`."""
     serve = {"kind": "serve", "environment": {}, "options": {}}
     data = {"kind": "data", "environment": {}, "options": {"batch": 4}}
     ours = {"kind": "modelpool", "environment": {}, "options": {}}
     return {
         OURS: {**ours, "words": "modelpool"},
-        "serve": {**serve, "words": f"Serve, {ROOM_MODELS} models a replica, as it comes (5 requests at once)"},
+        "serve": {
+            **serve,
+            "words": f"Serve, {ROOM_MODELS} models per replica, default settings (5 concurrent requests)",
+        },
         "serve-beside": {
             **serve,
-            "words": "Serve, as it comes, loads beside runs",
+            "words": "Serve, default settings, loads overlap runs",
             "options": {"beside": 1},
         },
-        "serve-16": {**serve, "words": "Serve, 16 requests at once", "options": {"ongoing": 16}},
-        "serve-64": {**serve, "words": "Serve, 64 requests at once", "options": {"ongoing": 64}},
-        "serve-patient": {**serve, "words": "Serve, 5 at once, waits for the model's replica", "environment": PATIENT},
+        "serve-16": {**serve, "words": "Serve, 16 concurrent requests", "options": {"ongoing": 16}},
+        "serve-64": {**serve, "words": "Serve, 64 concurrent requests", "options": {"ongoing": 64}},
+        "serve-patient": {
+            **serve,
+            "words": "Serve, 5 concurrent requests, waits for the model's replica",
+            "environment": PATIENT,
+        },
         "serve-patient-16": {
             **serve,
-            "words": "Serve, 16 at once, waits for the model's replica",
+            "words": "Serve, 16 concurrent requests, waits for the model's replica",
             "environment": PATIENT,
             "options": {"ongoing": 16},
         },
         "serve-64-beside": {
             **serve,
-            "words": "Serve, 64 requests at once, loads beside runs",
+            "words": "Serve, 64 concurrent requests, loads overlap runs",
             "options": {"ongoing": 64, "beside": 1},
         },
         "serve-64-beside-2": {
             **serve,
-            "words": "Serve, 64 requests at once, loads beside runs, 2 models a replica",
+            "words": "Serve, 64 concurrent requests, loads overlap runs, 2 models per replica",
             "options": {"ongoing": 64, "beside": 1, "models": 2},
         },
-        BATCH: {**ours, "words": "modelpool, all requests at once", "outstanding": requests},
+        BATCH: {**ours, "words": "modelpool, all requests submitted at once", "outstanding": requests},
         "data": {**data, "words": "Data, actor pool, in the order of the trace"},
         "data-by-model": {**data, "words": "Data, actor pool, sorted by model first", "by_model": True},
     }
 
 
 def main() -> None:
-    """Race and print."""
+    """Run all races and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--requests", type=int, default=300)
@@ -98,7 +106,7 @@ def main() -> None:
 
 
 def race(name: str, workers: int, requests: int, environment: object) -> list[dict[str, float | None]]:
-    """One system's passes, in a process of its own."""
+    """Run one race in a new process; return its passes. Raises RuntimeError if it fails."""
     assert isinstance(environment, dict)
     arguments = ["--race", name, str(workers), "--requests", str(requests)]
     command = [sys.executable, "-m", "benchmarks.against_ray", *arguments]
@@ -112,7 +120,7 @@ def race(name: str, workers: int, requests: int, environment: object) -> list[di
 
 
 def race_here(name: str, workers: int, requests: int) -> None:
-    """The same in this process; a line for each pass."""
+    """Run one race in this process; print a line for each pass."""
     from benchmarks.ray_systems import System, one_race
 
     for one in one_race(System(**systems(requests)[name]), workers, trace(requests)):
@@ -120,12 +128,12 @@ def race_here(name: str, workers: int, requests: int) -> None:
 
 
 def table(workers: int, requests: int, found: dict[str, list[list[dict[str, float | None]]]]) -> str:
-    """Every system's passes, in Markdown."""
+    """Return the passes of all systems as a Markdown table."""
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     lines = [
         f"{workers} workers, {requests} requests, a load takes {LOAD_SECONDS} s; {os.cpu_count()} cores, load {load}:",
         "",
-        "| system | pass | loads | requests a second | p50 s | p99 s |",
+        "| system | pass | loads | requests per second | p50 s | p99 s |",
         "|---|---|---|---|---|---|",
     ]
     for words, rounds in found.items():
@@ -142,7 +150,7 @@ def table(workers: int, requests: int, found: dict[str, list[list[dict[str, floa
 
 
 def spread(figures: Sequence[float | None], digits: int) -> str:
-    """Median, least and most; nothing where nothing was measured."""
+    """Return median, minimum and maximum; empty if nothing was measured."""
     known = [figure for figure in figures if figure is not None]
     if not known:
         return ""

@@ -1,13 +1,14 @@
-"""The fewest bytes that any residency policy can bring over the bus for a known sequence of tasks: a lower bound.
+"""Lower bound on the bytes that a residency policy copies over the bus for a known sequence of tasks.
 
-Why it is one. Between two uses of a component some of its bytes stay on the GPU; each byte that stays saves its price
-(bytes on the bus for a byte of room) at the second use, and nothing else saves anything. While a task runs, what stays
-of other components shares the room beside its activations with its own component: all of it when it makes several
-passes (streaming a byte would cost it once a pass more, which is never less than bringing another one back; checked),
-and what stays of it from before, and what stays of it for later, when it makes one. Leaving out all other limits, the
-bytes that stay are a packing of intervals into the room of each moment; the most valuable packing is a flow of least
-cost (every byte of room flows through time, along the intervals that it serves), which is solved exactly.
-With one price this is what Belady's rule gives, byte by byte and with bypass.
+Proof. Between two uses of a component some of its bytes stay on the GPU. Each byte that stays saves its price (bytes on
+the bus per byte of memory) at the second use, and nothing else saves anything. While a task runs, the resident bytes of
+other components share the memory next to its activations with its own component. For a task with several passes this is
+the complete component: streaming a byte would cost one transfer more per pass, which never costs less than loading
+another byte again (an assertion checks this). For a task with one pass it is the part that stayed from before, and the
+part that stays for later. Without all other limits, the bytes that stay are a packing of intervals into the memory of
+each moment. The most valuable packing is a minimum-cost flow (every byte of memory flows through time, along the
+intervals that it serves), which is solved exactly. With a single price this equals Belady's rule, applied to bytes and
+with bypass.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from math import inf
 
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec
 
-#: prices are whole numbers of 1 / SCALE
+#: prices are integer multiples of 1 / SCALE
 SCALE = 10**6
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One task: its component, its passes, and the room for weights beside its activations and scratch."""
+    """One task: its component, its passes, and the memory for weights next to its activations and scratch."""
 
     component: ComponentKey
     passes: int
@@ -44,7 +45,7 @@ class Interval:
 
 
 def least_bus_bytes(requests: Sequence[Request], specs: Mapping[ComponentKey, ComponentSpec]) -> float:
-    """The lower bound. Starts from an empty GPU. Every component fits in the room of each of its tasks."""
+    """Return the lower bound, from an empty GPU. Every component must fit in the memory of each of its tasks."""
     prices = [spec.upload_bytes / spec.weight_bytes for spec in specs.values()]
     rooms: list[int] = []
     intervals: list[Interval] = []
@@ -54,7 +55,7 @@ def least_bus_bytes(requests: Sequence[Request], specs: Mapping[ComponentKey, Co
         spec, is_one_pass = specs[request.component], request.passes == 1
         assert is_one_pass or (request.passes - 1) * min(prices) >= max(prices), "streaming might be cheaper"
         assert spec.weight_bytes <= request.room_bytes, f"{request} does not fit"
-        # two moments a task: with what it found there, with what it leaves
+        # two moments per task: with the bytes that it finds, and with the bytes that it leaves
         rooms += [request.room_bytes - (0 if is_one_pass else spec.weight_bytes)] * 2
         if request.component in last_use:
             before = last_use[request.component]
@@ -71,7 +72,7 @@ def least_bus_bytes(requests: Sequence[Request], specs: Mapping[ComponentKey, Co
 
 
 def best_packing(rooms: Sequence[int], intervals: Iterable[Interval]) -> int:
-    """The most value of bytes of `intervals` of which at each moment at most `rooms[moment]` stay."""
+    """Return the maximum value of bytes of `intervals`, of which at most `rooms[moment]` stay at each moment."""
     held = list(intervals)
     if not held or not any(rooms):
         return 0
@@ -79,7 +80,7 @@ def best_packing(rooms: Sequence[int], intervals: Iterable[Interval]) -> int:
     places = {point: place for place, point in enumerate(points)}
     narrowest = [min(rooms[begin:end]) for begin, end in pairwise(points)]
     network = _Network(len(points))
-    # the widest room flows through time; where there is less room the rest has to take the arc that is worth the most
+    # the largest room flows through time; where there is less room, the rest has to take the most valuable arc
     width, most = max(1, *narrowest), (len(held) + 1) * max(i.value for i in held)
     for place, room in enumerate(narrowest):
         network.add(place, place + 1, width - room, -most)
@@ -90,17 +91,17 @@ def best_packing(rooms: Sequence[int], intervals: Iterable[Interval]) -> int:
 
 
 class _Network:
-    """A flow of least cost from node 0 to the last one, by shortest paths one after the other. Arcs lead forward."""
+    """A minimum-cost flow from node 0 to the last one, by successive shortest paths. Arcs lead forward."""
 
     def __init__(self, nodes: int) -> None:
         self._from: list[list[int]] = [[] for _ in range(nodes)]
         self._to: list[int] = []
         self._cost: list[int] = []
-        #: what each arc can still take; an odd arc is the way back along the one before it
+        #: residual capacity of each arc; an odd arc is the reverse of the one before it
         self.left: list[int] = []
 
     def add(self, begin: int, end: int, most: int, cost: int) -> int:
-        """An arc and its way back. Returns its number."""
+        """Add an arc and its reverse. Returns its number."""
         number = len(self._to)
         self._to += [end, begin]
         self._cost += [cost, -cost]
@@ -110,7 +111,7 @@ class _Network:
         return number
 
     def send(self, amount: int) -> None:
-        """Let `amount` flow. The network must be wide enough."""
+        """Send `amount` through the network, which must have the capacity for it."""
         levels = self._first_levels()
         while amount:
             distances, arrived_by = self._shortest(levels)
@@ -126,7 +127,7 @@ class _Network:
             amount -= pushed
 
     def _first_levels(self) -> list[int]:
-        """Shortest distances while all arcs lead forward."""
+        """Return the shortest distances from node 0 while all arcs lead forward."""
         levels: list[int | float] = [0, *[inf] * (len(self._from) - 1)]
         for node, arcs in enumerate(self._from):
             for arc in arcs:
@@ -135,7 +136,7 @@ class _Network:
         return [int(level) for level in levels]
 
     def _shortest(self, levels: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Distances from node 0 beyond `levels`, and the arc by which each node is reached."""
+        """Return distances from node 0 relative to `levels`, and the arc by which each node is reached."""
         distances: list[int | float] = [0, *[inf] * (len(levels) - 1)]
         arrived_by = [-1] * len(levels)
         heap = [(0, 0)]

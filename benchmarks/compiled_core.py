@@ -1,4 +1,4 @@
-"""The compiled core, built into a folder of its own for a measurement or a test. The sources stay as they are."""
+"""Builds the compiled core into a separate folder, for a measurement or a test. The sources do not change."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class NotBuilt(Exception):
-    """The compiler failed. Says what it said."""
+    """The compiler failed. The message is the end of its output."""
 
 
 def why_not() -> str | None:
-    """What is missing here to compile; None when nothing is."""
+    """Return the reason why this machine cannot compile; None if it can."""
     compiler = shlex.split(sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         return f"no C compiler: {compiler}"
     if find_spec("mypyc") is None:
-        return "no mypyc: it comes with mypy, which the extra `dev` has"
+        return "no mypyc: it is part of mypy, which the extra `dev` installs"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-        return "no headers of Python"
+        return "no Python headers"
     return None
 
 
 def build(folder: Path, opt_level: int) -> Path:
     """Build all packages into `folder`, which must exist; returns the folder to import them from.
 
-    opt_level  how far the C compiler optimises, 0 to 3
-    Raises NotBuilt.
+    opt_level  optimisation level of the C compiler, 0 to 3
+
+    Raises NotBuilt if the compiler fails.
     """
     library = folder / "lib"
     built = ["build", "--build-base", str(folder), "--build-lib", str(library)]

@@ -1,8 +1,8 @@
-"""How long one core takes over recorded events. Run by itself it measures whichever core can be imported:
+"""Measures the time of one core for recorded events. As a script, it measures the core that can be imported:
 
     python -P benchmarks/core_replay.py EVENTS
 
-EVENTS is a pickled list of them; what is printed is JSON: the figures of `Seconds`.
+EVENTS is a file with a pickled list of events. Prints the figures of `Seconds` as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modelpool.scheduler.tables.messages import Event, Submitted
 
 @dataclass(frozen=True)
 class Seconds:
-    """CPU seconds of the events up to the last submission, of those after it, and how many these are."""
+    """CPU seconds of the events up to the last submission and of those after it, and the number of the latter."""
 
     before: float
     after: float
@@ -33,12 +33,12 @@ class Seconds:
 
     @property
     def both(self) -> float:
-        """Of all events."""
+        """CPU seconds of all events."""
         return self.before + self.after
 
 
 def replay(events: Sequence[Event]) -> Seconds:
-    """Feed the events to a fresh core, with garbage looked for as rarely as the controller does."""
+    """Pass the events to a new core, with garbage collected as rarely as in the controller."""
     last = max(i for i, event in enumerate(events) if isinstance(event, Submitted))
     state = SchedulerState(SchedulerConfig())
     gc.collect()

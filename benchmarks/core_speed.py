@@ -1,9 +1,9 @@
-"""How fast the scheduler's core alone is: events that a simulation recorded are fed to a fresh core, and only that is
-timed. Cost per event against size: workers, components, waiting tasks. Imports neither torch nor Ray.
+"""Measures the speed of the scheduler's core alone: a new core handles recorded events of a simulation.
 
-Run from the repository: `python -m benchmarks.core_speed [--plot FILE] [--quick] [--compiled]`. With `--compiled` the
-core is built into a temporary folder (`benchmarks.compiled_core`), and both are measured in turn, each time in a fresh
-process.
+Reports the cost per event against size: workers, components, waiting tasks. Only the handling of the events is timed.
+Imports neither torch nor Ray. Run from the repository:
+`python -m benchmarks.core_speed [--plot FILE] [--quick] [--compiled]`. With `--compiled` the core is also built into a
+temporary folder (`benchmarks.compiled_core`), and both cores are measured in turn, each time in a new process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LORAS = ("", "lora-1", "lora-2", "lora-3")
 
 @dataclass(frozen=True)
 class Size:
-    """One row. `per_second` None is all at once; of `events`, those after the last submission are timed apart."""
+    """One row. `per_second` None submits all at once; events after the last submission are also timed separately."""
 
     name: str
     workers: int
@@ -63,7 +63,7 @@ SIZES = (
 
 
 class Recorder:
-    """A core that keeps what it is told. Stops the simulation after so many events."""
+    """A core that records its events. Stops the simulation after `most` events."""
 
     def __init__(self, most: int) -> None:
         self.state = SchedulerState(SchedulerConfig())
@@ -71,7 +71,7 @@ class Recorder:
         self._most = most
 
     def handle(self, event: Event) -> list[Command]:
-        """As the core does. Raises StopIteration at the end."""
+        """Handle an event as the core does. Raises StopIteration at the limit."""
         self.events.append(event)
         if len(self.events) >= self._most:
             raise StopIteration
@@ -79,7 +79,7 @@ class Recorder:
 
 
 def record(size: Size) -> list[Event]:
-    """The events of a simulation of this size, up to its limit."""
+    """Return the events of a simulation of this size, up to its limit."""
     rng = Random(SEED)
     mix = Mix([InventedModel(f"model-{n}") for n in range(size.models)], LORAS, steps=(20, 30))
     gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), 24 * GIB, 10.0 * GIB) for n in range(size.workers)]
@@ -95,7 +95,7 @@ def record(size: Size) -> list[Event]:
 
 
 def measured(events: Sequence[Event], times: int, compiled: Path | None) -> list[list[Seconds]]:
-    """So many replays by the Python core and, where the compiled one is in a folder, by that in turn with it."""
+    """Replay `times` times with the Python core and, if `compiled` is its folder, in turn with the compiled core."""
     if compiled is None:
         return [[replay(events) for _ in range(times)]]
     with TemporaryDirectory() as folder:
@@ -111,7 +111,7 @@ def measured(events: Sequence[Event], times: int, compiled: Path | None) -> list
 
 
 def _replay_with(place: Path, recorded: Path) -> Seconds:
-    """One replay in a process of its own, by the core in this folder."""
+    """Replay once in a new process, with the core in this folder."""
     command = [sys.executable, "-P", str(ROOT / "benchmarks" / "core_replay.py"), str(recorded)]
     environment = {**os.environ, "PYTHONPATH": str(place)}
     done = subprocess.run(command, env=environment, cwd=place, stdout=subprocess.PIPE, text=True, check=True)
@@ -122,8 +122,10 @@ def main() -> None:
     """Measure and print the table for RESULTS.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--plot")
-    parser.add_argument("--quick", action="store_true", help="the sizes up to 64 workers, once")
-    parser.add_argument("--compiled", action="store_true", help="the compiled core too, in turn with the Python one")
+    parser.add_argument("--quick", action="store_true", help="only the sizes up to 64 workers, one run each")
+    parser.add_argument(
+        "--compiled", action="store_true", help="also measure the compiled core, in turn with the Python one"
+    )
     options = parser.parse_args()
     sizes = SIZES[:4] if options.quick else SIZES
     with TemporaryDirectory() as folder:
@@ -134,10 +136,10 @@ def main() -> None:
 
 
 def table(sizes: Sequence[Size], times: int, compiled: Path | None) -> list[tuple[Size, float]]:
-    """Print a row for each size. Returns what an event costs the Python core, in microseconds."""
+    """Print a row for each size. Returns the cost per event of the Python core, in microseconds."""
     rates = ("events/s, all", "events/s, after the last submission")
     heads = [f"{rate}{core}" for core in ("", ", compiled")[: 1 if compiled is None else 2] for rate in rates]
-    columns = ["size", "tasks waiting at most", "events", *heads, *(() if compiled is None else ("ratio",)), "peak MiB"]
+    columns = ["size", "most waiting tasks", "events", *heads, *(() if compiled is None else ("ratio",)), "peak MiB"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     points = []
     for size in sizes:
@@ -156,7 +158,7 @@ def table(sizes: Sequence[Size], times: int, compiled: Path | None) -> list[tupl
 
 
 def plot(points: Sequence[tuple[Size, float]], path: str) -> None:
-    """Microseconds an event against workers, as an image."""
+    """Plot microseconds per event against workers, as an image file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -175,7 +177,7 @@ def plot(points: Sequence[tuple[Size, float]], path: str) -> None:
     axes.set_xticks([size.workers for size, _ in batch], [f"{size.workers:,}" for size, _ in batch])
     axes.minorticks_off()
     axes.set_xlabel("workers")
-    axes.set_ylabel("microseconds of CPU an event")
+    axes.set_ylabel("CPU microseconds per event")
     axes.set_title("Cost per event of the scheduler's core against its size")
     axes.grid(alpha=0.3)
     figure.tight_layout()

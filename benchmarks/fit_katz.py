@@ -1,8 +1,8 @@
-"""How near the generated requests come to the Katz trace's curves, and a search for parameters that come nearer.
+"""Compares generated requests with the Katz trace's curves, and searches for parameters with a smaller error.
 
 Run from the repository: `python -m benchmarks.fit_katz` prints the errors of the tables in
-`benchmarks/lab/katz_habits.py`; `python -m benchmarks.fit_katz SERVICE (loras|controlnets) SECONDS [SEED]` goes on
-from them by simulated annealing and prints what it found, to be put there. Imports neither torch nor Ray.
+`benchmarks/lab/katz_habits.py`; `python -m benchmarks.fit_katz SERVICE (loras|controlnets) SECONDS [SEED]` starts
+from them, improves them by simulated annealing, and prints the result for that file. Imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from modelpool.benchmarks.lab.katz_habits import SERVICES, ControlNetHabits, Kat
 
 CURVES = Path(__file__).with_suffix("").with_name("katz_workload_curves.json")
 SLOTS = 10
-#: instances that are drawn to rate a table while it is fitted; a report draws twice as many, by other chance: a search
-#: that looks at the same instances again and again finds tables that suit them and no others
+#: instances that are drawn to rate a table during a fit; a report draws twice as many from another seed, because a
+#: search that reuses the same instances overfits to them
 INSTANCES = 60
-#: what a share of popularity may be off, in percentage points, before it weighs as much as a curve that is off by 3%
+#: error of a popularity share, in percentage points, that has the weight of a curve's error of 3%
 SHARE_POINTS = 1.5
 Habits = TypeVar("Habits", LoraHabits, ControlNetHabits)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is compared: loads per request by slots, and percent of uses that fall on the k most popular."""
+    """The compared figures: loads per request by slots, and the percentage of uses of the k most popular."""
 
     lru: Sequence[float]
     lfu: Sequence[float]
@@ -43,7 +43,7 @@ class Figures:
 
 
 def published(service: KatzService, kind: str) -> tuple[Figures, Sequence[int]]:
-    """The trace's figures, and the k that the shares are of."""
+    """Return the trace's figures, and the k of each share."""
     curves = json.loads(CURVES.read_text())
     lru, lfu = (
         curves[f"{policy}_loads_per_request_by_cache_size_1_to_10"][service.name][kind.removesuffix("s")]
@@ -58,7 +58,7 @@ def published(service: KatzService, kind: str) -> tuple[Figures, Sequence[int]]:
 
 
 def figures_of(choices: Sequence[Sequence[Ranks]], tops: Sequence[int]) -> Figures:
-    """The figures of generated choices, one sequence for each instance."""
+    """Return the figures of generated choices, one sequence for each instance."""
     requests = sum(map(len, choices))
     named = [[rank for ranks in instance for rank in ranks] for instance in choices]
     lru = [sum(loads) / requests for loads in zip(*(lru_loads(one, SLOTS) for one in named), strict=True)]
@@ -71,7 +71,7 @@ def figures_of(choices: Sequence[Sequence[Ranks]], tops: Sequence[int]) -> Figur
 def generated(
     service: KatzService, habits: LoraHabits | ControlNetHabits, rng: Random, instances: int
 ) -> list[list[Ranks]]:
-    """What so many instances of the average length choose by these habits."""
+    """Return the choices of `instances` instances of the average length by these habits."""
     length = service.requests_per_instance
     if isinstance(habits, ControlNetHabits):
         return [list(islice(controlnet_choices(habits, rng), length)) for _ in range(instances)]
@@ -81,13 +81,13 @@ def generated(
 
 
 def errors(found: Figures, wanted: Figures) -> list[float]:
-    """By how much each load is off, as a share of what is allowed: 5%, or 0.01 loads a request where that is more."""
+    """Return each load's error as a fraction of the tolerance: 5%, or 0.01 loads per request if that is larger."""
     pairs = [*zip(found.lru, wanted.lru, strict=True), *zip(found.lfu, wanted.lfu, strict=True)]
     return [(got - want) / max(0.05 * want, 0.01) for got, want in pairs]
 
 
 def cost(found: Figures, wanted: Figures) -> float:
-    """What the search makes small: squares of errors, those beyond half of what is allowed counted again."""
+    """Return the objective of the search: squared errors, plus a penalty for those above half of the tolerance."""
     off = [abs(error) for error in errors(found, wanted)]
     shares = [abs(got - want) / SHARE_POINTS for got, want in zip(found.shares, wanted.shares, strict=True)]
     return sum(e * e + 4.0 * max(0.0, e - 0.5) ** 2 for e in off) + 0.4 * sum(e * e for e in shares)
@@ -95,7 +95,7 @@ def cost(found: Figures, wanted: Figures) -> float:
 
 def search(habits: Habits, change: Callable[[Habits, Random], Habits], rate: Callable[[Habits], float], seconds: float,
            rng: Random) -> Habits:  # fmt: skip
-    """Simulated annealing from `habits` on."""
+    """Improve `habits` by simulated annealing for `seconds`; return the best found."""
     now = best = habits
     now_cost = best_cost = rate(habits)
     begin = time.perf_counter()
@@ -111,7 +111,7 @@ def search(habits: Habits, change: Callable[[Habits, Random], Habits], rate: Cal
 
 
 def changed_loras(habits: LoraHabits, rng: Random) -> LoraHabits:
-    """One number moved a little; nothing that was read off the trace."""
+    """Return `habits` with one number changed slightly, except those that were read from the trace."""
     what = rng.random()
     if what < 0.35:
         counts = _with_one(habits.counts, lambda weight: max(0.0, weight + rng.gauss(0.0, 0.03)), rng)
@@ -126,7 +126,7 @@ def changed_loras(habits: LoraHabits, rng: Random) -> LoraHabits:
 
 
 def changed_controlnets(habits: ControlNetHabits, rng: Random) -> ControlNetHabits:
-    """One number moved a little, or one workflow made of other ControlNets."""
+    """Return `habits` with one number changed slightly, or with other ControlNets in one workflow."""
     what = rng.random()
     if what < 0.25:
         again = _with_one(habits.again, lambda chance: max(0.0, chance + rng.gauss(0.0, 0.04)), rng)
@@ -148,7 +148,7 @@ def changed_controlnets(habits: ControlNetHabits, rng: Random) -> ControlNetHabi
 
 
 def report(service: KatzService, kind: str, habits: LoraHabits | ControlNetHabits, seed: int = 2026) -> None:
-    """Print a row for each policy: the worst error, and the loads, generated and published."""
+    """Print a row for each policy with the generated and published loads, then the largest errors."""
     wanted, tops = published(service, kind)
     found = figures_of(generated(service, habits, Random(seed), 2 * INSTANCES), tops)
     shares = max(abs(got - want) for got, want in zip(found.shares, wanted.shares, strict=True))
@@ -156,11 +156,11 @@ def report(service: KatzService, kind: str, habits: LoraHabits | ControlNetHabit
         cells = " ".join(f"{a:.3f}/{b:.3f}" for a, b in zip(got, want, strict=True))
         print(f"| {service.name} | {kind} | {name} | {cells} |")
     worst = max(map(abs, errors(found, wanted)))
-    print(f"worst load {worst:.2f} of what is allowed; worst share {shares:.1f} percentage points off")
+    print(f"largest load error {worst:.2f} of the tolerance; largest share error {shares:.1f} percentage points")
 
 
 def main(service_name: str = "", kind: str = "loras", seconds: str = "60", seed: str = "1") -> None:
-    """Report on all tables, or fit one of them."""
+    """Report on all tables, or fit one of them and report on it."""
     if not service_name:
         for service in SERVICES:
             report(service, "loras", service.loras)
@@ -170,7 +170,7 @@ def main(service_name: str = "", kind: str = "loras", seconds: str = "60", seed:
     wanted, tops = published(service, kind)
 
     def rate(habits: LoraHabits | ControlNetHabits) -> float:
-        # the same chance for all that are compared
+        # the same seed for all candidates
         return cost(figures_of(generated(service, habits, Random(int(seed)), INSTANCES), tops), wanted)
 
     rng = Random(int(seed))

@@ -1,9 +1,9 @@
-"""How near loading and streaming come to what a GPU's link can do: `python -m benchmarks.gpu_memory`.
+"""Compares loading and streaming with the bandwidth of a GPU's link: `python -m benchmarks.gpu_memory`.
 
-Three rows, each beside its bound, all in one run: loading a model against a copy from pinned memory; sampling-like
-passes with half of the weights resident against all resident, where computing takes longer than copying; private host
-memory that a loaded model takes beside its mapped file. Needs a CUDA GPU for figures that mean something; `--device cpu
---layers 4 --width 64` runs the same code anywhere.
+Measures three rows in one run, each with its bound: loading a model against a copy from pinned memory; sampling-like
+passes with half of the weights resident against fully resident, where computing takes longer than copying; private host
+memory of a loaded model in addition to its mapped file. Meaningful figures need a CUDA GPU;
+`--device cpu --layers 4 --width 64` runs the same code on any machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSES = 8
 
 
 class Stack(nn.Sequential):
-    """Equal linear layers, one after the other."""
+    """A sequence of equal linear layers."""
 
     def __init__(self, layers: int, width: int) -> None:
         with torch.device("meta"):
@@ -43,7 +43,7 @@ class Stack(nn.Sequential):
 
 
 def open_stack(path: Path, layers: int, width: int, device: torch.device, pipeline: TransferPipeline) -> ModelPatcher:
-    """The stack over views of its mapped file."""
+    """Return the stack over views of its mapped file. Writes the file if it is missing."""
     if not path.exists():
         weights = torch.randn(width, width, dtype=torch.float32).mul(width**-0.5).half()
         save_file({f"{i}.weight": weights.clone() for i in range(layers)}, path)
@@ -61,7 +61,7 @@ def open_stack(path: Path, layers: int, width: int, device: torch.device, pipeli
 
 
 def seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Wall seconds of `work` until the device has done it."""
+    """Return the wall seconds of `work`, until the device has finished it."""
     _wait(device)
     started = time.perf_counter()
     work()
@@ -70,7 +70,7 @@ def seconds(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def pinned_rate(device: torch.device, size_bytes: int) -> float:
-    """Bytes a second of one copy from pinned memory: what the link can do."""
+    """Return the bytes per second of one copy from pinned memory: the bandwidth of the link."""
     source = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     return size_bytes / statistics.median(
@@ -79,14 +79,14 @@ def pinned_rate(device: torch.device, size_bytes: int) -> float:
 
 
 def target(patcher: ModelPatcher, share: float) -> WeightsTarget:
-    """That share of the bytes resident."""
+    """Return a target with that share of the bytes resident."""
     modules = patcher.modules()
     wanted_bytes = int(share * sum(m.resident_bytes for m in modules))
     return WeightsTarget(choose_modules(modules, wanted_bytes, frozenset()), PatchSet())
 
 
 def load_rate(patcher: ModelPatcher) -> float:
-    """Bytes a second of bringing the whole model in."""
+    """Return the bytes per second of loading the complete model."""
     rates = []
     for _ in range(TURNS):
         patcher.unload()
@@ -97,7 +97,7 @@ def load_rate(patcher: ModelPatcher) -> float:
 
 
 def pass_seconds(patcher: ModelPatcher, share: float, rows: int, width: int) -> float:
-    """Seconds of one pass with that share resident, after a pass that tells the order of the weights."""
+    """Return the seconds of one pass with that share resident. A first pass determines the order of the weights."""
     patcher.realize(target(patcher, share))
     inputs = torch.randn(rows, width, device=patcher.device, dtype=torch.float16)
     with patcher.running() as stack:
@@ -106,15 +106,17 @@ def pass_seconds(patcher: ModelPatcher, share: float, rows: int, width: int) -> 
 
 
 def main() -> None:
-    """Print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--width", type=int, default=4096)
-    parser.add_argument("--rows", type=int, default=16384, help="so many that computing takes longer than copying")
+    parser.add_argument(
+        "--rows", type=int, default=16384, help="batch rows; enough that computing takes longer than copying"
+    )
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("found no CUDA GPU; figures of another device say nothing about a link")
+        raise SystemExit("found no CUDA GPU; figures of another device do not describe a link")
     device = torch.device(asked.device, 0) if asked.device == "cuda" else torch.device(asked.device)
     with tempfile.TemporaryDirectory() as folder, TransferPipeline.open(device) as pipeline:
         path = Path(folder) / "stack.safetensors"
@@ -131,9 +133,9 @@ def main() -> None:
             ratios.append(pass_seconds(patcher, 0.5, asked.rows, asked.width) / resident)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         print(f"{name}, {asked.layers} layers of {asked.width} x {asked.width}, float16, medians of {TURNS} turns\n")
-        print("| what | figure | bound |\n|---|---|---|")
-        print(f"| loading, share of the pinned rate ({link / 1e9:.1f} GB/s) | {loaded / link:.2f} | at least 0.85 |")
-        print(f"| half resident against resident | {statistics.median(ratios):.3f} | at most 1.10 |")
+        print("| measurement | figure | bound |\n|---|---|---|")
+        print(f"| loading, fraction of the pinned rate ({link / 1e9:.1f} GB/s) | {loaded / link:.2f} | at least 0.85 |")
+        print(f"| half resident / fully resident, seconds per pass | {statistics.median(ratios):.3f} | at most 1.10 |")
         print(f"| private host memory while loaded, MiB | {private_bytes / MIB:.0f} | near 0 |")
 
 

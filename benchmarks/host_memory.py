@@ -1,8 +1,8 @@
-"""How much host memory the workers of one node take for the same weights, by the kernel's account.
+"""Measures the host memory of the workers of one node for the same weights, as reported by the kernel.
 
-Writes a random checkpoint in the SD1 layout to a temporary folder, has every worker load its diffusion model, and
-compares PSS
-(shared pages divided by those who map them) with RSS. Run from the repository: `python -m benchmarks.host_memory`.
+Writes a random checkpoint in the SD1 layout to a temporary folder, loads its diffusion model in every worker, and
+compares PSS (shared pages divided by the number of processes that map them) with RSS. Run from the repository:
+`python -m benchmarks.host_memory`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(worker_count: int = 4) -> None:
         settings = {"device": "sim", "workers": worker_count, "vram": "2GiB", "models": [folder], "loras": []}
         with ModelPool.start(**settings) as pool:
             pool.wait_ready(300)
-            empty = pool._line.ask(Controller.memory_reports).values()
+            empty = pool._connection.call(Controller.memory_reports).values()
             requests = [
                 GenerateRequest(model="large", prompt="x", seed=s, steps=1, cfg=1, width=64, height=64)
                 for s in range(4 * worker_count)
@@ -41,7 +41,7 @@ def main(worker_count: int = 4) -> None:
             pool.submit(requests, output=False).wait(600)
             loads = [any("diffusion_model" in name for name in worker.resident) for worker in pool.status().workers]
             assert all(loads), f"a worker did not load the diffusion model: {loads}"
-            loaded = pool._line.ask(Controller.memory_reports).values()
+            loaded = pool._connection.call(Controller.memory_reports).values()
         file_mib = path.stat().st_size / MIB
     pss_mib, rss_mib = (sum(getattr(r, f"weights_{kind}_bytes") for r in loaded) / MIB for kind in ("pss", "rss"))
     own_mib = (sum(r.anonymous_bytes for r in loaded) - sum(r.anonymous_bytes for r in empty)) / MIB

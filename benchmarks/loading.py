@@ -1,10 +1,10 @@
-"""Time to the first forward of a diffusion model, and the host memory it takes, beside diffusers and safetensors.
+"""Compares time to the first forward of a diffusion model, and its host memory, with diffusers and safetensors.
 
-Four models, four ways, the files in the page cache ("warm") and not ("cold"): every loading is in a process of its own,
-forked from one that has imported everything, all ways in turns. Run from the repository:
-`python -m benchmarks.loading [sd15|sdxl|flux|flux_fp8] ... [--runs N] [--only warm|cold]` (all of them without names);
-it takes 5 GB of disk. Cold files need Linux, and a file system whose pages may be dropped: the table says so where they
-were not.
+Four models and four methods, with the files in the page cache ("warm") or not ("cold"). Every load runs in a separate
+process, forked from one that has imported everything; the methods take turns. Run from the repository:
+`python -m benchmarks.loading [sd15|sdxl|flux|flux_fp8] ... [--runs N] [--only warm|cold]` (all models without names).
+It needs 5 GB of disk. Cold files need Linux, and a file system whose pages can be dropped; a note follows the table if
+the files were not cold.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from benchmarks.loading_ways import WAYS, Cost, measure
 
 MIB = 1 << 20
 RUNS = 5
-#: times the file: memory that each loading of a cold file finds as if it had been used a moment ago
+#: memory that is used just before each load of a cold file, as a multiple of the file
 TOUCHED = 2
-#: of a file that is to be warm, read at once
+#: size of each read that warms a file
 BLOCK_BYTES = 16 << 20
-#: a file of which less than this share came from the disk was not cold
+#: a file was not cold if less than this share of it came from the disk
 COLD_SHARE = 0.9
 
-#: What a loading happens to leave in the C library's heap decides whether the scratch of each convolution is memory
-#: that was used before or fresh pages, up to a fifth of a first forward: all ways find room there. Source: mallopt(3)
+#: The state of the C library's heap after a load determines whether the scratch of each convolution is reused memory
+#: or new pages, which can cost a fifth of a first forward. These settings leave room for it in all methods. Source:
+#: mallopt(3)
 HEAP = {"MALLOC_TOP_PAD_": str(128 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 
 Arguments = ParamSpec("Arguments")
@@ -42,7 +43,7 @@ Costs = Mapping[str, Sequence[Cost]]
 
 def main(names: Sequence[str], runs: int, states: Sequence[bool]) -> None:
     """Print a table for each of the models `names` and each of the `states` of its files: cold or not."""
-    # processes are forked from one without threads, and nothing may reach for the network
+    # processes are forked from one without threads, and nothing may use the network
     os.environ.update(HEAP, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +53,7 @@ def main(names: Sequence[str], runs: int, states: Sequence[bool]) -> None:
 
 
 def turns(name: str, files: Files, is_cold: bool, runs: int) -> Costs:
-    """Each way so many times, in turns that begin with another one each."""
+    """Measure each method `runs` times, in turns; each turn starts with the next method."""
     costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
     ways = list(WAYS)
     for number in range(runs):
@@ -69,7 +70,7 @@ def turns(name: str, files: Files, is_cold: bool, runs: int) -> Costs:
 
 
 def prepare(file: Path, is_cold: bool) -> None:
-    """Have none of `file` in the page cache, or all of it."""
+    """Remove `file` from the page cache, or read it completely into the cache."""
     with file.open("rb", buffering=0) as opened:
         if is_cold:
             os.fsync(opened.fileno())
@@ -81,7 +82,7 @@ def prepare(file: Path, is_cold: bool) -> None:
 
 
 def in_child(call: Callable[Arguments, Result], /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """What `call` gives in a fresh process that has imported everything."""
+    """Return the result of `call` in a new process that has imported everything."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.loading_ways"])
     with ProcessPoolExecutor(1, mp_context=context) as executor:
@@ -89,11 +90,11 @@ def in_child(call: Callable[Arguments, Result], /, *arguments: Arguments.args, *
 
 
 def print_tables(name: str, files: Files, is_cold: bool, costs: Costs) -> None:
-    """A row for each way: medians, and the median of its ratio to the first in the same turn."""
+    """Print a row for each method: medians, and the median of its ratio to modelpool in the same turn."""
     weights_bytes, single_bytes = files.weights.stat().st_size, files.single.stat().st_size
     print(f"\n{MODELS[name].title}: a diffusion model of {weights_bytes / MIB:.0f} MiB in a single file of ", end="")
     print(f"{single_bytes / MIB:.0f} MiB, {'not ' if is_cold else ''}in the page cache:\n")
-    print("| what | module, s | first forward, s | ratio | CPU s | ratio | own MiB | of files, MiB | x file | most |")
+    print("| method | module s | first forward s | ratio | CPU s | ratio | private MiB | mapped MiB | x file | peak |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     first = costs["modelpool"]
     for way, taken in costs.items():
@@ -111,12 +112,12 @@ def print_tables(name: str, files: Files, is_cold: bool, costs: Costs) -> None:
 
 
 def ratio_to(first: Sequence[Cost], taken: Sequence[Cost], field: str) -> float:
-    """The median of the ratios of one figure to that of `first` in the same turn."""
+    """Return the median of the ratios of one figure to that of `first` in the same turn."""
     return statistics.median(getattr(t, field) / getattr(f, field) for t, f in zip(taken, first, strict=True))
 
 
 def median(taken: Sequence[Cost], field: str) -> float:
-    """Of one figure."""
+    """Return the median of one figure."""
     return statistics.median(getattr(cost, field) for cost in taken)
 
 
@@ -124,6 +125,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=", ".join(MODELS))
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--only", choices=("warm", "cold"), help="files in the page cache, or not (both)")
+    parser.add_argument("--only", choices=("warm", "cold"), help="only cached, or only uncached files; default: both")
     given = parser.parse_args()
     main(given.names or tuple(MODELS), given.runs, {"warm": (False,), "cold": (True,)}.get(given.only, (False, True)))

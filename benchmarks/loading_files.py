@@ -1,7 +1,7 @@
-"""The files that `benchmarks.loading` loads: random weights in the layouts and sizes of published models.
+"""Writes the files that `benchmarks.loading` loads: random weights in the layouts and sizes of published models.
 
-Each model is written twice: as a single file in its published layout, and as a folder of diffusers with the diffusion
-model's weights under the names that its class has.
+Each model is written twice: as a single file in its published layout, and as a diffusers folder with the diffusion
+model's weights under the parameter names of its class.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.pool.loading.layouts import Layout
 from tests.pool.loading.tiny_checkpoint import random_tensor
 
 PREFIX = "model.diffusion_model."
-#: the name that diffusers looks for in a component's folder
+#: file name that diffusers expects in a component's folder
 FOLDER_WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
@@ -32,12 +32,12 @@ FOLDER_WEIGHTS = "diffusion_pytorch_model.safetensors"
 class Model:
     """One row of the table.
 
-    title    for the table
-    stored   type of the weights in both files
-    compute  type that the forward computes in
+    title    title in the table
+    stored   dtype of the weights in both files
+    compute  dtype that the forward computes in
     cls      diffusers' class of the diffusion model
-    tensors  of the whole single file
-    inputs   of the smallest call that reads every weight
+    tensors  all tensors of the single file
+    inputs   inputs of the smallest call that reads every weight
     """
 
     title: str
@@ -50,14 +50,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where a model lies: the single file, and the folder of its diffusion model."""
+    """The paths of a model: the single file, and the folder of its diffusion model."""
 
     single: Path
     folder: Path
 
     @property
     def weights(self) -> Path:
-        """Those in the folder."""
+        """The file of weights in the folder."""
         return self.folder / FOLDER_WEIGHTS
 
     def all(self) -> tuple[Path, Path]:
@@ -66,7 +66,7 @@ class Files:
 
 
 def written(name: str, folder: Path) -> Files:
-    """Both forms of the model `name`, in `folder`."""
+    """Write both forms of the model `name` to `folder`; return their paths."""
     model = MODELS[name]
     files = Files(folder / "model.safetensors", folder / "transformer")
     save_file(dict(model.tensors()), files.single)
@@ -82,7 +82,7 @@ def _random(layout: Layout, dtype: torch.dtype, seed: int = 0) -> dict[str, Tens
 
 
 def _sdxl_in_part() -> Layout:
-    """SDXL with fewer transformer blocks and short text encoders: its levels and widths are its own."""
+    """The layout of SDXL with fewer transformer blocks and text encoder layers; levels and widths are those of SDXL."""
     unet = replace(layouts.SDXL_UNET, depths=(0, 1, 3), middle_depth=3)
     text = layouts.hf_clip(replace(layouts.CLIP_L, layers=2), "conditioner.embedders.0.transformer.text_model.")
     return {
@@ -94,7 +94,7 @@ def _sdxl_in_part() -> Layout:
 
 
 def _flux_in_part(dtype: torch.dtype, double: int, single: int) -> dict[str, Tensor]:
-    """Flux with so many double and single blocks of its own width, beside tiny text encoders and a tiny VAE."""
+    """Flux with this number of double and single blocks, at full width, with tiny text encoders and a tiny VAE."""
     beside = {key: value for key, value in FAMILIES["flux_dev"].file().items() if not key.startswith(PREFIX)}
     return {**beside, **_random(layouts.flux(double, single, prefix=PREFIX), dtype)}
 
@@ -129,7 +129,7 @@ def _flux_inputs(dtype: torch.dtype) -> dict[str, Any]:
 _F16, _BF16, _F8 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 MODELS: Mapping[str, Model] = {
     "sd15": Model(
-        "SD1.5, whole file, float16",
+        "SD1.5, complete file, float16",
         _F16,
         _F16,
         diffusers.UNet2DConditionModel,
@@ -137,7 +137,7 @@ MODELS: Mapping[str, Model] = {
         lambda dtype: _unet_inputs(dtype, 768),
     ),
     "sdxl": Model(
-        "SDXL in part, float16",
+        "SDXL, reduced depth, float16",
         _F16,
         _F16,
         diffusers.UNet2DConditionModel,

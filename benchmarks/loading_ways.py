@@ -1,7 +1,7 @@
-"""The ways to load a diffusion model that `benchmarks.loading` compares, and what one of them costs in this process.
+"""The methods to load a diffusion model that `benchmarks.loading` compares, and the cost of one in this process.
 
-Seconds begin with paths in hand and end with the first forward's result. Memory is the kernel's account of what came to
-this process meanwhile (/proc/self/smaps_rollup): anonymous pages, which are its own, and its share of mapped files.
+Time is measured from known paths to the result of the first forward. Memory is the growth of this process in that time,
+as reported by the kernel (/proc/self/smaps_rollup): anonymous pages, which are private, and its share of mapped files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL as AutoencoderKL  # the imports of diffusers are lazy, and not what is measured
+from diffusers import AutoencoderKL as AutoencoderKL  # diffusers imports lazily; imports are not measured
 from safetensors.torch import load_file
 from torch import nn
 from transformers import CLIPTextModelWithProjection as CLIPTextModelWithProjection
@@ -29,20 +29,20 @@ from modelpool.pool.specs.spec import Role
 
 CPU = torch.device("cpu")
 ROLLUP, STATUS, CLEAR = (Path("/proc/self") / name for name in ("smaps_rollup", "status", "clear_refs"))
-#: sets the peak in `STATUS` back to what is there now. Source: Linux, Documentation/filesystems/proc.rst
+#: resets the peak in `STATUS` to the current value. Source: Linux, Documentation/filesystems/proc.rst
 _RESET_PEAK = "5"
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one loading took.
+    """The cost of one load.
 
-    loaded_seconds   until there was a module
-    private_bytes    anonymous memory that came to the process and stayed
-    file_bytes       its share of mapped files, likewise
-    peak_bytes       the most that was mapped at once, beyond what was at the beginning
-    read_bytes       from the disk
-    check            of the forward's result: what all ways must agree on
+    loaded_seconds   time until the module was built
+    private_bytes    growth of the process's anonymous memory
+    file_bytes       growth of its share of mapped files
+    peak_bytes       growth of its peak resident memory
+    read_bytes       bytes read from the disk
+    check            a figure of the forward's result, on which all methods must agree
     """
 
     loaded_seconds: float
@@ -56,7 +56,7 @@ class Cost:
 
 
 def with_modelpool(model: Model, files: Files) -> nn.Module:
-    """Views of the mapped single file under casting layers."""
+    """Load with modelpool: casting layers over views of the mapped single file."""
     checkpoint = open_checkpoint(files.single)
     checkpoint.prefetch(Role.DIFFUSION_MODEL)
     module = checkpoint.build(Role.DIFFUSION_MODEL).module
@@ -65,7 +65,7 @@ def with_modelpool(model: Model, files: Files) -> nn.Module:
 
 
 def with_single_file(model: Model, files: Files) -> nn.Module:
-    """diffusers, from the same file, with the configuration at hand and told the type to compute in."""
+    """Load with diffusers from the same file, with a local configuration and the compute dtype set."""
     loaded: nn.Module = model.cls.from_single_file(
         str(files.single), config=str(files.folder), torch_dtype=model.compute, local_files_only=True
     )
@@ -73,13 +73,13 @@ def with_single_file(model: Model, files: Files) -> nn.Module:
 
 
 def with_pretrained(model: Model, files: Files) -> nn.Module:
-    """diffusers, from its own folder."""
+    """Load with diffusers from its own folder format."""
     loaded: nn.Module = model.cls.from_pretrained(str(files.folder), torch_dtype=model.compute, local_files_only=True)
     return loaded.eval()
 
 
 def with_load_file(model: Model, files: Files) -> nn.Module:
-    """By hand and knowing everything: class, configuration and names. Without weights, then given them as they are."""
+    """Load manually, with known class, configuration and names: build without weights, then assign the tensors."""
     with torch.device("meta"):
         module: nn.Module = model.cls.from_config(model.cls.load_config(str(files.folder)))
     tensors = load_file(files.weights)
@@ -98,7 +98,7 @@ WAYS: Mapping[str, tuple[str, Callable[[Model, Files], nn.Module]]] = {
 
 
 def measure(way: str, name: str, files: Files, touched_bytes: int = 0) -> Cost:
-    """Load and run once in this process; `touched_bytes` as of `touch`."""
+    """Load and run once in this process; `touched_bytes` as in `touch`."""
     model = MODELS[name]
     inputs, meter = model.inputs(model.compute), StorageMeter()
     warm_up(model.compute)
@@ -126,10 +126,10 @@ def measure(way: str, name: str, files: Files, touched_bytes: int = 0) -> Cost:
 
 
 def touch(size_bytes: int) -> None:
-    """Use so much memory and give it back, so that all ways find free memory in the same state: the host of a virtual
-    machine may have taken any part of it back, and each page of that costs microseconds when it is touched again."""
+    """Use and free this much memory, so that all methods start with free memory in the same state: the host of a
+    virtual machine may have reclaimed any part of it, and each such page costs microseconds at its next use."""
     room = mmap.mmap(-1, size_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # free blocks are used whole, as the page cache would use them
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # uses free blocks completely, as the page cache would
         room.madvise(mmap.MADV_HUGEPAGE)
     view = torch.frombuffer(room, dtype=torch.uint8)
     view[:: mmap.PAGESIZE] = 1
@@ -138,13 +138,13 @@ def touch(size_bytes: int) -> None:
 
 
 def call(module: nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The first forward."""
+    """Run one forward."""
     result: torch.Tensor = module(**inputs, return_dict=False)[0]
     return result
 
 
 def warm_up(dtype: torch.dtype) -> None:
-    """What torch sets up once in a process for the kernels of a forward."""
+    """Run the kernels of a forward once, so that torch has initialised them in this process."""
     x = torch.ones(1, 8, 8, 8, dtype=dtype)
     nn.functional.conv2d(x, torch.ones(8, 8, 3, 3, dtype=dtype))
     nn.functional.linear(x, torch.ones(8, 8, dtype=dtype))
@@ -153,12 +153,12 @@ def warm_up(dtype: torch.dtype) -> None:
 
 
 def rolled_up(field: str) -> int:
-    """Bytes of one kind in all of this process' mappings."""
+    """Return the bytes of one kind in all mappings of this process."""
     return kib_of(ROLLUP, field)
 
 
 def kib_of(file: Path, field: str) -> int:
-    """A line of the kernel's account, in bytes."""
+    """Return the value of one line of a file in /proc, in bytes."""
     found = re.search(rf"^{field}:\s+(\d+) kB", file.read_text(), re.MULTILINE)
     assert found is not None, f"{file}: found no line {field!r}"
     return 1024 * int(found[1])

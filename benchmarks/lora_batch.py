@@ -1,7 +1,7 @@
-"""A batch over several LoRAs on several simulated GPUs: what is uploaded, and how often LoRAs are switched.
+"""Measures uploads and LoRA switches of a batch with several LoRAs on several simulated GPUs.
 
-Runs the same 200 jobs, LoRAs in turn, through the real pool twice: placed by expected completion time, and in arrival
-order. Run from the repository: `python -m benchmarks.lora_batch`.
+Runs the same 200 jobs, with alternating LoRAs, through the real pool twice: placed by expected completion time, and in
+arrival order. Run from the repository: `python -m benchmarks.lora_batch`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def run(placement: str) -> str:
-    """One run; a row of the table."""
+    """Run the batch once; return a row of the table."""
     config = PoolConfig.load(CONFIG).override(device="sim", workers=3, vram="64MiB")
     config = config.model_copy(update={"scheduler": dataclasses.replace(config.scheduler, placement=placement)})
     with ModelPool.start(config) as pool:
@@ -49,8 +49,8 @@ def run(placement: str) -> str:
 
 def main() -> None:
     """Print the table."""
-    print(f"{JOBS} jobs, {len(LORAS)} LoRAs in turn, 3 simulated GPUs, 4 steps")
-    print("| placement | LoRA switches | uploaded, MiB | samples that found all resident | wall seconds |")
+    print(f"{JOBS} jobs, {len(LORAS)} alternating LoRAs, 3 simulated GPUs, 4 steps")
+    print("| placement | LoRA switches | uploaded, MiB | sample tasks with all weights resident | wall seconds |")
     print("|---|---|---|---|---|")
     for placement in ("soonest", "arrival_order"):
         print(run(placement), flush=True)

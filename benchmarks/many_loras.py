@@ -1,4 +1,4 @@
-"""Open mappings and memory of worker and controller while one worker uses thousands of LoRA files, each once.
+"""Measures mappings and memory of worker and controller while one worker uses thousands of LoRA files, each once.
 
 Writes copies of the example LoRA (equal weights, different content hashes) to a temporary folder, requests one image
 with each through a pool with one simulated GPU, and prints a row per batch: mappings of LoRA files and anonymous memory
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def write_loras(folder: Path, count: int) -> list[str]:
-    """Write `count` files of equal weights and different metadata; their names."""
+    """Write `count` files with equal weights and different metadata; return their names."""
     weights = load_file(SHAPES / "loras" / "light.safetensors")
     names = [f"lora{number:05d}" for number in range(count)]
     for name in names:
@@ -32,13 +32,13 @@ def write_loras(folder: Path, count: int) -> list[str]:
 
 
 def process_of(name: str) -> psutil.Process:
-    """The Ray actor whose title contains `name`."""
+    """Return the process of the Ray actor whose title contains `name`."""
     (found,) = [p for p in psutil.process_iter(["cmdline"]) if f"ray::{name}" in " ".join(p.info["cmdline"] or ())]
     return found
 
 
 def figures(process: psutil.Process, folder: Path) -> tuple[int, float]:
-    """How many files of `folder` the process maps, and its anonymous memory in MiB."""
+    """Return the number of files of `folder` that the process maps, and its anonymous memory in MiB."""
     maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
     files = {line.split(maxsplit=5)[-1] for line in maps if str(folder) in line}
     return len(files), process.memory_full_info().uss / MIB

@@ -1,8 +1,8 @@
-"""What the way through the pool costs, with engines that do nothing: driver, controller, worker and back.
+"""Measures the overhead of the pool, with engines that do nothing: driver to controller to worker and back.
 
     python -m benchmarks.overhead [--workers N] [--images N] [--stages N]
 
-Prints a Markdown table. The engines are those of the tests; Ray, the core and the client are the real ones.
+Prints a Markdown table. The engines are fakes from the tests; Ray, the core and the client are the real ones.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from tests.actors.fakes import start_fake_pool
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--pictures", type=int, default=400)
+    parser.add_argument("--images", type=int, default=400)
     parser.add_argument("--stages", type=int, default=300)
     wanted = parser.parse_args()
     with start_fake_pool("overhead", workers=wanted.workers) as pool:
         pool.wait_ready(300)
         warm_up(pool)
-        calls = latencies(wanted.stages, lambda i: pool._line.ask(Controller.enter, pool._client_id))
+        calls = latencies(wanted.stages, lambda i: pool._connection.call(Controller.enter, pool._client_id))
         stages = latencies(wanted.stages, lambda i: pool.encode(f"text {i}", model="shapes").result())
         seconds, tasks = batch(pool, wanted.images)
     one, five, fifteen = os.getloadavg()
     print(f"{wanted.workers} workers, {os.cpu_count()} cores, load {one:.1f} {five:.1f} {fifteen:.1f}\n")
-    print("| what | p50 ms | p99 ms | a second |")
+    print("| operation | p50 ms | p99 ms | per second |")
     print("|---|---|---|---|")
-    print(row("a call to the controller that does nothing", calls))
-    print(row("one task: submitted, run, result in the driver", stages))
+    print(row("an empty call to the controller", calls))
+    print(row("one task, from submission to the result in the driver", stages))
     print(f"| {tasks} tasks of {wanted.images} images, submitted at once | | | {tasks / seconds:.0f} tasks |")
 
 
 def warm_up(pool: ModelPool) -> None:
-    """Let every process import what it needs."""
+    """Run some tasks, so that every process has imported its modules."""
     pool.submit(GenerateRequest(model="shapes", prompt="warm", seed=seed, steps=1) for seed in range(20)).wait()
 
 
 def latencies(count: int, call: Callable[[int], object]) -> list[float]:
-    """Seconds of each of `count` calls, one after the other."""
+    """Return the seconds of each of `count` sequential calls."""
     seconds = []
     for number in range(count):
         started = time.perf_counter()
@@ -57,7 +57,7 @@ def latencies(count: int, call: Callable[[int], object]) -> list[float]:
 
 
 def batch(pool: ModelPool, images: int) -> tuple[float, int]:
-    """Seconds for a batch of images, and the tasks that were run for it."""
+    """Return the seconds for a batch of images, and the number of its tasks."""
     wanted = [
         GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=1, cfg=1.0) for seed in range(images)
     ]
@@ -67,7 +67,7 @@ def batch(pool: ModelPool, images: int) -> tuple[float, int]:
 
 
 def row(what: str, seconds: list[float]) -> str:
-    """One line of the table."""
+    """Return one row of the table."""
     p99 = statistics.quantiles(seconds, n=100)[98]
     return f"| {what} | {statistics.median(seconds) * 1e3:.1f} | {p99 * 1e3:.1f} | {len(seconds) / sum(seconds):.0f} |"
 

@@ -1,6 +1,6 @@
-"""A controller, as an actor, that also measures itself against the calls that it makes: see `benchmarks.task_price`.
+"""A controller actor that also measures itself and its calls, for `benchmarks.task_price`.
 
-Imports Ray at once: import this module after a session is open.
+Imports Ray immediately: import this module after a session is open.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ POLL_SECONDS = 60.0
 
 
 class PricedController(ControllerActor):
-    """Measures in its own process, on its own event loop."""
+    """A controller with measurements in its process, on its event loop."""
 
     async def nothing(self) -> None:
-        """A call that does nothing."""
+        """Do nothing."""
 
     async def cpu_seconds(self) -> float:
-        """Of this process so far, all threads."""
+        """Return the CPU seconds of this process so far, for all threads."""
         return time.process_time()
 
     async def relay(self) -> None:
-        """A call that is passed on to a worker."""
+        """Make an empty call to a worker."""
         await self._bare_call(0)
 
     async def bare_calls(self, count: int) -> list[float]:
-        """Seconds of each of `count` calls of a worker that do nothing, one after the other."""
+        """Return the seconds of each of `count` sequential empty calls to a worker."""
         return await seconds_of_each(count, lambda _: self._bare_call(0))
 
     async def run_calls(self, count: int) -> list[float]:
-        """Seconds of each of `count` calls that run a task whose request is ready, one after the other."""
+        """Return the seconds of each of `count` sequential calls that run a task with a prepared request."""
         request = one_request()
         return await seconds_of_each(count, lambda _: self._run_call(0, request))
 
     async def flood(self, count: int, runs: bool) -> float:
-        """Calls a second, one at a time at each worker."""
+        """Return calls per second, with one call at a time per worker."""
         numbers, request = iter(range(count)), one_request()
         workers = range(len(self._fleet._handles))
 
@@ -63,7 +63,7 @@ class PricedController(ControllerActor):
         return count / (time.perf_counter() - started)
 
     async def tasks(self, count: int, label: str) -> list[float]:
-        """Seconds of each of `count` tasks from submission to its news, one after the other."""
+        """Return the seconds of each of `count` sequential tasks, from submission to the client event."""
         client, cursor = ClientId(f"inside {label}"), 0
         await self.enter(client)
 
@@ -73,7 +73,7 @@ class PricedController(ControllerActor):
             await self.submit_stage(StageSubmission(client, SubmissionId(f"{label}.{number}"), order, {}))
             ended = ()
             while not ended:
-                news = await self.news(client, cursor, POLL_SECONDS)
+                news = await self.events(client, cursor, POLL_SECONDS)
                 ended, cursor = news.ended, news.cursor
 
         seconds = await seconds_of_each(count, one)
@@ -90,7 +90,7 @@ class PricedController(ControllerActor):
 
 
 def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
-    """It answers, and its workers are on the way."""
+    """Start a controller; return when it answers. Its workers may still be starting."""
     options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
     controller: ActorHandle[Any] = ray.remote(PricedController).options(**options).remote(plan)
     ray.get(controller.open.remote())
@@ -98,14 +98,14 @@ def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorH
 
 
 def one_request() -> RunRequest:
-    """A run of the shortest stage, as a controller sends it."""
+    """Return a request to run the shortest stage, as a controller sends it."""
     cut = build_stage_graph(EncodeOrder(MODELS[0], (), "a text"), JobId("one"), FakeCatalog())
     (task,) = cut.job.tasks
     return RunRequest(task, cut.works[task.task_id], 1, 0)
 
 
 async def seconds_of_each(count: int, call: Callable[[int], Awaitable[object]]) -> list[float]:
-    """Seconds of each of `count` calls, one after the other."""
+    """Return the seconds of each of `count` sequential calls."""
     seconds = []
     for number in range(count):
         started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""The systems that `benchmarks.against_ray` compares: each opens a Ray of its own on loopback, answers passes over one
+"""The systems that `benchmarks.against_ray` compares. Each opens a separate Ray on loopback, runs passes over one
 trace, and closes it. All loads and runs are those of `benchmarks.ray_trace`.
 
-A worker does one thing at a time in all of them, but for weights that ours brings beside its runs, as the pool's own
-engine does: while a run goes on, at the link's speed, and within the room that is left. Where Serve's replicas may load
-one model while they run another (`beside`), a row says so: they then hold more models than there is room for, since
-what runs is not kept from leaving.
-Settings that help the others are taken where they are found: a handle of each model is made once, no proxy listens.
+A worker does one thing at a time in all of them, except that the pool preloads weights during runs, as its real engine
+does: at the link's bandwidth and within the free memory. The option `beside` lets Serve's replicas load one model while
+they run another, and the row's title states it. They then hold more models than fit, since running models can be
+evicted.
+The other systems use settings that help them: the handle of each model is created once, and no proxy listens.
 """
 
 from __future__ import annotations
@@ -56,46 +56,46 @@ from modelpool.scheduler.simulator.machines import OverlappedPreload
 from tests.actors.fakes import Facts, FakeCatalog, FakeEngine, fake_plan, sha
 
 MIB = 1 << 20
-#: beside the weights: a run's activations and scratch
+#: activations and scratch of a run, in addition to the weights
 WORKING_BYTES = 2 * MIB
 CAPACITY_BYTES = ROOM_MODELS * MODEL_BYTES + WORKING_BYTES
-#: forward passes of a run: weights that stream are paid once each
+#: forward passes of a run: streamed weights are transferred once in each
 PASSES = 20
 
 Ask = Callable[[Request], tuple[str, float]]
 
 
 def component(model: str) -> ComponentSpec:
-    """A model is one component."""
+    """Return the only component of a model."""
     return ComponentSpec(ComponentKey(f"{model}/all@0"), Role.TEXT_ENCODER, MODEL_BYTES, MODEL_BYTES)
 
 
 class TraceCatalog(FakeCatalog):
-    """The models of the trace. What a run takes is told as the mean of all: nobody knows it before."""
+    """The models of the trace. The estimate of each run is the mean of all, since real times are unknown in advance."""
 
     def find_model(self, name: str) -> ModelRef:
-        """Any name is a model."""
+        """Return a reference for any name."""
         return ModelRef(name, f"/models/{name}", sha(name))
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
-        """One."""
+        """Return the only component."""
         return {Role.TEXT_ENCODER: component(model.name)}
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
-        """All of it, in every pass."""
+        """Return a use of the complete component in every pass."""
         return ComponentUse(component(model.name).key, MIB, passes=PASSES)
 
     def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
-        """The rest of what is kept free."""
+        """Return the rest of the memory that is kept free."""
         return WORKING_BYTES - MIB
 
     def run_seconds(self, model: ModelRef, work: StageParams) -> float:
-        """The mean of the trace."""
+        """Return the mean of the trace."""
         return STEP_SECONDS * sum(STEPS) / len(STEPS)
 
 
 class TraceEngine(FakeEngine):
-    """Does nothing but wait: for what the pool's own plan moves, and for the run. The result tells of the loads."""
+    """Only waits: for the transfers of the pool's residency plan, and for the run. Results contain the load count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class TraceEngine(FakeEngine):
         self._moved_bytes = 0
 
     def introduce(self) -> Facts:
-        """What it can hold."""
+        """Return its capacity and bandwidth."""
         return Facts(CAPACITY_BYTES, float(LINK_BYTES_PER_SECOND), "waiting")
 
     def run(
@@ -116,7 +116,7 @@ class TraceEngine(FakeEngine):
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
     ) -> tuple[Result, RunCost]:
-        """Wait as long as it takes."""
+        """Wait for the load and the run."""
         assert isinstance(work, EncodeParams)
         moves = plan(self._residency, task.uses, self._specs, task.activation_bytes, hints=EvictionHints(needed_next))
         self._residency = moves.after
@@ -139,8 +139,8 @@ class TraceEngine(FakeEngine):
         return Encoded(np.array([[self._moved_bytes / MODEL_BYTES]], np.float32)), cost
 
     def _run_beside(self, seconds: float, held: RunningLease, hooks: RunHooks) -> int:
-        """A run, beside which the link brings what the worker is told of: from when it is told, one by one, and
-        no longer than the run goes on. Returns the bytes that came."""
+        """Run while the link preloads the weights that the worker was sent: one after the other, from the time of the
+        message to the end of the run at most. Returns the preloaded bytes."""
         end, told, beside = time.perf_counter() + seconds, None, list[OverlappedPreload]()
         while (now := time.perf_counter()) < end:
             if hooks.preload_request() is not told:
@@ -169,7 +169,7 @@ class TraceEngine(FakeEngine):
 
 @contextlib.contextmanager
 def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
-    """Our pool, through its client: a request is one task of one stage."""
+    """Open the pool; requests go through its client, each as one task of one stage."""
     from modelpool.actors.api.client import ModelPool
     from modelpool.actors.api.opening import start_pool
     from modelpool.actors.settings.config import PoolConfig
@@ -184,7 +184,7 @@ def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
         tags = iter(range(1 << 60))
 
         def ask(request: Request) -> tuple[str, float]:
-            # the tag keeps requests of two passes from being the same work, which would be done once
+            # the tag makes requests of different passes distinct: equal work would run once
             stage = pool.encode(f"{next(tags)} {request.run_seconds}", model=request.model)
             loads = stage.result().context_LD[0, 0]
             return stage._job.tasks[0].worker, float(loads)
@@ -194,8 +194,8 @@ def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
 
 @contextlib.contextmanager
 def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
-    """Ray Serve's multiplexed deployment. Options: models (a replica), ongoing (requests at a replica at once),
-    beside (1: loads go on beside runs)."""
+    """Open a multiplexed deployment of Ray Serve. Options: models (per replica), ongoing (concurrent requests per
+    replica), beside (1: loads overlap runs)."""
     with _ray(workers + 2):
         from ray import serve as ray_serve
 
@@ -231,7 +231,7 @@ def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
 
 @contextlib.contextmanager
 def data(workers: int, options: Mapping[str, float]) -> Iterator[Callable[[Sequence[Request]], list[Answer]]]:
-    """Ray Data with a pool of actors, each with the models it used last. Options: batch (rows at once)."""
+    """Open Ray Data with a pool of actors, each with an LRU cache of models. Options: batch (rows per call)."""
     with _ray(workers + 2):
         import ray.data
 
@@ -266,7 +266,7 @@ def data(workers: int, options: Mapping[str, float]) -> Iterator[Callable[[Seque
 
 @contextlib.contextmanager
 def _ray(cpus: int) -> Iterator[None]:
-    """A Ray of this process's own, as our pool starts it."""
+    """Start a Ray for this process, as the pool does."""
     from modelpool.actors.ray.ray_session import open_session
 
     session = open_session(None, "race", cpus)
@@ -277,7 +277,7 @@ def _ray(cpus: int) -> Iterator[None]:
 
 
 def passes(ask: Ask, requests: Sequence[Request], outstanding: int = OUTSTANDING, count: int = 2) -> Iterator[Pass]:
-    """One pass after the other: the first cold, the others warm. So many clients each ask again when answered."""
+    """Run `count` passes: the first cold, the others warm. `outstanding` clients each send one request at a time."""
     before: dict[str, float] = {}
     for _ in range(count):
         answers = answers_of(ask, requests, outstanding)
@@ -286,7 +286,7 @@ def passes(ask: Ask, requests: Sequence[Request], outstanding: int = OUTSTANDING
 
 
 def answers_of(ask: Ask, requests: Sequence[Request], outstanding: int) -> list[Answer]:
-    """Ask for all in order, `outstanding` at a time. Raises what a request raised."""
+    """Send all requests in order, `outstanding` at a time. Raises the first exception of a request."""
     waiting, answers, raised = iter(requests), [], []
     guard = threading.Lock()
 
@@ -316,7 +316,7 @@ def answers_of(ask: Ask, requests: Sequence[Request], outstanding: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One line of the table: a system, its options, and whether the requests are sorted by model first."""
+    """One row of the table: a system, its options, and whether the requests are sorted by model."""
 
     kind: str
     words: str
@@ -327,7 +327,7 @@ class System:
 
 
 def one_race(system: System, workers: int, requests: Sequence[Request]) -> list[Pass]:
-    """Open the system, make its passes, close it."""
+    """Open the system, run its passes, and close it."""
     ordered = sorted(requests, key=lambda r: r.model) if system.by_model else list(requests)
     if system.kind == "data":
         with data(workers, system.options) as ask_all:

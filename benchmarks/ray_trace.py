@@ -1,8 +1,8 @@
-"""The requests that `benchmarks.against_ray` gives to every system, what a load and a run cost in all of them, and what
-is reckoned from what was measured. Knows no system and no Ray.
+"""The requests that `benchmarks.against_ray` sends to every system, the cost of a load and a run, and the figures that
+are computed from measurements. Knows no system and no Ray.
 
-A load and a run are waits of fixed length: the same in every system, and not shortened or stretched by how busy the two
-cores of a small machine are. A model is a number of bytes; loading waits for as long as the link would take.
+A load and a run are waits of fixed length: the same in every system, and independent of the load on the two cores of a
+small machine. A model is a number of bytes; loading it waits for the time that the link would take.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 MODELS = 12
-#: what fits on one worker
+#: models that fit on one worker
 ROOM_MODELS = 3
 MODEL_BYTES = 2 << 30
 LINK_BYTES_PER_SECOND = 10 * (1 << 30)
 LOAD_SECONDS = MODEL_BYTES / LINK_BYTES_PER_SECOND
 STEP_SECONDS = 0.02
-#: drawn evenly for each request
+#: drawn uniformly for each request
 STEPS = (1, 1, 2, 4)
-#: requests that the clients keep outstanding, where requests come one by one
+#: outstanding requests of all clients, for systems that take single requests
 OUTSTANDING = 64
 
 
@@ -38,8 +38,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a request: who ran it, how many loads that worker had done by then, and when it was asked and
-    answered on the driver's clock."""
+    """The result of a request: its worker, the number of loads of that worker so far, and the times of request and
+    response on the driver's clock."""
 
     worker: str
     loads: float
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass over the trace, in numbers. Latencies are nothing where requests are not asked one by one."""
+    """The figures of one pass over the trace. Latencies are None if requests are not sent one by one."""
 
     loads: float
     wall_seconds: float
@@ -58,12 +58,12 @@ class Pass:
     p99_seconds: float | None
 
     def as_json(self) -> dict[str, float | None]:
-        """For a line of output."""
+        """Return the figures for a line of JSON."""
         return asdict(self)
 
 
 def trace(requests: int, seed: int = 7) -> tuple[Request, ...]:
-    """Requests whose models are asked for by Zipf's law (exponent 1), independently."""
+    """Return requests with models drawn independently by Zipf's law (exponent 1)."""
     rng = random.Random(seed)
     names = [f"model-{number:02}" for number in range(MODELS)]
     weights = [1 / (rank + 1) for rank in range(MODELS)]
@@ -72,17 +72,17 @@ def trace(requests: int, seed: int = 7) -> tuple[Request, ...]:
 
 
 def load() -> None:
-    """What bringing one model to a worker takes, whoever does it."""
+    """Wait for the time of loading one model to a worker, in any system."""
     time.sleep(LOAD_SECONDS)
 
 
 def run(seconds: float) -> None:
-    """What running a model takes, whoever does it."""
+    """Wait for the time of running a model, in any system."""
     time.sleep(seconds)
 
 
 class LeastRecentlyUsed:
-    """A worker's models where nothing but their number is looked at: what an actor writes for itself."""
+    """An LRU cache of models, limited by number: as a user would write it for an actor."""
 
     def __init__(self, room_models: int = ROOM_MODELS) -> None:
         self._room_models = room_models
@@ -90,7 +90,7 @@ class LeastRecentlyUsed:
         self.loads = 0
 
     def need(self, model: str) -> None:
-        """Have `model` there: load it where it is not, over the one that was not used for longest."""
+        """Load `model` if it is missing, and evict the least recently used model if necessary."""
         if model in self._models:
             self._models.move_to_end(model)
             return
@@ -102,9 +102,9 @@ class LeastRecentlyUsed:
 
 
 def loads_of(answers: Sequence[Answer], before: dict[str, float]) -> tuple[float, dict[str, float]]:
-    """Loads that the workers did in one pass, and each one's number by now; `before` is that of the pass before.
+    """Return the loads of all workers in one pass, and each worker's total so far; `before` is the previous total.
 
-    The last load of a worker was for a request that was answered after it: the greatest number told is all of them."""
+    The last load of a worker precedes the response to its request, so the largest reported number is its total."""
     now = dict(before)
     for answer in answers:
         now[answer.worker] = max(now.get(answer.worker, 0.0), answer.loads)
@@ -112,7 +112,7 @@ def loads_of(answers: Sequence[Answer], before: dict[str, float]) -> tuple[float
 
 
 def measured(answers: Sequence[Answer], loads: float, one_by_one: bool = True) -> Pass:
-    """A pass, from its answers."""
+    """Return the figures of a pass, computed from its answers."""
     wall_seconds = max(a.answered_at for a in answers) - min(a.asked_at for a in answers)
     latencies = sorted(a.answered_at - a.asked_at for a in answers)
     p99 = statistics.quantiles(latencies, n=100)[98]

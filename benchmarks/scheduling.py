@@ -1,8 +1,8 @@
-"""Every policy on every workload, over the same simulated workers: ours, those of others, and bounds.
+"""Compares scheduling policies on simulated workers: the pool's policy, policies of other systems, and bounds.
 
-Jobs come at the rate that keeps the GPUs busy for the stated part of the time with runs alone, everything resident; so
-who loads too much cannot keep up, which shows in throughput, and in latency long before that. Loads cross the link of
-the GPU, files come from a machine's memory or from its disks. Five seeds: the median, and the least and the most.
+The arrival rate keeps the GPUs busy for the stated fraction of the time with runs alone, everything resident. A policy
+with too many loads cannot keep up, which shows in throughput, and much earlier in latency. Loads use the link of the
+GPU; files are read from a machine's memory or its disks. Five seeds: median, minimum and maximum.
 
 Run from the repository: `python -m benchmarks.scheduling [--rows PART;...] [--seeds 5] [--policies NAME,...]`.
 Imports neither torch nor Ray.
@@ -38,12 +38,12 @@ from modelpool.scheduler.workloads.models import InventedModel
 from modelpool.scheduler.workloads.sizes import SDXL
 from modelpool.scheduler.workloads.workload import Workload
 
-#: seconds of one SDXL image on the GPU that speed is measured by
+#: seconds of one SDXL image on the reference GPU of the speed factors
 SDXL_SECONDS = SDXL.encode_seconds + 20 * SDXL.step_seconds + SDXL.decode_seconds
-#: one host with some GPUs of people: 64 GiB and one NVMe disk
+#: one host with consumer GPUs: 64 GiB and one NVMe disk
 HOST = NodeShape(gpus=4, host_bytes=64 * GIB, storage_bytes_per_second=3e9)
-#: a serving instance of the calibrated workload: one GPU, and a machine that keeps the base model's files, of which
-#: patched weights are made anew, and about ten LoRAs of 0.3 GB; other files come over the network
+#: a serving instance of the calibrated workload: one GPU, and a machine that keeps about ten LoRAs of 0.3 GB and the
+#: base model's files, from which patched weights are restored; other files are read over the network
 INSTANCE = NodeShape(gpus=1, host_bytes=8 * GIB, storage_bytes_per_second=1e9)
 
 
@@ -55,24 +55,24 @@ class Row:
     gpus: str
     shape: NodeShape
     make: Callable[[Random, float], Workload]
-    #: the whole queue is known from the beginning
+    #: the complete queue is known from the beginning
     is_batch: bool = False
-    #: LoRAs are read from storage all the time: how often at least is told
+    #: LoRAs are read from storage all the time: print the lower bound of their loads
     counts_loras: bool = False
 
 
 def models(count: int) -> list[InventedModel]:
-    """Models of equal size."""
+    """Return `count` models of equal size."""
     return [replace(SDXL, name=f"sdxl-{number}") for number in range(count)]
 
 
 def by_load(load: float, workload: Callable[[Random, float], Workload]) -> Callable[[Random, float], Workload]:
-    """Jobs at the rate that keeps all GPUs busy for `load`."""
+    """Return a workload whose arrival rate keeps all GPUs busy for the fraction `load` of the time."""
     return lambda rng, speed: workload(rng, load * speed / SDXL_SECONDS)
 
 
 def calibrated(gpus: int, jobs: int, load: float) -> Callable[[Random, float], Workload]:
-    """Service A of the production trace."""
+    """Return the workload of service A of the production trace."""
     return lambda rng, speed: katz_workload(SERVICES[:1], gpus, jobs, rng, load)
 
 
@@ -89,7 +89,7 @@ ROWS = (
         by_load(0.8, lambda rng, rate: zipf(WITH_LORAS, 1200, rng, rate)),
     ),
     Row(
-        "zipf, 12 models, 4 LoRAs, more than 4 GPUs can do",
+        "zipf, 12 models, 4 LoRAs, overloaded, 4 GPUs",
         "4x4090",
         HOST,
         by_load(1.3, lambda rng, rate: zipf(WITH_LORAS, 1200, rng, rate)),
@@ -102,7 +102,7 @@ ROWS = (
     ),
     Row("bursts, 4 GPUs", "4x4090", HOST, by_load(0.5, lambda rng, rate: bursting(TWELVE, 800, rng, rate, 40, 120.0))),
     Row(
-        "unlike GPUs and models",
+        "heterogeneous GPUs and models",
         "2xH100,2xA100,4x4090",
         NodeShape(4, 256 * GIB, 3e9),
         lambda rng, speed: heterogeneous(600, rng, 0.065 * speed),
@@ -110,14 +110,14 @@ ROWS = (
     Row("offline batch, 4 GPUs", "4x4090", HOST, lambda rng, speed: offline_batch(models(12), LORAS, 1200, rng), True),
     Row("calibrated, 8 GPUs", "8xH100", INSTANCE, calibrated(8, 3000, 0.8), counts_loras=True),
     Row("calibrated, 64 GPUs", "64xH100", INSTANCE, calibrated(64, 12_000, 0.8), counts_loras=True),
-    Row("calibrated, more than 64 GPUs can do", "64xH100", INSTANCE, calibrated(64, 12_000, 1.2), counts_loras=True),
+    Row("calibrated, overloaded, 64 GPUs", "64xH100", INSTANCE, calibrated(64, 12_000, 1.2), counts_loras=True),
     Row("calibrated, 512 GPUs", "512xH100", INSTANCE, calibrated(512, 30_000, 0.8), counts_loras=True),
 )
 COLUMNS = ("jobs/min", "p50 s", "p99 s", "loading GPU-s", "LoRA loads/job", "resident", "GiB moved", "CPU s")
 
 
 def simulate(row: Row, policy: str, seed: int) -> tuple[float, ...]:
-    """The columns of one simulation."""
+    """Run one simulation; return its columns."""
     groups = parse_gpus(row.gpus)
     gpus, nodes = simulated_gpus(groups, row.shape, reserve_bytes=GIB)
     workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
@@ -144,7 +144,7 @@ def _one(job: tuple[str, str, int]) -> tuple[float, ...]:
 
 
 def bounds(row: Row, seed: int) -> tuple[float, float]:
-    """Of a batch: the least GPU-seconds of loading, and the least makespan."""
+    """Return lower bounds for a batch: GPU-seconds of loading, and the makespan."""
     gpus, _ = simulated_gpus(parse_gpus(row.gpus), row.shape, reserve_bytes=GIB)
     workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
     jobs = [submitted.job for submitted in workload.jobs]
@@ -153,8 +153,8 @@ def bounds(row: Row, seed: int) -> tuple[float, float]:
 
 
 def lora_bound(row: Row, seed: int) -> tuple[float, int]:
-    """The fewest loads of LoRAs a job, where jobs run in the order in which they come and LoRAs are of average size;
-    and how many each GPU keeps: in its memory's part beside the base model's file, and patched into weights."""
+    """Return the minimum of LoRA loads per job, for jobs in order of arrival and LoRAs of average size, and the number
+    of LoRAs that each GPU keeps: in its share of host memory next to the base model's file, and in patched weights."""
     gpus, nodes = simulated_gpus(parse_gpus(row.gpus), row.shape, reserve_bytes=GIB)
     workload = row.make(Random(seed), sum(gpu.speed for gpu in gpus))
     jobs = [submitted.job for submitted in workload.jobs]
@@ -178,12 +178,12 @@ def table(row: Row, policies: Sequence[str], seeds: int, pool: ProcessPoolExecut
     if row.is_batch:
         found = [bounds(row, seed) for seed in range(1, seeds + 1)]
         loads, makespan = (statistics.median(column) for column in zip(*found, strict=True))
-        print(f"\nNo policy loads for less than {loads:.0f} GPU-s, or is done in less than {makespan:.0f} s.")
+        print(f"\nLower bounds for any policy: {loads:.0f} GPU-s of loading, and a makespan of {makespan:.0f} s.")
     if row.counts_loras:
         fewest, slots = zip(*(lora_bound(row, seed) for seed in range(1, seeds + 1)), strict=True)
         print(
-            f"\nIn order of arrival no policy loads fewer than {statistics.median(fewest):.2f} LoRAs a job: that many "
-            f"one memory for all loads that knows what comes, with room for {max(slots)} of average size a GPU."
+            f"\nLower bound in order of arrival: {statistics.median(fewest):.2f} LoRA loads per job. This is one "
+            f"optimal cache for all GPUs that knows all jobs, with room for {max(slots)} LoRAs of average size per GPU."
         )
 
 
@@ -196,9 +196,9 @@ def _cell(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", default="", help="parts of names, with semicolons between")
+    parser.add_argument("--rows", default="", help="parts of row names, separated by semicolons")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes")

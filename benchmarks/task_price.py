@@ -1,22 +1,22 @@
-"""The price of a task through the pool's controller, beside actor calls that do nothing, on one local Ray.
+"""Compares the cost of a task through the pool's controller with empty actor calls, on one local Ray.
 
     python -m benchmarks.task_price [--workers N] [--calls N] [--images N] [--rounds N]
 
 Prints a Markdown table. The engines do nothing; Ray, the core, the controller, the dispatcher, the workers and the
-client are the real ones. What is compared:
+client are the real ones. The rows are:
 
-1. In the controller's own process, one after the other: a call of a worker that does nothing, awaited; the call that
-   runs a task, with a request that is ready; and a task that is submitted (cut, checked, queued), dispatched to a
-   worker, run there by an engine that does nothing, reported, resolved and told as news. All call the same workers in
-   the same group from the same event loop: the difference is what the pool adds to the call that any scheduler must
-   make.
-2. The same from the driver: a call of an async actor, a call that such an actor passes on to a worker (the least that a
-   service between driver and workers can do), and an image's stage whose result is in the driver's hands.
-3. With all workers busy: calls a second when the controller's process keeps one call at each worker, and tasks a second
-   when a whole batch is waiting; each worker has one task at a time there too.
-4. A batch: tasks a second taken in (until `submit` returns, all checked and queued), and done.
+1. In the controller's process, sequentially: an empty call to a worker, awaited; the call that runs a task, with a
+   prepared request; and a task that is submitted (divided into tasks, checked, queued), dispatched to a worker, run
+   there by an engine that does nothing, reported, resolved and sent as a client event. All call the same workers in the
+   same concurrency group from the same event loop. The difference is the overhead of the pool over the call that any
+   scheduler must make.
+2. The same from the driver: a call to an async actor, a call that such an actor forwards to a worker (the minimum for
+   any service between driver and workers), and one stage of an image whose result reaches the driver.
+3. With all workers busy: calls per second when the controller's process keeps one call at each worker, and tasks per
+   second when a complete batch is waiting; there, too, each worker has one task at a time.
+4. A batch: tasks per second accepted (until `submit` returns, all checked and queued), and completed.
 
-Rounds of all rows take turns; each figure is the median of the rounds, with the least and the most.
+Rounds of all rows take turns; each figure is the median of the rounds, with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from tests.actors.fakes import MODELS, FakeEngine, fake_plan
 
 
 class IdleEngine(FakeEngine):
-    """Makes results of a few bytes and moves no weights."""
+    """Returns results of a few bytes and moves no weights."""
 
     def run(
         self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], *_: object, **__: object
     ) -> tuple[Result, RunCost]:
-        """A result at once."""
+        """Return an empty result immediately."""
         return empty_result(work), RunCost(run_seconds=1e-6, resident=True)
 
 
 def empty_result(work: StageParams) -> Result:
-    """The smallest thing that a stage can make."""
+    """Return the smallest result of a stage."""
     match work:
         case EncodeParams():
             return Encoded(np.zeros((1, 1), np.float32))
@@ -72,13 +72,13 @@ def empty_result(work: StageParams) -> Result:
 
 
 def idle_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
-    """A pool of engines that do nothing."""
+    """Return the plan of a pool whose engines do nothing."""
     return fake_plan(config, gpu_count, can_grow, engine=IdleEngine)
 
 
 @dataclass
 class Figures:
-    """What was measured of one row, round after round: p50 of calls in ms, or how many a second."""
+    """The measurements of one row by round: latencies of calls in ms, calls per second, and CPU ms per call."""
 
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
@@ -86,14 +86,14 @@ class Figures:
     cpu_ms: list[float] = field(default_factory=list)
 
     def add(self, seconds: Sequence[float]) -> None:
-        """One round of single calls."""
+        """Add one round of sequential calls."""
         self.p50_ms.append(statistics.median(seconds) * 1e3)
         self.p99_ms.append(statistics.quantiles(seconds, n=100)[98] * 1e3)
         self.a_second.append(len(seconds) / sum(seconds))
 
 
 class Measured:
-    """A pool that does nothing, on a Ray of its own, and the rows that are measured with it."""
+    """A pool whose engines do nothing, on a separate Ray, and the rows that are measured with it."""
 
     def __init__(self, pool: ModelPool, controller, calls: int, images: int) -> None:
         self._pool = pool
@@ -128,7 +128,7 @@ class Measured:
         self.rows[ACCEPTED].a_second.append(accepted)
 
     def _cpu_seconds(self) -> float:
-        """Of the controller's process."""
+        """Return the CPU seconds of the controller's process."""
         import ray
 
         return ray.get(self._controller.cpu_seconds.remote())
@@ -137,7 +137,7 @@ class Measured:
         return self._pool.encode(text, model=MODELS[0]).result()
 
     def _batch(self, label: str) -> tuple[float, float, int]:
-        """Tasks a second taken in and done, of images of one prompt, and how many they were."""
+        """Return tasks per second accepted and completed, for a batch of one prompt, and the number of tasks."""
         wanted = [
             GenerateRequest(model=MODELS[0], prompt=label, seed=number, steps=1, cfg=1.0)
             for number in range(self._images)
@@ -149,22 +149,22 @@ class Measured:
         return tasks / accepted, tasks / (time.perf_counter() - started), tasks
 
 
-BARE = "in the controller: a call of a worker that does nothing"
-RUN = "in the controller: the call of a worker that runs a task"
-TASK = "in the controller: a task, submitted, dispatched, run, reported, told"
-DRIVER_BARE = "from the driver: a call of an async actor that does nothing"
-DRIVER_RELAY = "from the driver: the same, passed on to a worker"
-DRIVER_TASK = "from the driver: a task, its result in the driver's hands"
-PIPELINED = "from the driver: calls of an async actor, all at once"
-FLOOD = "in the controller: calls of workers, one at a time at each"
-RUN_FLOOD = "in the controller: calls that run a task, one at a time at each"
-DONE = "a batch: tasks done, one at a time at each worker"
-ACCEPTED = "a batch: tasks taken in"
+BARE = "in the controller: an empty call to a worker"
+RUN = "in the controller: the call to a worker that runs a task"
+TASK = "in the controller: a task, from submission to client event"
+DRIVER_BARE = "from the driver: an empty call to an async actor"
+DRIVER_RELAY = "from the driver: the same, forwarded to a worker"
+DRIVER_TASK = "from the driver: a task, until its result is in the driver"
+PIPELINED = "from the driver: concurrent empty calls to an async actor"
+FLOOD = "in the controller: empty calls, one at a time per worker"
+RUN_FLOOD = "in the controller: calls that run a task, one at a time per worker"
+DONE = "a batch: tasks completed, one at a time per worker"
+ACCEPTED = "a batch: tasks accepted"
 ROWS = (BARE, RUN, TASK, DRIVER_BARE, DRIVER_RELAY, DRIVER_TASK, PIPELINED, FLOOD, RUN_FLOOD, DONE, ACCEPTED)
 
 
 def seconds_of(count: int, call: Callable[[int], object]) -> list[float]:
-    """Seconds of each of `count` calls, one after the other."""
+    """Return the seconds of each of `count` sequential calls."""
     seconds = []
     for number in range(count):
         started = time.perf_counter()
@@ -174,20 +174,20 @@ def seconds_of(count: int, call: Callable[[int], object]) -> list[float]:
 
 
 def spread(figures: Sequence[float], digits: int) -> str:
-    """Median, least and most; nothing where nothing was measured."""
+    """Return median, minimum and maximum; empty if nothing was measured."""
     if not figures:
         return ""
     return f"{statistics.median(figures):.{digits}f} ({min(figures):.{digits}f} - {max(figures):.{digits}f})"
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:
-    """Median of the ratios of the rounds, with the least and the most."""
+    """Return the median of the ratios of the rounds, with minimum and maximum."""
     return spread([a / b for a, b in zip(above, below, strict=True)], 2)
 
 
 def table(rows: dict[str, Figures]) -> str:
-    """All rows in Markdown, and what follows from them."""
-    lines = ["| what | p50 ms | p99 ms | a second | CPU ms of the controller, each |", "|---|---|---|---|---|"]
+    """Return all rows as a Markdown table, with ratios between rows."""
+    lines = ["| operation | p50 ms | p99 ms | per second | CPU ms of the controller, each |", "|---|---|---|---|---|"]
     lines += [
         f"| {name} | {spread(row.p50_ms, 2)} | {spread(row.p99_ms, 1)} | {spread(row.a_second, 0)} "
         f"| {spread(row.cpu_ms, 2)} |"
@@ -195,12 +195,12 @@ def table(rows: dict[str, Figures]) -> str:
     ]
     lines += [
         "",
-        f"A task in the controller, in calls that do nothing (p50): {ratio(rows[TASK].p50_ms, rows[BARE].p50_ms)}; "
-        f"in calls that run one: {ratio(rows[TASK].p50_ms, rows[RUN].p50_ms)}.",
-        f"A task from the driver, in calls that are passed on (p50): "
+        f"Ratio of a task in the controller to an empty call (p50): {ratio(rows[TASK].p50_ms, rows[BARE].p50_ms)}; "
+        f"to a call that runs a task: {ratio(rows[TASK].p50_ms, rows[RUN].p50_ms)}.",
+        f"Ratio of a task from the driver to a forwarded call (p50): "
         f"{ratio(rows[DRIVER_TASK].p50_ms, rows[DRIVER_RELAY].p50_ms)}.",
-        f"Calls a second that do nothing, in tasks of a batch: {ratio(rows[FLOOD].a_second, rows[DONE].a_second)}; "
-        f"calls that run one: {ratio(rows[RUN_FLOOD].a_second, rows[DONE].a_second)}.",
+        f"Ratio of empty calls per second to tasks of a batch: {ratio(rows[FLOOD].a_second, rows[DONE].a_second)}; "
+        f"of calls that run a task: {ratio(rows[RUN_FLOOD].a_second, rows[DONE].a_second)}.",
     ]
     return "\n".join(lines)
 
@@ -220,7 +220,7 @@ def measure(workers: int, calls: int, images: int, rounds: int) -> dict[str, Fig
         with ModelPool(RayConnection(controller), lambda: None, None) as pool:
             pool.wait_ready(300)
             measured = Measured(pool, controller, calls, images)
-            measured.round()  # lets every process import what it needs
+            measured.round()  # every process imports its modules
             measured.rows = {name: Figures() for name in ROWS}
             for _ in range(rounds):
                 gc.collect()
@@ -231,11 +231,11 @@ def measure(workers: int, calls: int, images: int, rounds: int) -> dict[str, Fig
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--calls", type=int, default=300, help="single calls of each kind in a round")
-    parser.add_argument("--pictures", type=int, default=600)
+    parser.add_argument("--calls", type=int, default=300, help="sequential calls of each kind per round")
+    parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=5)
     wanted = parser.parse_args()
     rows = measure(wanted.workers, wanted.calls, wanted.images, wanted.rounds)

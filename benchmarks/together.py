@@ -1,9 +1,9 @@
-"""What running several tasks of a kind at once gains: seconds a task, by how many are run together.
+"""Measures the gain of batching tasks of one kind: seconds per task by batch size.
 
     python -m benchmarks.together [--device cpu] [--threads 1] [--repeats 5] [--sides 64,128,256] [--steps 8]
 
-Prints Markdown tables, for the shapes model. Counts are taken in turn, so that what else the machine does falls on all
-of them; of the repeats the median.
+Prints a Markdown table for the shapes model. Batch sizes take turns, so that other load on the machine affects all of
+them; each figure is the median of the repeats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COUNTS = (1, 2, 4, 8)
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
@@ -53,7 +53,7 @@ def main() -> None:
     engine = Engine.open(EngineSettings(wanted.device, threads=wanted.threads))
     name = engine.introduce().device_name
     print(f"{name}, {wanted.threads} threads, load {os.getloadavg()[0]:.1f}, {wanted.steps} steps\n")
-    print("| milliseconds a task | " + " | ".join(f"{count} at once" for count in COUNTS) + " | gain at 8 |")
+    print("| milliseconds per task | " + " | ".join(f"batch of {count}" for count in COUNTS) + " | gain at 8 |")
     print("|---|" + "---|" * (len(COUNTS) + 1))
     sides = [int(side) for side in wanted.sides.split(",")]
     kinds = [(Stage.ENCODE, 0), *itertools.product((Stage.SAMPLE, Stage.DECODE), sides)]
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def members_of(catalog: Catalog, stage: Stage, side: int, steps: int) -> list[BatchMember]:
-    """As many tasks of one kind as the largest count, each with inputs of its own."""
+    """Return as many tasks of one kind as the largest batch has, each with separate inputs."""
     model, random = catalog.find_model("shapes"), np.random.default_rng(1)
     members = []
     for number in range(max(COUNTS)):
@@ -88,7 +88,7 @@ def members_of(catalog: Catalog, stage: Stage, side: int, steps: int) -> list[Ba
 
 
 def row(name: str, engine: Engine, members: list[BatchMember], repeats: int) -> str:
-    """A line of the table. The first round only warms up."""
+    """Return a row of the table. The first round is a warm-up."""
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
     for repeat, count in itertools.product(range(repeats + 1), COUNTS):
         started = time.perf_counter()
@@ -96,7 +96,7 @@ def row(name: str, engine: Engine, members: list[BatchMember], repeats: int) -> 
         ended = time.perf_counter()
         for outcome in outcomes:
             assert not isinstance(outcome, Exception), outcome
-            assert outcome[1].batched == count, f"{outcome[1].batched} at once instead of {count}"
+            assert outcome[1].batched == count, f"a batch of {outcome[1].batched} instead of {count}"
         if repeat:
             seconds[count].append((ended - started) / count)
     medians = [statistics.median(seconds[count]) for count in COUNTS]

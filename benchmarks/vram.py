@@ -1,7 +1,7 @@
-"""How many bytes cross the bus when 12 models share the room of 3: this plan, other policies, and the least possible.
+"""Compares bytes over the bus when 12 models share the memory of 3: the residency plan, other policies, and a bound.
 
-Bytes are weights that are loaded before runs or streamed while they run. No policy keeps weights in another form than
-the others: they differ in what stays. Imports neither torch nor Ray.
+Bytes are weights that are loaded before runs or streamed during them. All policies keep weights in the same form; they
+differ in the weights that stay. Imports neither torch nor Ray.
 Run from the repository: `python -m benchmarks.vram [JOBS] [SEEDS]`.
 """
 
@@ -29,7 +29,7 @@ ACTIVATION_BYTES = {Role.TEXT_ENCODER: GIB // 4, Role.DIFFUSION_MODEL: 2 * GIB, 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """One model: GiB of its components when resident, and bytes on the bus for each of these bytes."""
+    """One model: GiB of its components when resident, and bytes on the bus per resident byte."""
 
     text_encoder: float
     diffusion_model: float
@@ -38,7 +38,7 @@ class Sizes:
     diffusion_ratio: float = 1.0
 
     def components(self, name: str) -> tuple[ComponentSpec, ...]:
-        """Text encoder, diffusion model, VAE."""
+        """Return the specs of text encoder, diffusion model and VAE."""
         parts = (
             (Role.TEXT_ENCODER, self.text_encoder, self.text_ratio),
             (Role.DIFFUSION_MODEL, self.diffusion_model, self.diffusion_ratio),
@@ -50,7 +50,7 @@ class Sizes:
         )
 
 
-#: sizes of the usual sort, from 2 to 31 GiB; half of the large ones are stored in 8 bits or fewer
+#: typical sizes, from 2 to 31 GiB; half of the large ones are stored in 8 bits or fewer
 MODELS = (
     Sizes(0.23, 1.6, 0.16),
     Sizes(0.23, 1.6, 0.16, 1.0, 0.5),
@@ -68,7 +68,7 @@ MODELS = (
 COMPONENTS = tuple(sizes.components(f"model-{n}") for n, sizes in enumerate(MODELS))
 SPECS = {spec.key: spec for parts in COMPONENTS for spec in parts}
 MODEL_OF = {spec.key: parts for parts in COMPONENTS for spec in parts}
-#: 3 of the 12 in the mean, beside the largest activations
+#: room for 3 of the 12 models on average, in addition to the largest activations
 WEIGHTS_BYTES = sum(spec.weight_bytes for spec in SPECS.values()) * 3 // len(MODELS)
 CAPACITY_BYTES = WEIGHTS_BYTES + ACTIVATION_BYTES[Role.DIFFUSION_MODEL] + SCRATCH_BYTES
 
@@ -82,17 +82,17 @@ class Task:
 
     @property
     def spec(self) -> ComponentSpec:
-        """Of its component."""
+        """The spec of its component."""
         return SPECS[self.use.component]
 
     @property
     def room_bytes(self) -> int:
-        """For weights."""
+        """Memory for weights while it runs."""
         return CAPACITY_BYTES - needed_bytes((self.use,), self.activation_bytes)
 
 
 def task(spec: ComponentSpec) -> Task:
-    """The task that uses this component."""
+    """Return the task that uses this component."""
     passes = STEPS if spec.role is Role.DIFFUSION_MODEL else 1
     return Task(ComponentUse(spec.key, SCRATCH_BYTES, passes=passes), ACTIVATION_BYTES[spec.role])
 
@@ -101,20 +101,20 @@ def task(spec: ComponentSpec) -> Task:
 
 
 def zipf(rng: Random) -> Iterator[int]:
-    """Models by popularity, each image for itself."""
+    """Yield models by popularity, independently for each image."""
     ranks = rng.sample(range(len(MODELS)), len(MODELS))
     while True:
         yield rng.choices(ranks, zipf_weights(len(MODELS)))[0]
 
 
 def bursts(rng: Random) -> Iterator[int]:
-    """1 to 8 images of one model in a row, models by popularity."""
+    """Yield 1 to 8 images of one model in a row, models by popularity."""
     for model in zipf(rng):
         yield from [model] * rng.randint(1, 8)
 
 
 def phases(rng: Random) -> Iterator[int]:
-    """40 images at a time of 4 models by popularity, then of 4 others."""
+    """Yield 40 images of 4 models by popularity, then 40 images of 4 newly drawn models, and so on."""
     while True:
         yield from rng.choices(rng.sample(range(len(MODELS)), 4), zipf_weights(4), k=40)
 
@@ -123,7 +123,7 @@ MIXES: Mapping[str, Callable[[Random], Iterator[int]]] = {"zipf": zipf, "bursts"
 
 
 def sequence(mix: str, seed: int, jobs: int) -> list[Task]:
-    """The tasks of `jobs` images, one image after the other."""
+    """Return the tasks of `jobs` images in sequence."""
     models = MIXES[mix](Random(f"{mix} {seed}"))
     return [task(spec) for _, model in zip(range(jobs), models, strict=False) for spec in COMPONENTS[model]]
 
@@ -132,7 +132,7 @@ def sequence(mix: str, seed: int, jobs: int) -> list[Task]:
 
 
 def ours(tasks: Sequence[Task], look_ahead: int) -> int:
-    """`pool.plan.residency.plan`, told of the next `look_ahead` tasks."""
+    """Return the bytes moved by `pool.plan.residency.plan` with the next `look_ahead` tasks known."""
     now, moved_bytes = Residency(CAPACITY_BYTES), 0
     for number, each in enumerate(tasks):
         hints = NO_HINTS
@@ -146,7 +146,7 @@ def ours(tasks: Sequence[Task], look_ahead: int) -> int:
 
 
 def least_recently_used(tasks: Sequence[Task], group: Callable[[ComponentSpec], Sequence[ComponentSpec]]) -> int:
-    """Groups of components load and leave whole; the least recently used one leaves first."""
+    """Return the bytes moved if groups of components are loaded and evicted completely, least recently used first."""
     there: dict[ComponentKey, Sequence[ComponentSpec]] = {}
     moved_bytes = 0
     for each in tasks:
@@ -160,17 +160,17 @@ def least_recently_used(tasks: Sequence[Task], group: Callable[[ComponentSpec], 
     return moved_bytes
 
 
-#: what upstream keeps free at least while a model runs
+#: memory that upstream keeps free at least while a model runs
 LEAST_INFERENCE_BYTES = int(0.8 * GIB)
-#: of what is to be loaded, as much more is freed
+#: factor on the bytes to load, in the memory that is freed for them
 SPARE = 1.1
 
 
 def upstream(tasks: Sequence[Task]) -> float:
-    """Components in the order in which upstream frees them: partly offloaded ones first, then small ones, then the last
-    loaded; only so much as is missing, with a tenth more than is to be loaded. What does not fit then streams.
+    """Return the bytes moved with upstream's eviction order: partly offloaded components first, then small ones, then
+    the last loaded. Frees only the missing memory, for a tenth more than is to be loaded. The rest streams.
 
-    After the facts about its memory management, with nothing else in the process: reference counts are equal.
+    Models upstream's memory management with nothing else in the process, so that reference counts are equal.
     """
     there: dict[ComponentKey, float] = {}  # resident bytes, the last loaded first
     moved_bytes = 0.0
@@ -208,11 +208,11 @@ POLICIES: Mapping[str, Callable[[Sequence[Task]], float]] = {
 
 
 def main(jobs: int = 250, seeds: int = 7) -> None:
-    """Measure and print the table for RESULTS.md: bytes as multiples of the least possible."""
+    """Measure and print the table for RESULTS.md: bytes as multiples of the lower bound."""
     runs = {mix: [sequence(mix, seed, jobs) for seed in range(seeds)] for mix in MIXES}
     least = {mix: [_least(tasks) for tasks in held] for mix, held in runs.items()}
-    print(f"{len(MODELS)} models, {jobs} images, {seeds} seeds; room for weights {WEIGHTS_BYTES / GIB:.1f} GiB")
-    print("| bytes over the bus / least possible: median (least - most) |", " | ".join(runs), "| all |")
+    print(f"{len(MODELS)} models, {jobs} images, {seeds} seeds; {WEIGHTS_BYTES / GIB:.1f} GiB for weights")
+    print("| bytes over the bus / lower bound: median (minimum - maximum) |", " | ".join(runs), "| all |")
     print("|---" * (len(runs) + 2) + "|")
     for name, policy in POLICIES.items():
         ratios = {
@@ -222,7 +222,7 @@ def main(jobs: int = 250, seeds: int = 7) -> None:
         assert all(ratio > 1 - 1e-6 for held in ratios.values() for ratio in held), f"{name} is below the lower bound"
         print(f"| {name} |", " | ".join(_spread(v) for v in (*ratios.values(), [*chain(*ratios.values())])), "|")
     cells = [f"{statistics.median(low) / GIB:.0f} GiB" for low in least.values()]
-    print("| least possible |", " | ".join(cells), "| |")
+    print("| lower bound |", " | ".join(cells), "| |")
     print(f"one plan: {_plan_microseconds(runs['zipf'][0], 0):.0f} us, ", end="")
     print(f"with the next 32 tasks known {_plan_microseconds(runs['zipf'][0], 32):.0f} us")
     loaded = sorted(name for name in ("torch", "ray") if name in sys.modules)
@@ -238,7 +238,7 @@ def _spread(ratios: Sequence[float]) -> str:
 
 
 def _plan_microseconds(tasks: Sequence[Task], look_ahead: int) -> float:
-    """CPU time of one task's planning, hint included."""
+    """Return the CPU microseconds of planning one task, including its hints."""
     began = time.process_time()
     ours(tasks, look_ahead)
     return (time.process_time() - began) / len(tasks) * 1e6

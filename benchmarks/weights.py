@@ -1,8 +1,8 @@
-"""Weights and patches beside plain torch, diffusers and PEFT: forwards, merges, restores, clones and loading.
+"""Compares weights and patches with plain torch, diffusers and PEFT: forwards, merges, restores, clones, loading.
 
-Everything runs on one CPU thread in turns (A B C A B C ...), timed by the CPU time of this process, so that other work
-on the machine disturbs all rows alike; figures are medians, ratios are medians of the ratios of one turn. Run from the
-repository: `python -m benchmarks.weights [forward|patched|merge|clone|load] ...` (all of them without arguments).
+Everything runs on one CPU thread in turns (A B C A B C ...) and is timed by the CPU time of this process, so that other
+load on the machine affects all rows equally. Figures are medians; ratios are medians of ratios within a turn. Run from
+the repository: `python -m benchmarks.weights [forward|patched|merge|clone|load] ...` (all of them without arguments).
 PEFT and accelerate are needed for the comparison rows; they come with the "dev" extra.
 """
 
@@ -29,24 +29,24 @@ from modelpool.pool.specs.spec import ComponentKey, Role
 
 CPU = torch.device("cpu")
 RANK = 16
-#: 80 matrices with 60 million parameters together
+#: 80 matrices with 60 million parameters in total
 MATRICES, WIDTH = 80, 866
 #: rank-1 keys of the clone row
 CLONED_KEYS = 1000
-#: latents with much work a layer, and with so little that what is done beside it shows
+#: latents with much work per layer, and with so little that the overhead per layer is visible
 SIDES = (32, 8)
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A call to time, and what is done before each without being timed."""
+    """A call to time, and a preparation that runs before each call and is not timed."""
 
     call: Callable[[], object]
     before: Callable[[], object] = lambda: None
 
     def __call__(self) -> object:
-        """The call alone."""
+        """Run the call without the preparation."""
         return self.call()
 
 
@@ -54,7 +54,7 @@ Rows = Mapping[str, Callable[[], object]]
 
 
 def turns(rows: Rows, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each row's call, a list of `rounds` each, taken in turns after one round that is not counted."""
+    """Return the CPU seconds of each row's call for `rounds` rounds, in turns, after one warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in rows}
     for number in range(rounds + 1):
         for name, call in rows.items():
@@ -68,15 +68,15 @@ def turns(rows: Rows, rounds: int) -> dict[str, list[float]]:
 
 
 def print_table(title: str, seconds: Mapping[str, list[float]], base: str) -> None:
-    """A row for each entry: its median and the median of its ratio to `base` in the same turn."""
-    print(f"\n{title}\n\n| what | median ms | ratio |\n|---|---|---|")
+    """Print a row for each entry: its median, and the median of its ratio to `base` in the same turn."""
+    print(f"\n{title}\n\n| operation | median ms | ratio |\n|---|---|---|")
     for name, taken in seconds.items():
         ratio = statistics.median(t / b for t, b in zip(taken, seconds[base], strict=True))
         print(f"| {name} | {1000 * statistics.median(taken):.2f} | {ratio:.3f} |", flush=True)
 
 
 def unet() -> diffusers.UNet2DConditionModel:
-    """A UNet of the SD1 shape with 78 million random parameters."""
+    """Return a UNet of the SD1 shape with 78 million random parameters."""
     torch.manual_seed(0)
     config = {
         "block_out_channels": (96, 192, 384, 384),
@@ -90,22 +90,22 @@ def unet() -> diffusers.UNet2DConditionModel:
 
 
 def in_storage(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy whose parameters are rounded to `dtype`."""
+    """Return a copy with parameters rounded to `dtype`."""
     return copy.deepcopy(module).to(dtype)
 
 
 def patcher(module: nn.Module) -> ModelPatcher:
-    """A patcher over `module` that computes in float32 on the CPU."""
+    """Return a patcher over `module` that computes in float32 on the CPU."""
     return ModelPatcher.of(ComponentKey("bench"), Role.DIFFUSION_MODEL, module, CPU, WeightForm(torch.float32))
 
 
 def everything(of: ModelPatcher) -> frozenset[str]:
-    """All modules resident."""
+    """Return the names of all modules, to make them resident."""
     return frozenset(m.name for m in of.modules())
 
 
 def attention_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The weights that a LoRA of the usual kind targets."""
+    """Return the weights that a typical LoRA targets."""
     return {
         f"{name}.weight": linear.weight
         for name, linear in module.named_modules()
@@ -114,7 +114,7 @@ def attention_weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 def lora(weights: Mapping[str, Tensor], seed: int, rank: int = RANK) -> PatchSet:
-    """A random low-rank patch for each weight."""
+    """Return a random low-rank patch for each weight."""
     generator = torch.Generator().manual_seed(seed)
     patches = []
     for name, weight in weights.items():
@@ -125,12 +125,12 @@ def lora(weights: Mapping[str, Tensor], seed: int, rank: int = RANK) -> PatchSet
 
 
 def joined(sets: Iterable[PatchSet]) -> PatchSet:
-    """All patches in order."""
+    """Return all patches in order, as one set."""
     return PatchSet(tuple(p for patches in sets for p in patches.patches))
 
 
 def caller(module: nn.Module, side: int) -> Callable[[], Tensor]:
-    """A forward of a UNet with fixed inputs: batch 2, latents of `side` x `side`, 77 tokens."""
+    """Return a forward of a UNet with fixed inputs: batch 2, latents of `side` x `side`, 77 tokens."""
     torch.manual_seed(1)
     inputs = (torch.randn(2, 4, side, side), torch.tensor([10, 500]), torch.randn(2, 77, 256))
 
@@ -143,7 +143,7 @@ def caller(module: nn.Module, side: int) -> Callable[[], Tensor]:
 
 
 def running(of: ModelPatcher, side: int) -> Callable[[], Tensor]:
-    """As `caller`, through a patcher."""
+    """Return a forward as `caller` does, through a patcher."""
     call = caller(of.module, side)
 
     def run() -> Tensor:
@@ -154,7 +154,7 @@ def running(of: ModelPatcher, side: int) -> Callable[[], Tensor]:
 
 
 def realized(module: nn.Module, resident: bool, patches: PatchSet = PatchSet()) -> ModelPatcher:  # noqa: B008 - frozen
-    """A patcher over `module`, realized with all modules resident or none."""
+    """Return a patcher over `module`, realized with all modules resident or none."""
     made = patcher(module)
     made.patches = patches
     made.realize(WeightsTarget(everything(made) if resident else frozenset(), patches))
@@ -162,10 +162,10 @@ def realized(module: nn.Module, resident: bool, patches: PatchSet = PatchSet()) 
 
 
 def print_forward(rounds: int = 15) -> None:
-    """Forwards without patches, from float32 and from float16 files."""
+    """Print forwards without patches, from float32 and float16 files."""
     plain = unet()
     million = sum(p.numel() for p in plain.parameters()) / 1e6
-    twin = copy.deepcopy(plain)  # says what the machine's noise is
+    twin = copy.deepcopy(plain)  # measures the machine's noise
     resident = realized(copy.deepcopy(plain), True)
     half = in_storage(plain, torch.float16)
     converted, streamed = realized(copy.deepcopy(half), True), realized(copy.deepcopy(half), False)
@@ -174,7 +174,7 @@ def print_forward(rounds: int = 15) -> None:
     for side in SIDES:
         rows = {
             "plain torch": caller(plain, side),
-            "plain torch, a copy of it": caller(twin, side),
+            "plain torch, second copy": caller(twin, side),
             "modelpool, resident": running(resident, side),
             "modelpool, float16 file, resident in float32": running(converted, side),
             "modelpool, float16 file, streamed": running(streamed, side),
@@ -185,7 +185,7 @@ def print_forward(rounds: int = 15) -> None:
 
 
 def print_patched(rounds: int = 15) -> None:
-    """Forwards with LoRAs of rank 16 on all attention matrices."""
+    """Print forwards with LoRAs of rank 16 on all attention matrices."""
     plain = unet()
     weights = attention_weights(plain)
     sets = [lora(weights, seed) for seed in range(4)]
@@ -202,11 +202,11 @@ def print_patched(rounds: int = 15) -> None:
         title = f"Forward with LoRAs on {len(weights)} attention matrices, latents {side} x {side}"
         print_table(title, seconds, "plain torch, no LoRA")
         pairs = zip(seconds["modelpool, 4 on the fly"], seconds["modelpool, 1 on the fly"], strict=True)
-        print(f"\n4 LoRAs on the fly cost {statistics.median(a / b for a, b in pairs):.2f} times one.")
+        print(f"\n4 LoRAs on the fly take {statistics.median(a / b for a, b in pairs):.2f} times as long as one.")
 
 
 def with_peft(module: diffusers.UNet2DConditionModel, sets: list[PatchSet]) -> nn.Module:
-    """`module` with each of `sets` as an active PEFT adapter."""
+    """Return `module` with each of `sets` as an active PEFT adapter."""
     names = [f"lora{n}" for n in range(len(sets))]
     for name in names:
         config = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=list(ATTENTION))
@@ -234,14 +234,14 @@ class Matrices(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(MATRICES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One after the other."""
+        """Apply all layers in sequence."""
         for layer in self.layers:
             x = layer(x)
         return x
 
 
 def print_merge(rounds: int = 21) -> None:
-    """Putting a LoRA of rank 16 into 80 matrices, and taking it out again."""
+    """Print the merge of a LoRA of rank 16 into 80 matrices, and the restore of the unpatched weights."""
     torch.manual_seed(0)
     module = Matrices().requires_grad_(False)
     weights = dict(module.named_parameters())
@@ -252,7 +252,7 @@ def print_merge(rounds: int = 21) -> None:
     )
     fill_adapters(adapted.base_model.model, {"default": patches})
     merges = {
-        "bare products and additions": lambda: [
+        "only products and additions": lambda: [
             w + p.value.up_OR @ p.value.down_RI for w, p in zip(weights.values(), patches.patches, strict=True)
         ],
         "modelpool, merge": switch(module, PatchSet(), patches),
@@ -264,14 +264,14 @@ def print_merge(rounds: int = 21) -> None:
         f"Merge of a LoRA over {MATRICES} matrices, {million:.0f} million parameters", seconds, next(iter(merges))
     )
     restores = {
-        "bare conversion float16 to float32": lambda: [p.float() for p in half_module.parameters()],
+        "only conversion of float16 to float32": lambda: [p.float() for p in half_module.parameters()],
         "modelpool, restore from a float16 file": switch(half_module, patches, PatchSet()),
     }
     print_table("Restore the unpatched weights", turns(restores, rounds), next(iter(restores)))
 
 
 def switch(module: nn.Module, before: PatchSet, after: PatchSet) -> Timed:
-    """A call that switches all resident weights from one patch set to another; the way back is not timed."""
+    """Return a call that switches all resident weights from one patch set to another; switching back is not timed."""
     shared = patcher(copy.deepcopy(module))
     resident = everything(shared)
     return Timed(
@@ -281,7 +281,7 @@ def switch(module: nn.Module, before: PatchSet, after: PatchSet) -> Timed:
 
 
 def print_clone(rounds: int = 2000) -> None:
-    """A clone of a patcher with 1,000 patched keys."""
+    """Print the time to clone a patcher with 1,000 patched keys."""
     module = nn.ModuleDict({f"l{n}": nn.Linear(4, 4, bias=False) for n in range(CLONED_KEYS)}).requires_grad_(False)
     base = patcher(module)
     base.patches = lora(dict(module.named_parameters()), 0, rank=1)
@@ -291,7 +291,7 @@ def print_clone(rounds: int = 2000) -> None:
         begun = time.perf_counter()
         base.clone()
         seconds.append(time.perf_counter() - begun)
-    print(f"\nA clone with {CLONED_KEYS} patched keys: {1e6 * statistics.median(seconds):.2f} microseconds (median).")
+    print(f"\nClone with {CLONED_KEYS} patched keys: {1e6 * statistics.median(seconds):.2f} microseconds (median).")
 
 
 PARTS: Mapping[str, Callable[[], None]] = {
@@ -304,8 +304,8 @@ PARTS: Mapping[str, Callable[[], None]] = {
 
 
 def main(parts: Sequence[str]) -> None:
-    """Print the tables asked for, or all: then each part in a process of its own, for what the allocator kept of one
-    part would be measured in the next."""
+    """Print the requested tables, or all. Several parts run in separate processes, since memory that the allocator kept
+    from one part would affect the next."""
     torch.set_num_threads(1)
     if len(parts) == 1:
         PARTS[parts[0]]()

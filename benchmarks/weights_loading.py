@@ -1,7 +1,7 @@
-"""Loading a 2 GB checkpoint: seconds and private memory until its diffusion model could run, beside diffusers.
+"""Compares loading a 2 GB checkpoint with diffusers: seconds and private memory until its diffusion model can run.
 
-Each way runs in a fresh process with the file in the page cache. Seconds count from the imports' end; private memory is
-what the kernel calls anonymous: pages that no other process shares and no file backs.
+Each method runs in a new process with the file in the page cache. Time is measured from the end of the imports. Private
+memory is anonymous memory as reported by the kernel: pages that no other process shares and no file backs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUNS = 5
 
 
 def anonymous_bytes() -> int:
-    """Private memory of this process now."""
+    """Return the current private memory of this process."""
     text = Path("/proc/self/smaps_rollup").read_text()
     found = re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)
     assert found is not None, "found no line 'Anonymous' in smaps_rollup"
@@ -35,13 +35,13 @@ def anonymous_bytes() -> int:
 
 
 def with_modelpool(path: Path) -> object:
-    """All components built over views of the mapped file."""
+    """Build all components over views of the mapped file."""
     checkpoint = open_checkpoint(path)
     return [checkpoint.build(role).module for role in checkpoint.roles]
 
 
 def with_diffusers(path: Path) -> object:
-    """The diffusion model alone, in float16, with its configuration at hand."""
+    """Load only the diffusion model, in float16, with a local configuration."""
     import diffusers
     import torch
 
@@ -51,14 +51,14 @@ def with_diffusers(path: Path) -> object:
 
 
 def with_diffusers_default(path: Path) -> object:
-    """As people call it who do not know of `torch_dtype`."""
+    """Load only the diffusion model, without `torch_dtype`."""
     import diffusers
 
     return diffusers.UNet2DConditionModel.from_single_file(str(path), config=str(path.parent / "unet"))
 
 
 def with_load_file(path: Path) -> object:
-    """All tensors into memory, no module."""
+    """Load all tensors into memory, without modules."""
     from safetensors.torch import load_file
 
     return {key: tensor.clone() for key, tensor in load_file(path).items()}
@@ -77,7 +77,7 @@ def measure(way: str, path: Path) -> dict[str, float]:
     import diffusers
     import transformers
 
-    assert diffusers.UNet2DConditionModel  # these imports are lazy, and not what is measured
+    assert diffusers.UNet2DConditionModel  # these imports are lazy, and are not measured
     assert transformers.CLIPTextModel
     before_bytes, begun = anonymous_bytes(), time.perf_counter()
     held = WAYS[way][1](path)
@@ -88,14 +88,14 @@ def measure(way: str, path: Path) -> dict[str, float]:
 
 
 def print_loading() -> None:
-    """Write a file in the layout and size of SD1.5 and load it in each way."""
+    """Write a file in the layout and size of SD1.5, load it with each method, and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.safetensors"
         write_tiny_checkpoint(path, layout=layouts.sd15())
         unet = open_checkpoint(path).build(Role.DIFFUSION_MODEL).module
         unet.save_config(Path(folder) / "unet")  # type: ignore[operator] # diffusers is not typed
         print(f"\nLoading a file of {path.stat().st_size / 1e9:.2f} GB from the page cache\n")
-        print("| what | median seconds | private MiB |\n|---|---|---|")
+        print("| method | median seconds | private MiB |\n|---|---|---|")
         for way, (title, _) in WAYS.items():
             runs = [in_child(way, path) for _ in range(RUNS)]
             seconds = statistics.median(r["seconds"] for r in runs)
@@ -104,7 +104,7 @@ def print_loading() -> None:
 
 
 def in_child(way: str, path: Path) -> dict[str, float]:
-    """`measure` in a fresh process."""
+    """Run `measure` in a new process."""
     command = [sys.executable, "-m", "benchmarks.weights_loading", way, str(path)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

@@ -1,6 +1,6 @@
-"""A driver script: many images of a few prompts, each with its own seed, on whatever GPUs there are.
+"""Generates many images of a few prompts, each with a different seed, on the available GPUs.
 
-.venv/bin/python examples/driver.py            from the repository; two simulated GPUs where there is no real one
+.venv/bin/python examples/driver.py            from the repository; two simulated GPUs if there is no real one
 """
 
 from modelpool import GenerateRequest, ModelPool
@@ -9,7 +9,7 @@ PROMPTS = ("a red circle", "a blue square", "a green triangle")
 
 
 def main() -> None:
-    """Start a pool, submit, and look at each image as it finishes."""
+    """Start a pool, submit requests, and print each image as it finishes."""
     with ModelPool.start("configs/laptop.toml") as pool:
         jobs = pool.submit(
             GenerateRequest(model="shapes", prompt=prompt, seed=seed, loras=[("light", 0.8)])

@@ -1,8 +1,8 @@
-"""One model in your own hands: what is on the GPU is what you put there. No Ray, no pool.
+"""Controls the GPU residency of one model explicitly, without Ray and without a pool.
+
+Run from the repository; without arguments it uses the shipped model, and without a real GPU a simulated one:
 
 .venv/bin/python examples/explicit_control.py [MODEL.safetensors "a prompt"]
-
-from the repository. Without arguments it is the shipped model; where there is no real GPU, on a simulated one.
 """
 
 import sys
@@ -18,7 +18,7 @@ STEPS = 6
 
 
 def main(path: str = str(SHAPES), prompt: str = "a red circle") -> None:
-    """Move a model there and back, in whole and in part; make the same image at three residencies; stop one."""
+    """Move a model to the GPU and back, generate the same image at three residencies, and stop a run."""
     with load_checkpoint(path, device="auto") as model:
         print(f"{Path(path).name} on {model.device_name}")
         there_and_back(model)
@@ -27,7 +27,7 @@ def main(path: str = str(SHAPES), prompt: str = "a red circle") -> None:
 
 
 def there_and_back(model: LoadedModel) -> None:
-    """The free memory of the GPU before, between and after: the last figure is the first."""
+    """Print the free GPU memory before, during and after residency: the last figure equals the first."""
     print(f"on host       {model.free_bytes():>15,} bytes free")
     model.to_gpu()
     print(f"on GPU        {model.free_bytes():>15,} bytes free")
@@ -36,7 +36,7 @@ def there_and_back(model: LoadedModel) -> None:
 
 
 def three_residencies(model: LoadedModel, prompt: str) -> None:
-    """All weights on the GPU, about half of the diffusion model's, none: what is not there streams while it is used."""
+    """Generate with all, about half and none of the diffusion model resident; the rest streams during use."""
     unet = model.diffusion_model
     images = []
     for name, bytes_wanted in (("all", unet.size_bytes), ("half", unet.size_bytes // 2), ("none", 0)):
@@ -46,11 +46,11 @@ def three_residencies(model: LoadedModel, prompt: str) -> None:
             unet.partially_load(bytes_wanted - unet.resident_bytes)
         images.append(model.generate(prompt, steps=STEPS, seed=7))
         print(f"{name:<5} {unet.resident_bytes:>12,} of {unet.size_bytes:,} bytes resident: {images[-1].shape} pixels")
-    print("the same image each time:", all(np.array_equal(images[0], other) for other in images[1:]))
+    print("all images are equal:", all(np.array_equal(images[0], other) for other in images[1:]))
 
 
 def stopped_from_a_thread(model: LoadedModel, prompt: str) -> None:
-    """`cancel` ends the run that is under way; the next one runs as if nothing had been."""
+    """Stop the current run with `cancel`; the next run is not affected."""
 
     def stop_after_two(done: int, steps: int) -> None:
         if done == 2:
@@ -63,7 +63,7 @@ def stopped_from_a_thread(model: LoadedModel, prompt: str) -> None:
     except Stopped:
         print("stopped after 2 steps;", end=" ")
     pixels = model.generate(prompt, steps=STEPS, seed=7)
-    print(f"the next run goes to its end: {pixels.shape} pixels")
+    print(f"the next run completes: {pixels.shape} pixels")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv and installs modelpool with its exact dependencies into it; does nothing when that is done already.
-# Usage: scripts/ensure_venv.sh [dev]      "dev" adds what the tests need. Wants python3 3.11 or newer, with venv.
+# Creates .venv and installs modelpool with its exact dependencies into it; does nothing if it is up to date.
+# Usage: scripts/ensure_venv.sh [dev]      "dev" adds the dependencies of the tests. Needs Python 3.11+ with venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,11 +18,12 @@ find_python() {
             return
         fi
     done
-    say "Found no Python 3.11 or newer with the venv module. Install one, or name one: PYTHON=python3.11 $0"
+    say "Found no Python 3.11 or newer with the venv module. Install one, or select one: PYTHON=python3.11 $0"
     return 1
 }
 
-# What an installation depends on: the wanted versions, this folder (the install points here) and the interpreter.
+# Prints a hash of everything an installation depends on: the required versions, this folder (the install points here)
+# and the interpreter.
 fingerprint() {
     "$python" - <<'PYTHON'
 import hashlib, pathlib, sys
@@ -32,14 +33,14 @@ PYTHON
 }
 
 mkdir -p .venv
-if command -v flock >/dev/null; then # two scripts at once: the second waits, and finds all done
+if command -v flock >/dev/null; then # of two concurrent scripts, the second waits and then finds everything installed
     exec 9>.venv/.installing
     flock 9
 fi
 
 if ! "$python" -m pip --version >/dev/null 2>&1; then
     base="$(find_python)"
-    say "Making .venv with $("$base" --version)"
+    say "Creating .venv with $("$base" --version)"
     "$base" -m venv .venv
 fi
 

@@ -20,13 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: the tests of a bug that names none
+#: folders with code in which bugs can be planted
+SOURCES = ("pool", "scheduler", "benchmarks")
+#: what a copy contains; `modelpool` links to the others
+COPIED = (*SOURCES, "actors", "tests", "examples", "modelpool")
+#: the tests of a bug without a list of tests
 LIKELY = ("tests/scheduler",)
 #: the tests that run if these pass
 ALL_TESTS = ("tests/scheduler", "tests/pool/plan/test_residency.py", "tests/simulation")
-#: independent of the core, and needs more than the copy contains
-LEFT_OUT = "tests/scheduler/workloads"
-#: a bug that makes one test take this long is caught: normally all of them together take less
+#: independent of the core, or compiles it: these need more than the copy contains
+LEFT_OUT = ("tests/scheduler/workloads", "tests/scheduler/test_compiled.py")
+#: a bug that makes one test take this long is caught; without bugs all tests together take less
 MOST_SECONDS = 30
 
 #: a failure is enough; its smallest example does not matter here
@@ -79,10 +83,11 @@ def main(words: list[str]) -> int:
 
 
 def unplantable(mutants: Iterable[Mutant]) -> list[str]:
-    """Return what is wrong with these mutants: the source has changed (then, where it moved), the result is not
+    """Return the problems of these mutants: the source has changed (with the new place, if found), the result is not
     valid code, or their tests are missing.
     """
-    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in ROOT.glob("[ps]*/**/*.py")}
+    paths = [path for name in SOURCES for path in (ROOT / name).glob("**/*.py")]
+    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
     found = []
     for mutant in mutants:
         source = sources.get(mutant.path, "")
@@ -97,7 +102,7 @@ def unplantable(mutants: Iterable[Mutant]) -> list[str]:
 
 
 def _not_code(mutant: Mutant, planted: str) -> list[str]:
-    """Check that a mutant is valid code: any test would catch a syntax error."""
+    """Return an error if a mutant is invalid code, since any test would catch a syntax error."""
     try:
         ast.parse(planted)
     except SyntaxError as error:
@@ -113,8 +118,9 @@ class Copy:
         #: tests that passed without any bug
         self._checked: set[tuple[str, ...]] = set()
         self._planted = 0
-        for name in ("pool", "scheduler", "tests"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in COPIED:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", folder)
         with (folder / "tests" / "conftest.py").open("a", encoding="utf-8") as conftest:
             conftest.write(NO_SHRINKING)
@@ -149,9 +155,10 @@ class Copy:
         """Return the first test that fails, None if all pass."""
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-seed=1"),
-            *("-o", f"timeout={MOST_SECONDS}", f"--ignore={LEFT_OUT}", *tests),
+            *("-o", f"timeout={MOST_SECONDS}", *(f"--ignore={left_out}" for left_out in LEFT_OUT), *tests),
         ]
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        # the copy comes before the editable install of the working tree
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(self._folder)}
         done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=False, env=environment)
         if done.returncode == 0:
             return None

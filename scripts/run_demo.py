@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 JOBS = Path("examples/demo.jsonl")
 OUTPUT = Path("outputs/demo")
-#: of a simulated GPU: just enough for the whole example model
+#: memory of a simulated GPU: just enough for the complete example model
 SIMULATED_VRAM = "64MiB"
 FEWEST_RIGHT = 8
 RIGHT_SHARE = 0.75
@@ -61,7 +61,7 @@ def what_is_wrong(images: list[dict[str, Any]]) -> list[str]:
     if len(listed) != wanted:
         complaints.append(f"the manifest lists {len(listed)} images, expected {wanted}")
     if not (ROOT / OUTPUT / "contact_sheet.png").is_file():
-        complaints.append("there is no contact sheet")
+        complaints.append("the contact sheet is missing")
     right = count_right(images)
     print(f"{right} of {len(images)} images match their prompt and LoRAs", file=sys.stderr)
     if right < max(FEWEST_RIGHT, RIGHT_SHARE * wanted):

@@ -1,7 +1,7 @@
 """Trains the example model and its LoRAs from scratch: python -m scripts.train_shapes --out examples/shapes
 
-Knows the stages, their seeds and their budgets in steps. A stage writes a file to the work folder, and is not repeated
-while the file exists. Does not know how a stage trains.
+Defines the stages, their seeds and their budgets in steps. A stage writes a file to the work folder, and is skipped if
+the file exists. The training itself is in `scripts.shapes_training`.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("examples/shapes"), help="holds models/, loras/, training/")
     parser.add_argument("--work", type=Path, default=Path("build/shapes"), help="finished stages; remove to start over")
     parser.add_argument("--threads", type=int, default=2, help="torch threads; results are reproducible for one number")
-    parser.add_argument("--seeds", type=int, default=5, help="images a caption in the report")
+    parser.add_argument("--seeds", type=int, default=5, help="images per caption in the report")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -3,7 +3,7 @@
 python scripts/write_families.py           after adding a family, or a test of one
 python scripts/write_families.py --check   exit code 1 if a page is out of date (a test runs this)
 
-The tests of tests/pool/families and tests/pool/conditioning are read, not run: a family counts as compared with a
+The tests in tests/pool/families and tests/pool/conditioning are read, not run: a family counts as compared with a
 pipeline of diffusers if a test there lists it in a table next to code that names the pipeline. The test run decides
 whether the comparison passes.
 """
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def page(proof: Proof) -> str:
-    """The content of docs/reference/families.md."""
+    """Return the content of docs/reference/families.md."""
     running, rows = running_families(), _unique(SIGNATURES)
     run = [row for row in rows if row.name in running]
     waiting = [row for row in rows if row.name not in running and row.runs]
@@ -104,7 +104,7 @@ def page(proof: Proof) -> str:
 
 
 def summary(proof: Proof) -> str:
-    """For the README: the families that run, by output."""
+    """Return the README's list of families that run, by output."""
     made: dict[str, list[str]] = defaultdict(list)
     running, rows = running_families(), _unique(SIGNATURES)
     for row in rows:
@@ -211,7 +211,7 @@ def _functions(module: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def _brought(module: ast.Module, modules: Mapping[Path, ast.Module]) -> dict[str, ast.FunctionDef]:
-    """Functions that a module imports from other tests."""
+    """Return the functions that a module imports from other tests."""
     others = {path.stem: _functions(other) for path, other in modules.items()}
     brought = [node for node in module.body if isinstance(node, ast.ImportFrom)]
     return {
@@ -230,7 +230,7 @@ def _about(name: str, family: str, named: set[str]) -> str:
 
 
 def _family(key: str, value: ast.expr) -> str:
-    """The family of a row: its key, or the constant of `pool.families.family` in its first argument."""
+    """Return the family of a row: its key, or the constant of `pool.families.family` in its first argument."""
     first = value.args[0] if isinstance(value, ast.Call) and value.args else None
     found = getattr(unets, first.id, None) if isinstance(first, ast.Name) else None
     return found.name if isinstance(found, Family) else key
@@ -262,7 +262,7 @@ def _tiny_models(module: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """All names in a piece of code."""
+    """Return all names in a piece of code."""
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     return found | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 

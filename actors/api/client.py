@@ -49,15 +49,15 @@ _READY_SECONDS = 5.0
 
 
 class DeadlineTooSoon(UserWarning):
-    """Some images cannot finish by their deadline. The message says how many, and the time they need."""
+    """Some images cannot finish by their deadline. The message states how many, and the time they need."""
 
 
 class PartialLora(UserWarning):
-    """Some of a LoRA's keys are not used. The message says how many, which, and why."""
+    """Some of a LoRA's keys are not used. The message states how many, which, and why."""
 
 
 class WorkersFailed(RuntimeError):
-    """Workers failed to start. The message says which and why."""
+    """Workers failed to start. The message states which and why."""
 
 
 class ModelPool:

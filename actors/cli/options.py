@@ -103,7 +103,7 @@ PoolName = Annotated[str | None, _option("--pool", "Use a running pool, by name 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Which pool to use, or how to start one. None means not set."""
+    """Options that select a pool, or the settings to start one. None means not set."""
 
     config: Path | None = None
     gpus: int | None = None

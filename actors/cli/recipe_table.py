@@ -33,7 +33,7 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
 
 
 def _added_facts(recipe: Recipe) -> Iterator[Fact]:
-    """What runs in addition to the model, or changes how it encodes the texts."""
+    """Yield rows for components that run in addition to the model, or change how it encodes the texts."""
     if recipe.decoder is not None:
         decoder = recipe.decoder
         parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"

@@ -42,7 +42,7 @@ MOST_WHYS = 40
 
 @dataclass(frozen=True, slots=True)
 class WantedOutput:
-    """One output to generate. `place` is its number among all, from 0; `origin` says where the request is from."""
+    """One output to generate. `place` is its number among all, from 0; `origin` is the source of the request."""
 
     place: int
     request: GenerateRequest
@@ -57,13 +57,13 @@ class SortedRequests:
     kept: tuple[tuple[WantedOutput, KeptImage], ...]
     #: with the problem
     refused: tuple[tuple[WantedOutput, str], ...]
-    #: what each of them is: image, video, audio, or file if they differ
+    #: what each of them is: image, video, audio clip, or file if they differ
     noun: str = "image"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRun:
-    """What a command decided before anything is generated.
+    """Decisions of a command before anything is generated.
 
     resume          skip outputs that exist in `output`
     refused         number of invalid requests (already reported)
@@ -109,7 +109,7 @@ def sort_requests(wanted: Sequence[WantedOutput], pool: Pool, finished: Mapping[
         if isinstance(recipe, UserError):
             refused.append((one, str(recipe)))
             continue
-        nouns.add("video" if recipe.frames else "audio" if recipe.seconds else "image")
+        nouns.add("video" if recipe.frames else "audio clip" if recipe.seconds else "image")
         if recipe.digest in finished:
             kept.append((one, finished[recipe.digest]))
         else:

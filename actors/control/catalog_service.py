@@ -250,6 +250,7 @@ class CachedCatalog:
         return self._catalog.controls
 
     def use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int = 1) -> ComponentUse:
+        """Return the cached answer of `Catalog.use`."""
         key = (model, role, loras, passes)
         return self._uses.get(key, lambda: self._catalog.use(model, role, loras, passes))
 

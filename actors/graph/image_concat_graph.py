@@ -25,7 +25,7 @@ EDIT_PIXELS = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class ImageConcatInput:
-    """How a run reads the image of an image-concat model.
+    """Settings with which a run reads the image of an image-concat model.
 
     is_shown     the model reads one, and no noise is added to it: no step of the schedule is skipped
     is_pixels    it reads pixels, not a latent

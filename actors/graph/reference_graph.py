@@ -42,7 +42,7 @@ _QWEN_IMAGE = "qwen_image"
 
 @dataclass(frozen=True, slots=True)
 class ReferenceInputs:
-    """How a run reads its reference images, in order.
+    """The reference images of a run, in order, and how it reads them.
 
     images    task ids of the input images
     orders    their encoding to latents

@@ -12,5 +12,5 @@ def unsupported_field(field: str, model: str, reason: str, found: object = None)
 
 
 def missing_field(field: str, reason: str) -> UnusableField:
-    """Return the error of a field that must be set; `reason` says why, as a clause of its own."""
+    """Return the error of a field that must be set; `reason` explains why, as a separate clause."""
     return UnusableField(f"{field}: missing; {reason}")

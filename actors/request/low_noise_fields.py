@@ -22,7 +22,7 @@ _BOUNDARY = "a noise level from 0 (the high-noise expert runs all steps) to 1 (i
 
 
 class LowNoiseRun(Strict):
-    """How the low-noise expert is run. Accepts a number (`cfg`), "CFG", "CFG:BOUNDARY", ":BOUNDARY" and
+    """Settings of the low-noise expert. Accepts a number (`cfg`), "CFG", "CFG:BOUNDARY", ":BOUNDARY" and
     {"cfg":, "boundary":}.
 
     cfg       guidance scale; default: the `cfg` of the request if set, else the model's default

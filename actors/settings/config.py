@@ -107,9 +107,9 @@ class PoolSection(Strict):
 
 
 class ModelsSection(Strict):
-    """Where weights are: folders of .safetensors files, searched recursively.
+    """Folders of weights (.safetensors files), searched recursively.
 
-    registry      folder where `modelpool models` keeps added paths and hashes; by default the user's own
+    registry      folder where `modelpool models` keeps added paths and hashes; by default one of the user
     allow_pickle  whether to read PyTorch's pickles (.ckpt, .pt, .pth, .bin); only weights are read, no code is run
     separate      models of separate files, each a table [models.NAME] in the file
     """
@@ -154,7 +154,7 @@ class ClusterSection(Strict):
 
 
 class OutputSection(Strict):
-    """What is written to disk.
+    """Files that are written to disk.
 
     folder  for finished outputs; by default none
     record  the scheduler's event log, on the controller's machine; by default none

@@ -1,7 +1,7 @@
-"""Reads an image back: which colour and shape, on which background, filled or outlined; and whether a prompt says so.
+"""Detects colour, shape, background and style (filled or outlined) of an image, and compares them with a prompt.
 
-Pure numpy over pixels: no model, no torch, deterministic. Thresholds are relative to the image's own size, and are
-calibrated on drawn images (tests/examples/test_shapes_data.py). Of several shapes the largest is read.
+Pure numpy over pixels: no model, no torch, deterministic. Thresholds are relative to the image's size, and are
+calibrated on drawn images (tests/examples/test_shapes_data.py). If there are several shapes, it reads the largest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from examples.shapes.drawing import (
     signed_distance,
 )
 
-# Area of each drawn shape in squared radii, and how far its centre of mass lies below its centre, in radii.
+# Area of each drawn shape in squared radii, and the distance of its centre of mass below its centre, in radii.
 AREA_IN_RADII = {"circle": np.pi, "square": (2 * 0.88) ** 2, "triangle": 1.75**2 / TALLEST_SLOPE}
 MASS_BELOW_CENTRE = {"circle": 0.0, "square": 0.0, "triangle": 1 / 6}
 # An outline covers at most 0.6 of its own silhouette at the drawn sizes; a filled shape covers all of it.
@@ -35,7 +35,7 @@ SMALLEST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an image shows. colour and shape are "none" where nothing stands out from the background."""
+    """The content of an image. colour and shape are "none" if nothing differs from the background."""
 
     colour: str
     shape: str
@@ -44,7 +44,7 @@ class Reading:
 
 
 def read_image(pixels_hwc: NDArray[np.uint8]) -> Reading:
-    """Read an image, uint8 [H, W, 3]. Raises ValueError: another dtype or number of dimensions."""
+    """Read an image, uint8 [H, W, 3]. Raises ValueError for another dtype or number of dimensions."""
     if pixels_hwc.dtype != np.uint8 or pixels_hwc.ndim != 3 or pixels_hwc.shape[2] != 3:
         raise ValueError(f"pixels: found {pixels_hwc.dtype} {pixels_hwc.shape}, expected uint8 [height, width, 3]")
     image = pixels_hwc.astype(np.float32) / 255
@@ -64,7 +64,7 @@ def read_image(pixels_hwc: NDArray[np.uint8]) -> Reading:
 
 
 def matches(reading: Reading, prompt: str) -> bool:
-    """Whether colour and shape are the ones the prompt names. Raises ValueError: it does not name one of each."""
+    """Whether colour and shape are those in the prompt. Raises ValueError unless the prompt names one of each."""
     words = prompt.lower().replace(",", " ").split()
     colours = {word for word in words if word in PALETTE}
     shapes = {word for word in words if word in SHAPES}
@@ -76,7 +76,7 @@ def matches(reading: Reading, prompt: str) -> bool:
 
 
 def largest_region(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The largest 4-connected region of a mask [H, W]; all False when the mask is empty."""
+    """Return the largest 4-connected region of a mask [H, W]; all False if the mask is empty."""
     numbers = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         padded = np.pad(numbers, 1)
@@ -92,14 +92,14 @@ def largest_region(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _between_ends(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Every row filled from its first to its last marked pixel: the silhouette of an outline."""
+    """Fill every row from its first to its last marked pixel: the silhouette of an outline."""
     from_left = np.logical_or.accumulate(mask, axis=1)
     from_right = np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return np.asarray(from_left & from_right)
 
 
 def _best_fit(silhouette: NDArray[np.bool_]) -> str:
-    """The shape that overlaps a silhouette best when drawn with the silhouette's own area and centre of mass."""
+    """Return the shape with the largest overlap when drawn with the silhouette's area and centre of mass."""
     rows, columns = np.nonzero(silhouette)
     overlaps = {}
     for shape in SHAPES:
@@ -112,6 +112,6 @@ def _best_fit(silhouette: NDArray[np.bool_]) -> str:
 
 
 def _nearest(colour: NDArray[Any], named: Mapping[Any, Colour]) -> str:
-    """The name whose colour is nearest, by summed absolute difference."""
+    """Return the name of the nearest colour, by summed absolute difference."""
     distances = {name: float(np.abs(colour - np.array(value)).sum()) for name, value in named.items()}
     return str(min(distances, key=distances.__getitem__))

@@ -1,7 +1,7 @@
-"""Drawn images with captions: coloured shapes on a plain background, made with numpy alone.
+"""Draws images with captions: coloured shapes on a plain background, with numpy only.
 
-Knows the palette, the shapes, the two backgrounds and the two styles (filled, outline), and how to draw a scene. It is
-the training data of the example model and the ground truth of its checker. Does not know torch, models or files.
+Contains the palette, the shapes, the two backgrounds, the two styles (filled, outline) and the drawing of a scene. The
+images are the training data of the example model and the ground truth of its checker. No torch, models or files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ShapeInScene:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What an image shows: its shapes, drawn in order, on a background, filled or as outlines."""
+    """The content of an image: its shapes, in drawing order, on a background, filled or as outlines."""
 
     shapes: tuple[ShapeInScene, ...]
     background: Background = "dark"
@@ -52,7 +52,7 @@ class Scene:
 
 
 def signed_distance(item: ShapeInScene, side_pixels: int) -> NDArray[np.float32]:
-    """Distance of each pixel centre to the edge of the shape, negative inside; float32 [side, side], in pixels."""
+    """Return each pixel centre's distance to the shape's edge, negative inside; float32 [side, side], in pixels."""
     rows, columns = np.mgrid[0:side_pixels, 0:side_pixels].astype(np.float32)
     dx, dy, radius = np.abs(columns - item.x_pixels), rows - item.y_pixels, item.radius_pixels
     if item.shape == "circle":
@@ -67,7 +67,7 @@ def signed_distance(item: ShapeInScene, side_pixels: int) -> NDArray[np.float32]
 
 
 def draw(scene: Scene, side_pixels: int = SIDE_PIXELS) -> NDArray[np.float32]:
-    """Draw a scene with antialiased edges. Returns float32 [side, side, 3] in 0..1. Raises ValueError: unknown name."""
+    """Draw a scene with antialiased edges: float32 [side, side, 3] in 0..1. Raises ValueError for unknown names."""
     image = np.tile(np.asarray(BACKGROUNDS[scene.background], dtype=np.float32), (side_pixels, side_pixels, 1))
     for item in scene.shapes:
         if item.colour not in PALETTE:
@@ -81,19 +81,19 @@ def draw(scene: Scene, side_pixels: int = SIDE_PIXELS) -> NDArray[np.float32]:
 
 
 def caption(scene: Scene) -> str:
-    """The caption of a scene: "a red circle", or "a red circle and a blue square" in the order of its shapes."""
+    """Return the caption of a scene: "a red circle", or "a red circle and a blue square" in the order of its shapes."""
     return " and ".join(f"a {item.colour} {item.shape}" for item in scene.shapes)
 
 
 def all_captions() -> list[str]:
-    """Every one-shape caption, colour by colour: 18 of them."""
+    """Return all 18 captions of one shape, ordered by colour."""
     return [f"a {colour} {shape}" for colour in PALETTE for shape in SHAPES]
 
 
 def random_scene(
     rng: np.random.Generator, background: Background = "dark", filled: bool = True, share_of_two: float = 0.0
 ) -> Scene:
-    """One shape near the middle or, with probability share_of_two, two shapes at random opposite places."""
+    """Return a scene: one shape near the middle or, with probability share_of_two, two at random opposite places."""
     names = [(colour, shape) for colour in PALETTE for shape in SHAPES]
     middle = SIDE_PIXELS / 2
     if rng.random() >= share_of_two:

@@ -26,8 +26,8 @@ PREFIX = "control_model."
 
 @dataclass(frozen=True, slots=True)
 class ControlNetPlan:
-    """How to build the ControlNet of a file: its kind, the arguments of its class, and the key map between the file's
-    tensors and the module's parameters."""
+    """The plan for building the ControlNet of a file: its kind, the arguments of its class, and the key map between the
+    file's tensors and the module's parameters."""
 
     kind: ControlKind
     config: Config

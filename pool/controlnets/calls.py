@@ -154,7 +154,7 @@ def _mode(mode: int, x_BCHW: Tensor) -> Tensor:
 
 def call_sd3_control(module: nn.Module, inputs: ControlInputs) -> Residuals:
     """Call a ControlNet of Stable Diffusion 3 or 3.5: residuals of the blocks. Inpainting ControlNets get no pooled
-    text, whatever their configuration says, as in diffusers' StableDiffusion3ControlNetInpaintingPipeline."""
+    text, regardless of their configuration, as in diffusers' StableDiffusion3ControlNetInpaintingPipeline."""
     config: Any = module.config
     pooled, is_zero = (
         inputs.model_kwargs[POOLED],

@@ -76,7 +76,7 @@ class OpenControlNet:
 
     def reads_bright_at(self, path: Path) -> bool:
         """Whether its copy at `path` reads the latent of an image with
-        `pool.core.stage_params.EncodeImageParams.bright`: its file says so, or its name."""
+        `pool.core.stage_params.EncodeImageParams.bright`, by its file, or else by its name."""
         return is_named(path, "canny") if self._reads_edges is None else self._reads_edges
 
     def mask_form_at(self, path: Path, requested: str | int | None) -> ControlMaskMode | None:
@@ -100,7 +100,7 @@ def _used(mapped: MappedFile) -> dict[str, Shape]:
 
 def _reads_edges_by_file(path: str, mapped: MappedFile) -> bool | None:
     """Whether it reads edges, for layouts shared by ControlNets for several kinds of images; None if its file does not
-    say so. Raises CorruptFile for an invalid number."""
+    determine it. Raises CorruptFile for an invalid number."""
     if IMAGE_KIND not in mapped.header.shapes:
         return None
     kinds = mapped.tensors()[IMAGE_KIND].flatten()

@@ -46,13 +46,15 @@ class ControlPatchers:
     def _one(self, control: ControlRef) -> ModelPatcher:
         key = control_key(control)
         self._opened.pop(key, None)
-        if key not in self._patchers:
+        if (managed := self._vram.managed(key)) is not None:
+            self._patchers[key] = managed
+        else:
             opened = OpenControlNet(control, self._capabilities)
             patcher = ModelPatcher.of(
                 key, Role.CONTROLNET, opened.module, self._device, opened.form, self._tools, opened.typical_call()
             )
-            self._patchers[key] = patcher
             self._vram.add(patcher)
+            self._patchers[key] = patcher
         self._opened[key] = None  # most recently used
         return self._patchers[key].clone()
 

@@ -46,7 +46,7 @@ class LatentFacts:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """How a text encoder is read.
+    """The settings for reading the states of a text encoder.
 
     layers_left_out  last layers to skip; 0 reads the last one
     final_norm       the final norm is applied

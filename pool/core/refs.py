@@ -47,7 +47,7 @@ class LoraRef:
 
 
 class ControlMaskMode(StrEnum):
-    """How an inpainting ControlNet gets the mask."""
+    """The ways in which an inpainting ControlNet gets the mask."""
 
     #: its image is masked; the ControlNet is for inpainting only
     ALWAYS = "always"

@@ -149,7 +149,7 @@ class VisionEncoderUse(Enum):
 
 
 class ReferenceMode(Enum):
-    """How reference images are prepared for the text encoder, unless the request specifies it."""
+    """Preparation of reference images for the text encoder, unless the request specifies it."""
 
     #: by the model's name, else `WHOLE`
     BY_NAME = "by name"
@@ -160,7 +160,7 @@ class ReferenceMode(Enum):
 
 
 class LastFrameMode(Enum):
-    """Whether a model accepts or requires a last frame in addition to the first."""
+    """Support for a last frame in addition to the first: accepted or required."""
 
     MAY = "may"
     MUST = "must"
@@ -277,7 +277,7 @@ class LowNoiseExpert:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFacts:
-    """How a diffusion model samples: prediction type, noise, inputs and defaults.
+    """Sampling properties of a diffusion model: prediction type, noise, inputs and defaults.
 
     model           its row in `pool.models.diffusion.rows`, which specifies the forward call; empty for UNets that are
                     called with latent, timestep, text and `size_conditions`

@@ -16,7 +16,7 @@ from modelpool.pool.formats.safetensors_file import Shape
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How one tensor is stored.
+    """The storage format and size of one tensor.
 
     kind           its type in safetensors' notation, "F16", or its quantization format, "nvfp4"
     storage_bytes  bytes in the file, including its scales

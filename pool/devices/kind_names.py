@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 class DeviceKind(Enum):
-    """Where a worker computes. The values are the names in configurations."""
+    """The kind of device on which a worker computes. The values are the names in configurations."""
 
     CUDA = "cuda"
     """Nvidia GPUs."""
@@ -100,7 +100,7 @@ def choose_kind(
     """Return the device kind of workers. Pure; used by the pool's plan, its workers and `modelpool doctor`.
 
     wanted       kind requested by the user; None: GPUs that Ray counts, else simulated ones
-    seen         kinds that torch finds in this process. ROCm also answers to the name "cuda"; if nothing is seen, GPUs
+    seen         kinds that torch finds in this process. ROCm also answers to the name "cuda"; if it finds none, GPUs
                  are assumed to be Nvidia's
     has_gpus     Ray has GPUs of one of `RAY_COUNTS`
     is_disabled  the policy disables devices

@@ -82,7 +82,7 @@ class TransferPipeline:
 
     @property
     def why_unpinned(self) -> str:
-        """Why copies are slower than possible, for users; empty if nothing was refused."""
+        """The reasons why copies are slower than possible, for users; empty if nothing was refused."""
         said = (
             self._staging.shortfall if self._staging is not None else "",
             self._pages.refusal if self._pages is not None else "",

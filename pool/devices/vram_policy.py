@@ -26,7 +26,7 @@ LEAST_ROOM_BYTES = _MIB // 16
 
 
 class VramPolicy(StrEnum):
-    """How device memory is used for weights."""
+    """The use of device memory for weights."""
 
     DISABLED = "disabled"
     """The device is not used: everything computes on the CPU."""

@@ -240,7 +240,8 @@ class Engine:
         opened = self._opened(model)
         component = opened.component(role)
         patches = opened.patch_set(role, loras)
-        base = self._patchers.get(component.key)
+        # a clone of a closed model that is still in use may have put the component back under management
+        base = self._patchers.get(component.key) or self.vram.managed(component.key)
         if base is None:
             opened.checkpoint.prefetch(role)  # a run asks for it
             base = ModelPatcher.of(
@@ -252,8 +253,8 @@ class Engine:
                 self._tools,
                 typical_call(opened, role),
             )
-            self._patchers[component.key] = base
             self.vram.add(base)
+        self._patchers[component.key] = base
         clone = base.clone()
         clone.patches = patches
         return clone
@@ -314,11 +315,10 @@ class Engine:
         return opened
 
     def _close_unused(self) -> None:
-        """Close the least recently used models beyond `MODELS_KEPT`, with their mappings. A model stays open while any
-        of its components has bytes on the device or is leased, and its components while another open model has them."""
-        for sha256 in list(self._models)[:-1]:
-            if len(self._models) <= MODELS_KEPT:
-                return
+        """Close the least recently used models, except for the last `MODELS_KEPT`, with their mappings. A model stays
+        open while any of its components has bytes on the device or is leased, and a component stays while another open
+        model has it."""
+        for sha256 in list(self._models)[:-MODELS_KEPT]:
             keys = self._models[sha256].component_keys
             if all(self.vram.is_idle(key) for key in keys if key in self.vram):
                 del self._models[sha256]
@@ -367,7 +367,7 @@ class Engine:
 
 
 def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[PatcherUse, ...]:
-    """What a run of `task` leases."""
+    """The patchers that a run of `task` leases, including dependents."""
     passes = task.uses[0].passes
     return tuple(one for patcher in dict.fromkeys(patchers) for one in with_dependents(patcher, passes))
 

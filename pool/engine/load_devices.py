@@ -26,7 +26,7 @@ class MemoryPlace(StrEnum):
 
 
 def text_encoder_place(policy: VramPolicy, float16: bool) -> Decision[MemoryPlace]:
-    """Where texts are encoded. `float16`: the device computes well in float16."""
+    """Return where texts are encoded. `float16`: the device computes well in float16."""
     if policy not in (VramPolicy.HIGH, VramPolicy.NORMAL):
         return Decision(
             MemoryPlace.HOST, f"the policy is {policy.value}, which leaves the device to the diffusion model"
@@ -39,7 +39,7 @@ def text_encoder_place(policy: VramPolicy, float16: bool) -> Decision[MemoryPlac
 def text_encoder_first_place(
     computes: MemoryPlace, size_bytes: int, free_device_bytes: int, free_host_bytes: int
 ) -> Decision[MemoryPlace]:
-    """Where a text encoder of `size_bytes`, which computes in `computes`, is loaded first. Free bytes are current."""
+    """Return where a text encoder of `size_bytes`, computing in `computes`, is loaded first. Free bytes are current."""
     if computes is MemoryPlace.HOST:
         return Decision(MemoryPlace.HOST, "it computes there")
     if size_bytes <= SMALL_ENCODER_BYTES:
@@ -52,7 +52,7 @@ def text_encoder_first_place(
 def diffusion_first_place(
     policy: VramPolicy, size_bytes: int, free_device_bytes: int, free_host_bytes: int
 ) -> Decision[MemoryPlace]:
-    """Where a diffusion model of `size_bytes` is loaded first. It always computes on the device, if one is used."""
+    """Return where a diffusion model of `size_bytes` is loaded first. It computes on the device, if one is used."""
     match policy:
         case VramPolicy.DISABLED:
             return Decision(MemoryPlace.HOST, "the device is not used")
@@ -66,14 +66,14 @@ def diffusion_first_place(
 
 
 def diffusion_rest_place(policy: VramPolicy) -> Decision[MemoryPlace]:
-    """Where an idle diffusion model is kept."""
+    """Return where an idle diffusion model is kept."""
     if policy is VramPolicy.HIGH:
         return Decision(MemoryPlace.DEVICE, "the policy is high: what is loaded stays")
     return Decision(MemoryPlace.HOST, "device memory is for the running component")
 
 
 def vae_place(policy: VramPolicy) -> Decision[MemoryPlace]:
-    """Where images are decoded."""
+    """Return where images are decoded."""
     if policy is VramPolicy.DISABLED:
         return Decision(MemoryPlace.HOST, "the device is not used")
     return Decision(MemoryPlace.DEVICE, "decoding on the CPU takes many times as long")

@@ -30,7 +30,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """How one family is sampled by default, and what it was trained for.
+    """The sampling defaults of one family, and the sizes that it was trained for.
 
     prediction      meaning of its output
     noise           noise schedule of its training; includes the shift of a flow

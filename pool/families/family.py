@@ -28,7 +28,7 @@ from modelpool.pool.specs.spec import Role
 
 
 class Architecture(Enum):
-    """How a component is built (`pool.models.common.module_classes`), and the key naming of its file."""
+    """The way to build a component (`pool.models.common.module_classes`), and the key naming of its file."""
 
     CLIP_TEXT = "CLIP text model, in the naming of transformers"
     OPEN_CLIP_TEXT = "CLIP text model with a projection, in the naming of open_clip"

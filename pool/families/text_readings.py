@@ -1,4 +1,4 @@
-"""How each family's text encoders read a prompt: templates, lengths, layers, masks. Torch-free.
+"""Readings of a prompt by each family's text encoders: templates, lengths, layers, masks. Torch-free.
 
 One row per set of text encoders, as in `pool.detection.text_encoders.MEMBERS`, with the readings in the order of its
 members; families that read a set differently have a row of their own. Numbers and templates are the defaults of the

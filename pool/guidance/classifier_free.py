@@ -203,7 +203,7 @@ class _Guider:
         return classifier_free_guidance(cond_BCHW, uncond_BCHW, self._strength)
 
     def _with_drawn_inputs(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """Return `batches` with the inputs that are drawn anew for each prediction."""
+        """Return `batches` with the inputs that are drawn again for each prediction."""
         if self._told_anew is None:
             return batches
         drawn = {place: self._told_anew() for place in sorted(place for batch in batches for place in batch.members)}

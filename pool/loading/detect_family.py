@@ -1,7 +1,8 @@
 """Detects the family of a file of weights from its keys and shapes. Torch-free.
 
 The interface to `pool.detection` for code that runs checkpoints: returns a family that this version runs, or raises an
-error that says what the file is instead. Reads no weights; `pool.loading.small_tensors` adds what only those determine.
+error that states what the file is instead. Reads no weights; `pool.loading.small_tensors` adds the facts that need
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
 _WITH_NOISE_RANGE = (SDXL.name, COSXL_EDIT.name)
 #: counters of batch norms, and channel counts
 _COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
-#: suffixes of the keys of scale factors. Without a marker that says how to use them, a plain cast would be wrong
+#: suffixes of the keys of scale factors. Without a marker that specifies how to use them, a plain cast would be wrong
 _SCALED_ENDS = (".scale_weight", ".weight_scale", ".comfy_quant", "scaled_fp8")
 
 _ROLE_TITLES: Mapping[Role, str] = {
@@ -194,7 +195,7 @@ def _with_file_sampling(family: Family, header: Header) -> Family:
 
 
 def _predicts_velocity(header: Header) -> bool:
-    """Whether the file says so: trainers leave an empty tensor, or an entry in the metadata."""
+    """Whether the file declares it, by an empty tensor or an entry in the metadata that trainers write."""
     return declared_prediction(header.tensors, header.metadata) == VELOCITY_WORD
 
 

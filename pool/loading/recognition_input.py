@@ -58,7 +58,7 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     ("image_encoder", Kind.VISION_ENCODER),
     ("vocoder", Kind.VOCODER),
 )
-#: possible kinds of a component whose name says nothing
+#: possible kinds of a component whose name does not identify it
 _ANY_KIND = (Kind.VAE, Kind.TEXT_ENCODER, Kind.VISION_ENCODER)
 
 #: torch's dtype names, which key lists use as often as those of safetensors

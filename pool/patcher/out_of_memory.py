@@ -62,23 +62,33 @@ _DEVICE_ERRORS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType(
 class RanOutOfMemory(torch.OutOfMemoryError):
     """A run did not get the device memory it needed, though it fits the budget.
 
-    rungs  measures that were tried, in order; together they were not enough
+    oom_steps  measures that were tried, in order; together they were not enough
     """
 
     def __init__(self, message: str, oom_steps: tuple[OomStep, ...] = ()) -> None:
         super().__init__(message)
         self.oom_steps = oom_steps
+
+    @property
+    def rungs(self) -> tuple[OomStep, ...]:
+        """Deprecated name of `oom_steps`."""
+        return self.oom_steps
 
 
 class OutOfHostMemory(MemoryError):
     """The host has no memory left for what a run needs there.
 
-    rungs  measures that were tried before
+    oom_steps  measures that were tried before
     """
 
     def __init__(self, message: str, oom_steps: tuple[OomStep, ...] = ()) -> None:
         super().__init__(message)
         self.oom_steps = oom_steps
+
+    @property
+    def rungs(self) -> tuple[OomStep, ...]:
+        """Deprecated name of `oom_steps`."""
+        return self.oom_steps
 
 
 class ExhaustedMemory(Enum):

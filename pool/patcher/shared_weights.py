@@ -66,7 +66,7 @@ class RealizeReport:
 
 @dataclass(frozen=True, slots=True)
 class _PatchPlacement:
-    """Where the patches of one module are applied.
+    """The patches of one module, divided into merged and lazy ones.
 
     merged_digest  digest of the patches merged into its resident bytes
     lazy           names of its parameters whose patches are computed at each use

@@ -31,7 +31,7 @@ MARGIN_PART = 8
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class RunningLease:
-    """What the current run uses.
+    """The components and memory that the current run uses.
 
     components  those that may not move
     run_bytes   its activations and scratch

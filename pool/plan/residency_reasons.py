@@ -20,7 +20,7 @@ TASK_NEEDS_ROOM = "activations, scratch and the weights listed before it need th
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why `bytes` of resident weights of a component are evicted, or are not loaded but stream (`streams`)."""
+    """The reason why `bytes` of a component are evicted or, with `streams`, are streamed instead of loaded."""
 
     component: ComponentKey
     bytes: int

@@ -302,7 +302,7 @@ class Registry:
         found: FolderScan,
         candidates: Sequence[WeightsFile],
     ) -> UserError:
-        """Return the error that says why `name` means no file of `kinds`."""
+        """Return the error that explains why `name` matches no file of `kinds`."""
         refused: dict[PurePath, CorruptFile] = {r.path: CorruptFile(f"{r.path}: {r.problem}") for r in found.refused}
         refused |= {file.path: facts.refusal(file.path) for file in candidates if (facts := self.facts(file)).problem}
         for bad in named(name, refused):

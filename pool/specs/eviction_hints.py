@@ -14,7 +14,7 @@ from modelpool.pool.specs.spec import ComponentKey
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class EvictionHints:
-    """What a plan considers in addition to its own task.
+    """Hints that a plan considers in addition to its own task.
 
     needed_next   components of tasks expected on this GPU, soonest first; each at most once
     pinned_bytes  bytes of components that must stay on the GPU; a task that does not fit next to them is refused

@@ -219,7 +219,7 @@ class WorkerSpec(WireValue):
 
 
 class RunErrorKind(Enum):
-    """Why a task failed. The retry policy is a table over these (`scheduler.core.retry`)."""
+    """The reason why a task failed. The retry policy is a table over these (`scheduler.core.retry`)."""
 
     OUT_OF_VRAM = "out_of_vram"
     OUT_OF_HOST_MEMORY = "out_of_host_memory"

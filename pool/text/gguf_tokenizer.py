@@ -29,7 +29,7 @@ from modelpool.pool.text.word_patterns import LLAMA_WORDS, MISTRAL_WORDS, QWEN_W
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """How a byte-level BPE kind reads a text.
+    """The way in which a byte-level BPE kind splits a text.
 
     pattern        pattern of a word
     whole_first    a word that is a token is not merged from parts
@@ -48,7 +48,7 @@ _WORDS: Mapping[str, _Words] = {
     "qwen": _Words(QWEN_WORDS, whole_first=False, is_normalized=True),
 }
 _SENTENCEPIECE: Mapping[str, VocabularyModel] = {"llama": VocabularyModel.BPE, "t5": VocabularyModel.UNIGRAM}
-#: kinds that put no space before a text, whatever the file says
+#: kinds that put no space before a text, regardless of the file's settings
 _WITHOUT_SPACE_BEFORE = ("gemma",)
 
 

@@ -37,7 +37,7 @@ class Pooled(Enum):
 
 
 class Padding(Enum):
-    """What is done with the states of padding tokens."""
+    """Treatment of the states of padding tokens."""
 
     KEPT = "kept"
     ZEROED = "zeroed"
@@ -54,7 +54,7 @@ class MaskMode(Enum):
 
 
 class Cleaning(Enum):
-    """How a prompt is preprocessed."""
+    """Preprocessing of a prompt."""
 
     NONE = "none"
     #: lower case, stripped
@@ -71,7 +71,7 @@ class Cleaning(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text encoder is used.
+    """The settings for encoding a prompt with a text encoder.
 
     encoder           name of the encoder in detection
     width             width of the published encoder's states; used for the zeros of a missing encoder
@@ -84,7 +84,7 @@ class Reading:
     most_tokens       longer texts are truncated, dropped tokens included
     pads_left        padding is on the left
     is_masked         the encoder reads an attention mask
-    padding, mask     what is done with states of padding, and the mask that the model reads
+    padding, mask     treatment of the states of padding, and the mask that the model reads
     layers            states after these layers, concatenated, 0 being the input of the first layer; () for one state
     every_layer       states after all layers
     layers_left_out   number of skipped last layers, for a single state: 0 reads the last one

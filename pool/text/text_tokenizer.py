@@ -17,7 +17,7 @@ from modelpool.pool.text.tokenizer_errors import convert_errors
 
 
 class TokenizerMissing(UserError):
-    """A missing tokenizer, or one of another text encoder. The message says which file to put where."""
+    """A missing tokenizer, or one of another text encoder. The message states which file to put where."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,10 @@ class VramManager:
         self.unload(key)
         self._forget(key)
 
+    def managed(self, key: ComponentKey) -> ModelPatcher | None:
+        """The patcher that is managed under `key`, if any."""
+        return self._patchers.get(key)
+
     def is_idle(self, key: ComponentKey) -> bool:
         """Whether nothing of the component is on the device and no run uses it. Raises UnknownName."""
         return key not in self._leases and not self._patchers[self._known(key)].resident().resident_bytes

@@ -1,7 +1,7 @@
 """The history of one job for users: each start of its tasks, the reason, the expected and the measured cost.
 
 Computed from the story on request; stores and decides nothing, and does not touch the core: a request changes no later
-decision. Entries that the story has dropped are missing, and `complete` says so.
+decision. Entries that the story has dropped are missing; `complete` is then False.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def find_job(state: SchedulerState, text: str) -> JobId:
     if found:
         raise UnknownName(f"job {text!r} could be any of {len(found)}: {_some(found)}")
     if not known:
-        raise UnknownName(f"unknown job {text!r}: this pool has had no job yet")
+        raise UnknownName(f"unknown job {text!r}: this pool has had no jobs yet")
     if len(known) <= MOST_NAMED:
         raise unknown_name("job", text, known)
     raise UnknownName(f"unknown job {text!r}; {len(known)} are known, the latest are {_some(known)}")

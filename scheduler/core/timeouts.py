@@ -1,7 +1,7 @@
 """Timeouts: stops runs that take too long, and finds those that do not stop when asked. Knows no placement.
 
 All tasks of a run have one timeout. A run is asked to stop when it exceeds it; a run that no job needs any more was
-asked before. A run that does not stop although all its tasks were asked to hangs: its worker is unusable.
+asked earlier. A run that does not stop after all its tasks were asked to stop hangs: its worker is unusable.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Timeouts:
         self._out = out
 
     def time_up_at(self, task: Task) -> float:
-        """Time of the next action on a running task that has not ended by then; infinity without a timeout, for one
-        that was not asked to stop. Equal for all tasks of a run, which stops when all of them were asked to."""
+        """Time of the next action on a running task that has not ended by then; infinity for one that
+        has no timeout and was not asked to stop. Equal for all tasks of a run, which stops when all were asked to."""
         assert task.worker_id is not None, f"{task.name} runs nowhere"
         worker = self._worker_table.workers[task.worker_id]
         requested_at = [self._demand.tasks[name].stop_requested_at for name in worker.task_ids]

@@ -18,7 +18,7 @@ class Ticks:
 
     @property
     def due(self) -> float | None:
-        """When the next one is due; None if none is pending."""
+        """The time at which the next one is due; None if none is pending."""
         return self._due[0] if self._due else None
 
     def arrived(self) -> None:

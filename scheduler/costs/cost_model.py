@@ -106,6 +106,8 @@ class Costs:
             if cost_class.tasks:
                 kept.update(use.component for use in cost_class.uses)
                 kept.update(cost_class.adapters)
+            else:
+                cost_class.forget_sizes()  # its components may come back with other sizes
         self.components = {key: spec for key, spec in self.components.items() if key in kept}
 
     def acquire(self, spec: TaskSpec) -> CostClass:

@@ -49,7 +49,7 @@ def best_idle(query: PlacementQuery, task: Task) -> tuple[Worker, float] | None:
 
 
 def _some_idle(query: PlacementQuery, cost_class: CostClass) -> Iterable[Worker]:
-    """Of many idle workers the holders of what it uses, those near its adapters, and some of every class."""
+    """A selection of many idle workers: holders of its components, some near its adapters, and some of every class."""
     workers = query.workers
     found = dict.fromkeys(w for use in cost_class.uses for w in workers.idle_holders(use.component, MOST_IDLE))
     found.update((w, None) for w in near(query, cost_class) if w.is_idle)
@@ -73,7 +73,7 @@ def near(query: PlacementQuery, cost_class: CostClass) -> list[Worker]:
 
 
 def least_evicting(costs: Costs, cost_class: CostClass, workers: Sequence[Worker]) -> Worker:
-    """Of these workers, which should finish it equally soon, the one with the lowest `_harm`."""
+    """Return the worker with the lowest `_harm`; all of them should finish it equally soon."""
     if len(workers) == 1:
         return workers[0]
     return min(workers, key=lambda w: _harm(costs, cost_class, w))

@@ -1,4 +1,4 @@
-"""Which weights of one task can be preloaded on a worker during a run of another, by the state that the core assumes.
+"""Computes which weights of one task a worker can preload during a run of another, by the state that the core assumes.
 
 Pure functions over `pool.plan.preload_plan`.
 """

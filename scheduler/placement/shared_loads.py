@@ -14,7 +14,7 @@ from modelpool.scheduler.tables.workers import Worker
 
 
 def shared_load_seconds(query: PlacementQuery, cost_class: CostClass, worker: Worker) -> float:
-    """Of the extra seconds of a task of this cost class on a live worker that it fits on: the part that others share.
+    """The part of the extra seconds of a task of this cost class that others share, on a live worker that it fits on.
 
     A component that is not resident there is shared equally by the tasks that wait for it, divided by the number of its
     holders and this worker: tasks waiting for a component with many holders are served by them. What only streams, for
@@ -39,8 +39,8 @@ def shared_load_seconds(query: PlacementQuery, cost_class: CostClass, worker: Wo
 
 
 def _seconds_of(costs: Costs, load: LoadEstimate, key: ComponentKey, worker: Worker) -> float:
-    """Of the seconds of that load, those that bring the lasting part of this component, which is not resident: on the
-    slower of disk and link. From the disk all of it lasts, in the page cache."""
+    """The seconds of that load that bring the lasting part of this component, which is not resident, on the slower of
+    disk and link. From the disk all of it lasts, in the page cache."""
     spec, node = costs.components[key], costs.nodes.of(worker.spec)
     if node is not None and load.reads:
         read_seconds = node.missing_bytes(load.reads) / node.storage_bytes_per_second

@@ -1,4 +1,5 @@
-"""Which tasks have to run, for which jobs, and which results they read. Knows no placement; workers by name only.
+"""Tracks which tasks have to run, for which jobs, and which results they read. Knows no placement, and workers only by
+name.
 
 A job demands the tasks between the results that exist and the one that it wants. A task exists while a job demands it
 or a worker has it. Everything here follows from events that `scheduler.core.state` passes on.

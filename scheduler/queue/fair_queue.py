@@ -65,7 +65,7 @@ class FairQueue:
 
     @property
     def next_check(self) -> float:
-        """When time alone will change something; infinity if never."""
+        """The next time at which something changes without an event; infinity if never."""
         if self._raises and len(self._priorities) > 1:
             return min(self.deadlines.next_check, self._raises[0][0])
         return self.deadlines.next_check

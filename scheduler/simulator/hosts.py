@@ -46,12 +46,12 @@ class FileRead:
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """What storage does for one run.
+    """The reads from storage for one run.
 
     missing       bytes of each file that are read for it; only files with missing bytes
     waited_bytes  bytes that are being read for other runs, and that it waits for
-    loaded_at     when everything that it needs before it computes is in memory
-    streamed_at   when everything that it needs is in memory
+    loaded_at     time at which everything that it needs before it computes is in memory
+    streamed_at   time at which everything that it needs is in memory
     """
 
     missing: Mapping[ComponentKey, int]
@@ -244,7 +244,7 @@ class Host:
         self._arriving.setdefault(arrival.key, []).append((turn, arrival))
 
     def _there(self, now: float, key: ComponentKey, size_bytes: int) -> tuple[float, int]:
-        """When the first bytes of a cached file are available, and how many of them are still being read."""
+        """The time at which the first bytes of a cached file are available, and the number that is still being read."""
         incoming = self._arriving.get(key)
         if incoming is None:
             return now, 0

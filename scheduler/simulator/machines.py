@@ -75,7 +75,7 @@ class OverlappedPreload:
 
     @property
     def ends_at(self) -> float:
-        """When it is complete."""
+        """The time at which it is complete."""
         return self.begun_at + self.patch_seconds + self.plan.upload_bytes / self.link_bytes_per_second
 
     def uploaded_bytes(self, at: float) -> int:

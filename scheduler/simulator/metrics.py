@@ -37,7 +37,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """How one GPU spent its time. Waiting for its worker to start, or to be replaced, is idle."""
+    """The use of one GPU's time. Waiting for its worker to start, or to be replaced, is idle."""
 
     worker_id: WorkerId
     kind: str
@@ -175,7 +175,7 @@ def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | Non
 
 
 def _adapter_loads(cluster: VirtualCluster[Core], storage: StorageReads) -> int:
-    """How often files that are an adapter of some task were read."""
+    """The number of reads of files that are an adapter of some task."""
     named = {
         key for one in cluster.submitted.values() for task in one.job.tasks for use in task.uses for key in use.adapters
     }
@@ -210,7 +210,7 @@ def latency(ascending: Sequence[float]) -> Latency:
 def gpu_times(
     runs: Iterable[SimulatedRun], gpus: Iterable[SimulatedGpu], makespan_seconds: float
 ) -> tuple[GpuTime, ...]:
-    """How each GPU spent the makespan, in the order of `gpus`."""
+    """The use of the makespan by each GPU, in the order of `gpus`."""
     running: defaultdict[WorkerId, list[float]] = defaultdict(list)
     loading: defaultdict[WorkerId, list[float]] = defaultdict(list)
     for run in runs:

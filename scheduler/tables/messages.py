@@ -2,7 +2,7 @@
 
 `at` is seconds on the shell's monotonic clock and the core's only notion of time. Every `RunTask` ends as exactly one
 `RunEnded` or, when its worker is lost, as `WorkerDown`; every `StartWorker` as exactly one `WorkerUp` or `StartFailed`.
-Every event creates commands: their `__init__` is written out (`pool.specs.resident` says why).
+Every event creates commands: their `__init__` is written out (`pool.specs.resident` explains why).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from modelpool.scheduler.tables.placement_record import Why
 
 
 class Outcome(Enum):
-    """How a job ended."""
+    """The outcome of a job."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"

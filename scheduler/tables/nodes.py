@@ -90,7 +90,7 @@ class Node:
         return self.idle_from(at) <= at or self.incoming.isdisjoint(key for key, _ in reads)
 
     def idle_from(self, at: float) -> float:
-        """When the disk should have finished all requests, `at` at the earliest."""
+        """The time at which the disk should have finished all requests, `at` at the earliest."""
         return max(at, self.free_at, self._prefetch_free_at)
 
     def expect(self, reads: Reads, at: float = 0.0, is_prefetch: bool = False) -> ExpectedReads:
@@ -164,7 +164,8 @@ class Node:
             self._forget(key)
 
     def _shrink(self, reads: Reads, unexpected_bytes: int) -> None:
-        """Of `reads`, which are in memory now, this many bytes were not before: nor was anything read before them."""
+        """Lower the limit: of `reads`, which are in memory now, `unexpected_bytes` were missing before. Forgets the
+        least recently read files of that size, since files that were read before these are missing too."""
         just_read = {key for key, _ in reads}
         left = min(unexpected_bytes, sum(wanted_bytes for _, wanted_bytes in reads))
         for key in list(self.files):

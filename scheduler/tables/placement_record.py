@@ -1,4 +1,4 @@
-"""Why a task started on its worker: the options of the placement and the numbers that decided.
+"""The reasons why a task started on its worker: the options of the placement and the numbers that decided.
 
 Values that are kept with each start and formatted only when read. Decides nothing.
 """

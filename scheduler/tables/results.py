@@ -1,4 +1,4 @@
-"""Which results the shell holds, and when they are released. Knows ids and sizes; the bytes are elsewhere.
+"""Decides which results the shell holds, and when they are released. Knows ids and sizes; the bytes are elsewhere.
 
 A result is held while a task that has to run reads it, or a live job provided it. After that an encode result is kept
 for later jobs, in LRU order within two limits; any other is released. `sweep` decides, once per event.

@@ -355,7 +355,7 @@ class WorkerTable:
         )
 
     def largest(self) -> Worker | None:
-        """Of the wanted workers that are not given up, the one with most memory; None while one of them is unknown."""
+        """Return the wanted worker with most memory that is not given up; None while the memory of one is unknown."""
         given_up = WorkerState.GIVEN_UP
         if any(w.capacity_bytes is None and w.wanted and w.status is not given_up for w in self.workers.values()):
             return None

@@ -75,7 +75,7 @@ def from_lines(lines: Iterable[str]) -> Workload:
 
 
 def _kind_of(task: TaskSpec) -> TaskSpec:
-    """What tasks of one kind have in common: everything except their names."""
+    """The properties that tasks of one kind have in common: everything except their names."""
     return replace(task, task_id=TaskId(""), needs=())
 
 

@@ -60,7 +60,7 @@ def make_examples(
     background: drawing.Background = "dark",
     filled: bool = True,
 ) -> Examples:
-    """Draw and encode training pairs in one style."""
+    """Draw and encode training pairs of one style."""
     captions, latents = [], []
     for start in range(0, count, 256):
         scenes = [drawing.random_scene(rng, background, filled, SHARE_OF_TWO) for _ in range(min(256, count - start))]
@@ -136,7 +136,7 @@ def optimise(
 def train(
     examples: Examples, encode: text.Encode, steps: int, seed: int, log: Log
 ) -> tuple[UNet2DConditionModel, CLIPTextModel]:
-    """Train UNet and text encoder from nothing; returns both in eval mode. Effects: log(stage, step, loss)."""
+    """Train UNet and text encoder from random weights; return both in eval mode. Effects: log(stage, step, loss)."""
     torch.manual_seed(seed)
     unet, encoder = UNet2DConditionModel(**CONFIG), text.new_encoder()
     distinct = ["", *sorted(set(examples.captions))]

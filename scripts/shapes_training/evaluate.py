@@ -1,6 +1,6 @@
 """Measures the exported files: loads them with diffusers' converters, samples, and reads the images with the checker.
 
-Goes from the files alone, so that a wrong export shows. Does not know how anything was trained.
+Uses only the files, so that it detects a wrong export. Does not know how they were trained.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Model:
 
 
 def load_model(path: Path) -> Model:
-    """Load a single file strictly: every tensor finds a parameter and every parameter a tensor."""
+    """Load a single file strictly: every tensor has a parameter and every parameter a tensor."""
     tensors = {name: value.float() for name, value in load_file(path).items()}
     unet = UNet2DConditionModel(**diffusion.CONFIG)
     unet.load_state_dict(single_file_utils.convert_ldm_unet_checkpoint(dict(tensors), dict(unet.config)))
@@ -58,7 +58,7 @@ def load_model(path: Path) -> Model:
 
 
 def merge_lora(model: Model, path: Path, strength: float) -> int:
-    """Add a kohya LoRA file to the weights. Returns how many layers changed. Effects: changes the model's weights."""
+    """Add a kohya LoRA file to the weights. Returns the number of changed layers. Effects: the model's weights."""
     tensors = {name: value.float() for name, value in load_file(path).items()}
     roots: dict[str, nn.Module] = {"lora_unet": model.unet, "lora_te_text_model": model.encoder}
     names = {
@@ -77,7 +77,7 @@ def merge_lora(model: Model, path: Path, strength: float) -> int:
 
 
 def noise_levels() -> torch.Tensor:
-    """Sigma of each training timestep, float64 [1000], growing."""
+    """Return the sigma of each training timestep, float64 [1000], ascending."""
     alphas = diffusion.signal_shares().double()
     return ((1 - alphas) / alphas).sqrt()
 
@@ -109,7 +109,7 @@ def euler(denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor) -> torch.Tens
 
 def dpmpp_2m(denoise: Denoise, x: torch.Tensor, sigmas: torch.Tensor) -> torch.Tensor:
     """DPM-Solver++ of second order, multistep. Source: Lu et al. (2022), algorithm 2, data prediction."""
-    before: tuple[torch.Tensor, torch.Tensor] | None = None  # (clean image, log step) of the step before
+    before: tuple[torch.Tensor, torch.Tensor] | None = None  # (clean image, log step) of the previous step
     for now, after in itertools.pairwise(sigmas):
         clean = denoise(x, now)
         if after == 0:
@@ -134,7 +134,7 @@ def generate(
     sigmas: torch.Tensor,
     guidance: float = 4.0,
 ) -> NDArray[np.uint8]:
-    """One image for each (caption, seed) pair: uint8 [N, 64, 64, 3]. Noise comes from each seed alone."""
+    """Generate one image for each (caption, seed) pair: uint8 [N, 64, 64, 3]. Noise depends only on the seed."""
     levels = noise_levels().log()
     tokens = text.token_rows([*captions, *[""] * len(captions)], encode)
     context = model.encoder(tokens).last_hidden_state
@@ -159,7 +159,7 @@ SAMPLERS: Mapping[str, tuple[Sampler, torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Shares of the images of one setting: subject (colour and shape) right, style right, both right."""
+    """Shares of correct images of one setting: subject (colour and shape), style, and both."""
 
     images: int
     subject: float
@@ -170,7 +170,7 @@ class Score:
 def measure(
     model: Model, encode: text.Encode, sampler: str, seeds: int, background: str = "dark", filled: bool = True
 ) -> tuple[Score, NDArray[np.uint8], list[tuple[str, int, Reading]]]:
-    """Every colour x shape x seeds. Returns score, images (caption by caption, seed by seed) and failures."""
+    """Evaluate every colour x shape x seed. Returns score, images (caption by caption, seed by seed) and failures."""
     pairs = [(caption, seed) for caption in all_captions() for seed in range(seeds)]
     method, sigmas = SAMPLERS[sampler]
     parts = []

@@ -34,7 +34,7 @@ VAE_ATTENTION_PARTS = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "
 
 
 def unet_name(name: str, resnets_per_block: int) -> str:
-    """The LDM name of a parameter of UNet2DConditionModel. Raises ValueError: a name with no place in SD1's UNet."""
+    """Return the LDM name of a parameter of UNet2DConditionModel. Raises ValueError for a name not in SD1's UNet."""
     path, kind = name.rsplit(".", 1)
     if path in UNET_ENDS:
         return f"{UNET_ENDS[path]}.{kind}"
@@ -65,7 +65,7 @@ def _inside(part: str, rest: str) -> str:
 
 
 def vae_name(name: str, blocks: int) -> str:
-    """The LDM name of a parameter of AutoencoderKL with that many resolution blocks."""
+    """Return the LDM name of a parameter of AutoencoderKL with that number of resolution blocks."""
     name = name.replace("conv_norm_out", "norm_out").replace("conv_shortcut", "nin_shortcut")
     name = re.sub(r"downsamplers\.0", "downsample", name)
     name = re.sub(r"upsamplers\.0", "upsample", name)
@@ -85,7 +85,7 @@ def single_file(
     resnets_per_block: int,
     vae_blocks: int,
 ) -> dict[str, torch.Tensor]:
-    """All tensors of the single file, float16 (position_ids int64 [1, 77]), from three state dicts."""
+    """Return all tensors of the single file, float16 (position_ids int64 [1, 77]), from three state dicts."""
     found = {UNET_PREFIX + unet_name(name, resnets_per_block): value.half() for name, value in unet.items()}
     for name, value in vae.items():
         place = vae_name(name, vae_blocks)

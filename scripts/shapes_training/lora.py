@@ -1,7 +1,7 @@
-"""Trains LoRAs on the frozen example model, and writes them in kohya's names.
+"""Trains LoRAs on the frozen example model, and names their tensors as kohya does.
 
-Knows which layers a LoRA of the example changes, how the low-rank pair enters a forward pass, and the names sd-scripts
-gives to layers. Does not know what a style looks like: it is given the examples of one.
+Knows which layers a LoRA of the example changes, how the low-rank pair enters a forward pass, and the layer names of
+sd-scripts. Does not know styles: it gets examples of one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scripts.shapes_training import diffusion, text
 
 BATCH = 32
 LEARNING_RATE = 3e-3
-# Trained at several strengths, so that 0.8 and 1.0 both give the whole effect.
+# Trained at several strengths, so that 0.8 and 1.0 both give the full effect.
 WEAKEST, STRONGEST = 0.7, 1.1
 
 
@@ -43,7 +43,7 @@ class LoraPair(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The change of the layer's output at strength 1."""
+        """Return the change of the layer's output at strength 1."""
         return torch.as_tensor(self.up(self.down(inputs))) * self.scale
 
 
@@ -58,32 +58,32 @@ class Lora:
     owner: Lora | None = None
 
     def parameters(self) -> list[nn.Parameter]:
-        """Everything that is trained."""
+        """Return all trained parameters."""
         return [parameter for pair in self.pairs.values() for parameter in pair.parameters()]
 
     def include(self, other: Lora) -> None:
-        """Take another LoRA's pairs too: one strength, one file. Effects: other follows this one."""
+        """Add another LoRA's pairs, for one strength and one file. Effects: other uses the strength of this one."""
         other.owner = self
         self.pairs |= other.pairs
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Both weights of every pair in training precision; load() takes it back."""
+        """Return both weights of every pair in training precision, for load()."""
         return {
             f"{name}.{part}": value for name, pair in self.pairs.items() for part, value in pair.state_dict().items()
         }
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take weights from state(). Effects: the pairs' weights."""
+        """Load weights from state(). Effects: the pairs' weights."""
         for name, pair in self.pairs.items():
             pair.load_state_dict({part: state[f"{name}.{part}"] for part in ("down.weight", "up.weight")})
 
     @property
     def active_strength(self) -> float:
-        """The strength its hooks use: its owner's when it was included in another."""
+        """The strength that its hooks use: the owner's if it was included in another."""
         return self.strength if self.owner is None else self.owner.active_strength
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The file's tensors, float16, three a layer."""
+        """Return the file's tensors, float16, three per layer."""
         found: dict[str, torch.Tensor] = {}
         for name, pair in self.pairs.items():
             found[f"{name}.lora_down.weight"] = pair.down.weight.detach().half().contiguous()
@@ -93,9 +93,9 @@ class Lora:
 
 
 def attach(model: nn.Module, prefix: str, targets: Sequence[str], rank: int, alpha: float) -> Lora:
-    """Make a LoRA over every Linear and Conv2d whose path holds one of targets, and hook it in.
+    """Create a LoRA for every Linear and Conv2d whose path contains one of targets, and add its hooks.
 
-    Effects: adds forward hooks to those layers; they read its strength, 0 at first, at every call.
+    Effects: adds forward hooks to those layers; they read its strength, initially 0, at every call.
     Names are prefix + path with underscores.
     """
     lora = Lora({}, rank, alpha)
@@ -117,7 +117,7 @@ def _adder(lora: Lora, pair: LoraPair):  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What to show at a step: examples of a style, and which other LoRAs are on while it is shown."""
+    """The training data of a step: examples of a style, and the other LoRAs that are active during it."""
 
     examples: diffusion.Examples
     others_on: tuple[Lora, ...] = ()
@@ -134,9 +134,9 @@ def train(
     stage: str,
     log: diffusion.Log,
 ) -> None:
-    """Train one LoRA that is attached already, taking the lessons in turn. Effects: lora's weights and strength; log.
+    """Train one attached LoRA, with the lessons in turn. Effects: lora's weights and strength; log.
 
-    The base stays frozen. `others` are all attached LoRAs but this one; each lesson says which of them are on.
+    The base stays frozen. `others` are all other attached LoRAs; each lesson specifies which of them are active.
     """
     alphas = diffusion.signal_shares()
     distinct = ["", *sorted({caption for lesson in lessons for caption in lesson.examples.captions})]

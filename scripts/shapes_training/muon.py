@@ -1,6 +1,6 @@
-"""Muon: momentum whose step is made orthogonal, for the matrices and convolution kernels of a small network.
+"""Muon: momentum with orthogonalised steps, for the matrices and convolution kernels of a small network.
 
-Knows one optimiser. On the example's autoencoder it needs about half the steps of AdamW.
+Contains one optimiser. On the example's autoencoder it needs about half the steps of AdamW.
 Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024).
 """
 
@@ -17,7 +17,7 @@ ROUNDS = 5
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """The orthogonal factor of a matrix [M, N], approximately: its singular values all near 1."""
+    """Return an approximation of the orthogonal factor of a matrix [M, N], with all singular values near 1."""
     first, third, fifth = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     current = (matrix.mT if tall else matrix) / (matrix.norm() + 1e-7)
@@ -36,7 +36,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One step at a rate that means the same root mean square change for every shape. Effects: parameters."""
+        """Take one step, with the same root mean square change for every shape. Effects: parameters."""
         for parameter, total in zip(self.parameters, self.sums, strict=True):
             if parameter.grad is None:
                 continue

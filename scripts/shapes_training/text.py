@@ -1,4 +1,4 @@
-"""Captions to token ids, and the text encoder of the example model.
+"""Converts captions to token ids, and builds the text encoder of the example model.
 
 Knows the CLIP text configuration, the 77-token layout of SD1 and the phrasings used in training. Takes the tokenizer as
 a callable. Does not know images.
@@ -37,7 +37,7 @@ PHRASINGS: tuple[str, ...] = ("a {}", "{}", "the {}", "an image of a {}")
 
 
 def token_rows(captions: Sequence[str], encode: Encode) -> torch.Tensor:
-    """Token ids of each caption: start, tokens, end, padded with end to 77; int64 [N, 77]."""
+    """Return token ids of each caption: start, tokens, end, padded with end to 77; int64 [N, 77]."""
     rows = []
     for caption in captions:
         ids = [START_TOKEN, *encode(caption)[: TOKENS_PER_CAPTION - 2], END_TOKEN]
@@ -46,18 +46,18 @@ def token_rows(captions: Sequence[str], encode: Encode) -> torch.Tensor:
 
 
 def phrase(caption: str, rng: np.random.Generator) -> str:
-    """A caption in one of the phrasings, the plain one seven times in ten."""
+    """Return a caption in a random phrasing; the plain one with probability 0.7."""
     chosen = PHRASINGS[0] if rng.random() < 0.7 else PHRASINGS[rng.integers(1, len(PHRASINGS))]
     return chosen.format(caption.removeprefix("a "))
 
 
 def embedding(table: torch.Tensor) -> nn.Embedding:
-    """A trainable token table [V, W] as a module."""
+    """Return a trainable token table [V, W] as a module."""
     return nn.Embedding(len(table), table.shape[1], _weight=table.clone())
 
 
 class SmallVocabulary:
-    """Trains a text encoder on the few tokens that occur, then puts their rows back into the full table."""
+    """Trains a text encoder on the few tokens that occur, then copies their rows back to the full table."""
 
     def __init__(self, encoder: CLIPTextModel, rows: torch.Tensor) -> None:
         self.encoder = encoder
@@ -66,7 +66,7 @@ class SmallVocabulary:
         encoder.set_input_embeddings(embedding(self.full_table[self.tokens]))
 
     def restore(self) -> CLIPTextModel:
-        """The encoder with the full table again, trained rows in place. Effects: changes the encoder."""
+        """Return the encoder with the full table and the trained rows. Effects: changes the encoder."""
         table = self.full_table.clone()
         table[self.tokens] = self.encoder.get_input_embeddings().weight.detach()
         self.encoder.set_input_embeddings(embedding(table))
@@ -74,5 +74,5 @@ class SmallVocabulary:
 
 
 def new_encoder() -> CLIPTextModel:
-    """A text encoder with random weights, in the configuration of the example model."""
+    """Return a text encoder with random weights, in the configuration of the example model."""
     return CLIPTextModel(CLIPTextConfig(**CONFIG))

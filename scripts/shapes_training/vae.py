@@ -35,12 +35,12 @@ Log = Callable[[str, int, float], None]
 
 
 def to_tensor(images: list[np.ndarray[Any, np.dtype[np.float32]]]) -> torch.Tensor:
-    """Images [H, W, 3] in 0..1 to one tensor [N, 3, H, W] in -1..1, float32."""
+    """Convert images [H, W, 3] in 0..1 to one tensor [N, 3, H, W] in -1..1, float32."""
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) * 2 - 1
 
 
 def training_images(count: int, rng: np.random.Generator) -> torch.Tensor:
-    """Images of every background and style, one or two shapes: float32 [count, 3, 64, 64] in -1..1."""
+    """Return images of every background and style, with one or two shapes: float32 [count, 3, 64, 64] in -1..1."""
     images = []
     for index in range(count):
         background: drawing.Background = "light" if index % 3 == 2 else "dark"
@@ -50,7 +50,7 @@ def training_images(count: int, rng: np.random.Generator) -> torch.Tensor:
 
 
 def reconstruction_loss(vae: AutoencoderKL, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sampled round trip. Returns (loss to minimise, reconstruction term alone)."""
+    """Encode and decode with one sampled latent. Returns (loss to minimise, reconstruction term alone)."""
     posterior = vae.encode(images).latent_dist
     restored = vae.decode(posterior.sample()).sample
     reconstruction = functional.l1_loss(restored, images) + 2 * functional.mse_loss(restored, images)
@@ -58,7 +58,7 @@ def reconstruction_loss(vae: AutoencoderKL, images: torch.Tensor) -> tuple[torch
 
 
 def train(images: torch.Tensor, steps: int, seed: int, log: Log) -> AutoencoderKL:
-    """Train from nothing for a number of steps; returns the module in eval mode. Effects: log(stage, step, loss)."""
+    """Train a new module for a number of steps; return it in eval mode. Effects: log(stage, step, loss)."""
     torch.manual_seed(seed)
     vae = AutoencoderKL(**CONFIG).to(memory_format=torch.channels_last)
     optimiser = torch.optim.AdamW(vae.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0)
@@ -86,7 +86,10 @@ def polish(
     seed: int,
     log: Log,
 ) -> None:
-    """Train on with Muon, on crops, then on whole images. Effects: the module's weights; log(stage, step, loss)."""
+    """Continue training with Muon, on crops, then on complete images.
+
+    Effects: the module's weights; log(stage, step, loss).
+    """
     torch.manual_seed(seed)
     inner = {
         name: parameter
@@ -113,10 +116,10 @@ def polish(
 def refine_decoder(
     vae: AutoencoderKL, latents: torch.Tensor, images: torch.Tensor, steps: int, highest: float, seed: int, log: Log
 ) -> None:
-    """Train the decoder alone, for crisper edges: the latents, and so the UNet, stay valid.
+    """Train only the decoder, for sharper edges: the latents, and therefore the UNet, stay valid.
 
-    Latents are the posterior means of the images, in the module's own scale; some noise stands for sampling
-    errors, and a gain for guidance, which overshoots.
+    Latents are the posterior means of the images, in the module's own scale; some noise models sampling
+    errors, and a gain models guidance, which overshoots.
     Effects: weights of the decoder; log(stage, step, loss).
     """
     torch.manual_seed(seed)
@@ -145,12 +148,12 @@ def refine_decoder(
 
 
 def whole(images: torch.Tensor) -> torch.Tensor:
-    """A random batch of 8 whole images: float32 [8, 3, 64, 64]."""
+    """Return a random batch of 8 complete images: float32 [8, 3, 64, 64]."""
     return images[torch.randint(0, len(images), (8,))].contiguous(memory_format=torch.channels_last)
 
 
 def crops(images: torch.Tensor) -> torch.Tensor:
-    """A random batch of 32 crops: float32 [32, 3, 32, 32]. They cost a quarter, and the network is convolutional."""
+    """Return a random batch of 32 crops: float32 [32, 3, 32, 32]. Cost: a quarter of full images."""
     batch = images[torch.randint(0, len(images), (32,))]
     top, left = (8 * torch.randint(0, 5, (2,))).tolist()
     batch = batch[:, :, top : top + CROP_PIXELS, left : left + CROP_PIXELS]
@@ -159,12 +162,12 @@ def crops(images: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def encode_all(vae: AutoencoderKL, images: torch.Tensor) -> torch.Tensor:
-    """Posterior means of all images, unscaled: float32 [N, 4, 8, 8]."""
+    """Return the posterior means of all images, unscaled: float32 [N, 4, 8, 8]."""
     return torch.cat([vae.encode(part).latent_dist.mean for part in torch.split(images, 128)])
 
 
 @torch.no_grad()
 def psnr_decibels(vae: AutoencoderKL, images: torch.Tensor) -> float:
-    """Peak signal-to-noise ratio of encode then decode, over all images."""
+    """Return the peak signal-to-noise ratio of encoding and decoding, over all images."""
     restored = torch.cat([vae.decode(part).sample for part in torch.split(encode_all(vae, images), 64)])
     return float(10 * torch.log10(4 / functional.mse_loss(restored.clamp(-1, 1), images)))

@@ -140,7 +140,7 @@ class LoopConnection:
 
     def call(self, question, *args, **kwargs):  # type: ignore[no-untyped-def]
         if self.lost:
-            raise PoolLost("the pool's controller is gone")
+            raise PoolLost("the controller of the pool is gone")
         self.asked.append(question.__name__)
         return self._start(question(self.controller, *args, **kwargs)).result()
 

@@ -324,8 +324,8 @@ def test_images_go_through_a_pool_and_it_forgets_them() -> None:
     with open_pool() as pool:
         images = sorted(pool.submit(wanted).images(), key=lambda image: image.index)
         assert [type(recipe) for recipe in pool.recipes(wanted)] == [Recipe] * len(wanted)
-        book = pool._connection.controller._tasks
-        assert not book._given
+        tasks = pool._connection.controller._tasks
+        assert not tasks._inputs
     for image, one in zip(images, wanted, strict=True):
         assert image.request == one
         sent, given = InputImages(lambda result: result).bring(one)

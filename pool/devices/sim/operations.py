@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class OpKind(enum.Enum):
-    """How an operation is carried out."""
+    """The way in which an operation is carried out."""
 
     PURE = enum.auto()  # results are fresh, or share storage with an argument
     WHOLE = enum.auto()  # PURE, and one of WHOLE_OPS
@@ -30,13 +30,13 @@ class OpKind(enum.Enum):
     CONVERT = enum.auto()  # Tensor.to, which may cross devices
     READ_SCALAR = enum.auto()  # Tensor.item, which goes to the host
     RESTRIDE = enum.auto()  # changes shape and strides of its first argument in place, on the same storage
-    SAME_CLASS = enum.auto()  # asks whether one tensor could take the other's place
-    REFUSED = enum.auto()  # would change or replace a storage behind the books
+    SAME_CLASS = enum.auto()  # checks whether one tensor could replace the other
+    REFUSED = enum.auto()  # would change or replace a storage without being accounted for
 
 
 @dataclass(frozen=True, slots=True)
 class OpPlan:
-    """How one operation is carried out."""
+    """The plan for carrying out one operation."""
 
     op: OpOverload  # the operation
     compute: Callable[..., Any]  # what to call with CPU tensors and otherwise the same arguments
@@ -46,7 +46,7 @@ class OpPlan:
     cpu_positions: frozenset[int]  # of `tensor_positions`: where CUDA, too, takes CPU tensors (indices)
     written_positions: tuple[int, ...]  # IN_PLACE: arguments that are returned, in the order of the returns
     written_names: tuple[str, ...]  # OUT: likewise, by name
-    size_position: int | None  # of an operation that makes a tensor of a given size: the argument that says it
+    size_position: int | None  # for an operation that creates a tensor of a specified size: the argument with the size
 
 
 # Operations that torch breaks into parts before a device sees them, and which the simulated device takes whole: it then

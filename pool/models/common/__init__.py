@@ -1,1 +1,1 @@
-"""What several kinds of components share: configurations from shapes, classes, diffusers' converters."""
+"""Code shared by several kinds of components: configurations from shapes, classes, diffusers' converters."""

@@ -1,5 +1,5 @@
-"""How to build and call one kind of diffusion model: the row type of the architecture tables, and the names of all
-conditioning inputs.
+"""The row type of the architecture tables, which build and call diffusion models, and the names of all conditioning
+inputs.
 
 Knows no model and reads no files.
 
@@ -56,7 +56,7 @@ Call: TypeAlias = Callable[[nn.Module, Tensor, Tensor, ModelKwargs], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DiffusionArchitecture:
-    """How one kind of diffusion model is built and called.
+    """The way to build and call one kind of diffusion model.
 
     module   the class
     config   its arguments, from the sizes that recognition measured (in either naming) and the shapes of the parameters

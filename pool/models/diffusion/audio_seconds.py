@@ -37,7 +37,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class SecondsPlan:
-    """How the model is built.
+    """The plan for building the model.
 
     config   the arguments of its class
     key_map  between the file's tensors (keys as in the file) and the module's parameters

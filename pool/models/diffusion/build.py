@@ -27,7 +27,7 @@ from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
 @dataclass(frozen=True, slots=True)
 class DiffusionModelPlan:
-    """How the diffusion model in a file is built.
+    """The plan for building the diffusion model in a file.
 
     recognised    its facts, with the key prefix in the file
     config        the arguments of its class

@@ -34,7 +34,7 @@ _SECOND_NAME = "encoder.embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class TextEncoderPlan:
-    """How the text encoder in a file is built.
+    """The plan for building the text encoder in a file.
 
     facts    its facts
     config   the arguments of its configuration

@@ -31,7 +31,7 @@ _CONTEXT_FROM_THIRD = frozenset({"hidream"})
 
 @dataclass(frozen=True, slots=True)
 class ReadLength:
-    """What the cost of one text encoder for a text depends on.
+    """The properties of a text that determine the cost of one text encoder.
 
     tokens    length of its states
     weighted  some token has a weight other than 1: the empty text is encoded too

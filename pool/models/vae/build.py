@@ -33,7 +33,7 @@ NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class VaePlan:
-    """How the VAE in a file is built.
+    """The plan for building the VAE in a file.
 
     facts    its facts
     config   the arguments of its class

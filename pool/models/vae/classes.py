@@ -47,7 +47,7 @@ Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class VaeArchitecture:
-    """How one kind of VAE is built.
+    """The way to build one kind of VAE.
 
     module   the class
     config   its arguments from the shapes of a file, keys without prefix
@@ -127,8 +127,8 @@ def architecture_of(facts: VaeFacts) -> VaeArchitecture:
     if facts.layout != "original":
         if facts.name not in IN_DIFFUSERS_NAMING:
             raise UnknownArchitecture(
-                f"recognised as the VAE of {facts.title} in the naming of diffusers, whose shapes do not tell all: "
-                "expected it in its folder, beside its config.json"
+                f"recognised as the VAE of {facts.title} in the naming of diffusers, whose shapes do not determine it: "
+                "expected it in its folder, next to its config.json"
             )
         return IN_DIFFUSERS_NAMING[facts.name]
     if facts.name not in ARCHITECTURES:

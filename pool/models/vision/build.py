@@ -36,7 +36,7 @@ _PROJECTION = "visual_projection.weight"
 
 @dataclass(frozen=True, slots=True)
 class VisionPlan:
-    """How the vision encoder in a file is built.
+    """The plan for building the vision encoder in a file.
 
     config   the arguments of its configuration
     key_map  between the file's tensors (keys as in the file) and the module's parameters

@@ -60,7 +60,7 @@ class ImageWords(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class ImageWordsPlan:
-    """How it is built from its file.
+    """The plan for building it from its file.
 
     config   the arguments of the vision encoder's configuration
     width    of its states

@@ -38,7 +38,7 @@ PATCH_NUMBERS = CHANNELS * FRAMES * PATCH**2
 
 @dataclass(frozen=True, slots=True)
 class QwenVisionPlan:
-    """How it is built from its file.
+    """The plan for building it from its file.
 
     config   the arguments of its configuration
     key_map  between the file's tensors (keys as in the file) and the module's parameters

@@ -76,8 +76,8 @@ def test_too_small_a_budget_is_told_with_its_remedy() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Kind.CUDA, "24.0 GiB; free: not asked, install nvidia-ml-py"),
-        (Kind.XPU, "24.0 GiB; free: not asked, since the answer takes memory of the device; its maker's own"),
+        (Kind.CUDA, "24.0 GiB; free: unknown, install nvidia-ml-py"),
+        (Kind.XPU, "24.0 GiB; free: unknown, as querying it would allocate device memory; use the vendor's"),
         (Kind.DIRECTML, "?"),
     ],
 )

@@ -47,7 +47,7 @@ def test_why_tells_each_start_with_expected_and_measured_figures(command: Comman
     ended = command("why", "s-0", "--pool", "mine", pool=afternoon())
     assert ended.code == 0
     assert re.match(r"job s-0: succeeded after \d+\.\d\d s \(user ann, priority 2\)\n", ended.out)
-    assert re.search(r"^encode: a, 0\.00 s after the job came, of 1 idle and 0 busy, .*: worker lost$", ended.out, re.M)
+    assert re.search(r"^encode: a, 0\.00 s after submission, of 1 idle and 0 busy, .*: worker lost$", ended.out, re.M)
     assert re.search(r"^encode: a, attempt 2, \d\.\d\d s after .*: done$", ended.out, re.M)
     assert re.search(r"^expected +a +0\.00 s +1\.00 s +1\.00 s +2\.00 s +4 B +0 B +0$", ended.out, re.M)
     assert re.search(r"^measured +a +1\.25 s +0\.75 s +\d\.\d\d s +4 B +0 B +0$", ended.out, re.M)
@@ -137,13 +137,13 @@ def test_a_live_job_whose_submission_is_forgotten_is_told_without_false_times(co
         entries.popleft()
     out = command("why", "s-0", "--pool", "mine", pool=pool).out
     said = re.match(
-        r"job s-0: active \(user ann, priority 2, wanted (\d+\.\d) s from now\); when it came is not remembered", out
+        r"job s-0: active \(user ann, priority 2, deadline in (\d+\.\d) s\); submission time no longer available", out
     )
     assert said is not None
     assert float(said[1]) < 30.0
-    assert "\nencode: its result is there, of a run that is not remembered any more\n" in out
+    assert "\nencode: its result exists, from a run that is no longer in the history\n" in out
     assert re.search(r"^sample: a, \d\.\d\d s ago, of ", out, re.MULTILINE)
-    assert "after the job came" not in out
-    assert re.match(r" *from now +what", command("story", "s-0", "--pool", "mine", pool=pool).out.split("\n")[2])
+    assert "after submission" not in out
+    assert re.match(r" *relative to now +what", command("story", "s-0", "--pool", "mine", pool=pool).out.split("\n")[2])
     pool.now = shell.at + 60.0
-    assert re.search(r"wanted \d\d\.\d s ago", command("why", "s-0", "--pool", "mine", pool=pool).out)
+    assert re.search(r"deadline \d\d\.\d s ago", command("why", "s-0", "--pool", "mine", pool=pool).out)

@@ -187,7 +187,7 @@ def test_what_is_made_is_called_what_it_is(
         (["\udcff"], "PROMPT: found \"'\\\\udcff'\", expected text in the encoding of the terminal"),
         (["-n", "0"], "-n: found 0, expected a whole number from 1"),
         (["--gpus", "0"], "--gpus: found 0, expected a whole number from 1"),
-        (["--pool", "mine", "--gpus", "2"], "--gpus: belongs to starting a pool"),
+        (["--pool", "mine", "--gpus", "2"], "--gpus cannot be combined with --pool mine"),
     ],
 )
 def test_what_a_person_got_wrong_is_one_line_and_exit_code_2(
@@ -255,7 +255,7 @@ def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(com
 
     def end(index: int) -> None:
         if index == 1:
-            raise PoolLost("the pool's controller is gone")
+            raise PoolLost("the controller of the pool is gone")
 
     pool = FakePool(before_each=end)
     ended = command("generate", "a red circle", "-n", "4", "--out", "p", pool=pool)
@@ -264,7 +264,7 @@ def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(com
     assert "contact sheet: p/contact_sheet.png" in ended.err
     [line] = [line for line in ended.err.splitlines() if line.startswith("The pool has ended; ")]
     assert re.search(rf"To resume: modelpool generate .* --seed {pool.submitted[0].seed} --resume$", line)
-    assert ended.err.endswith("modelpool: the pool's controller is gone\n")
+    assert ended.err.endswith("modelpool: the controller of the pool is gone\n")
 
 
 def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Command) -> None:
@@ -288,7 +288,7 @@ def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Comm
     assert "3 cancelled" in ended.err
     [finished] = Path("p").glob("a-red-circle-*.png")
 
-    [line] = [line for line in ended.err.splitlines() if line.startswith("Stopped. To go on: ")]
+    [line] = [line for line in ended.err.splitlines() if line.startswith("Stopped. To resume: ")]
     again = re.fullmatch(r"Stopped\. To resume: modelpool (generate 'a red circle' .* --seed \d+ --resume)", line)
     assert again, line
     arguments = again[1].replace("'a red circle'", "CIRCLE").split()

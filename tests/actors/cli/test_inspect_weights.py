@@ -33,7 +33,7 @@ def test_a_family_without_an_architecture_is_named_with_what_is_missing(command:
     keys = listed(tmp_path / "ace.json", shapes_of("ace_step", "model.diffusion_model."))
     ended = command("inspect", keys)
     assert ended.code == 0
-    assert "recognised as ACE-Step 1 (3.3 B parameters, F16); recognised, does not run: none" in ended.out
+    assert "recognised as ACE-Step 1 (3.3 B parameters, F16); recognised, does not run: no dependency" in ended.out
     assert re.search(
         r"^diffusion model +ACE-Step 1 +874 +3,305,659,264 +6\.2 GiB +F16 6\.2 GiB +model\.", ended.out, re.M
     )
@@ -66,14 +66,14 @@ def test_what_is_used_beside_a_model_says_how(command: Command, tmp_path: Path) 
     encoder = {key: tuple(tensor.shape) for key, tensor in texts.clip_file(texts.clip()).items()}
     uses = {
         "in a prompt: embedding:NAME": {"emb_params": (2, 32)},
-        "--control NAME=PICTURE": ldm_controlnet(layouts.TINY_UNET),
+        "--control NAME=IMAGE": ldm_controlnet(layouts.TINY_UNET),
         "modelpool models assemble NAME --vae FILE": layouts.ldm_vae(layouts.LdmVae(), ""),
         "modelpool models assemble NAME --text-encoder FILE": encoder,
     }
     for place, (use, shapes) in enumerate(uses.items()):
         path = write_hollow_checkpoint(tmp_path / f"{place}.safetensors", shapes)
         shown = command("inspect", str(path)).out
-        assert re.search(rf"^to use it +.*{re.escape(use)}", shown, re.M), shown
+        assert re.search(rf"^usage +.*{re.escape(use)}", shown, re.M), shown
         assert "expected a complete checkpoint" not in shown
 
 
@@ -96,7 +96,7 @@ def test_what_is_no_model_is_told_as_what_it_is(
     ended = command("inspect", str(weights_file(tmp_path / "x.safetensors", **shapes)))
     assert ended.code == 0
     assert re.search(rf"^description +{re.escape(said)}$", ended.out, re.MULTILINE)
-    assert re.search(r"^to use it +", ended.out, re.MULTILINE)
+    assert re.search(r"^usage +", ended.out, re.MULTILINE)
 
 
 def test_a_vae_alone_is_told_with_its_name(command: Command, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_what_strangers_wrote_is_shown_and_not_obeyed(command: Command, tmp_path
     light = tmp_path / "light.safetensors"
     lora = load_file(LIGHT)
     save_file({**lora, evil: torch.zeros(2)}, light, {evil: evil, "[/]": "[bold]no[/]"})
-    for file, said in ((light, "not recognised"), (path, "what it is")):
+    for file, said in ((light, "not recognised"), (path, "description")):
         ended = command("inspect", str(file))
         assert ended.code == 0, ended.err
         assert said in ended.out

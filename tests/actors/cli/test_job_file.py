@@ -72,7 +72,7 @@ def test_broken_lines_are_told_by_number_and_the_others_stand(tmp_path: Path) ->
     assert told[8] == "field 'prompt' occurs twice"
     assert told[9].startswith("steps: found nan")
     assert told[10].startswith("loras.0.strength: found 'x'")
-    assert told[11].startswith("found half of a character")
+    assert told[11].startswith("found half a character")
 
 
 def test_csv_rows_are_requests_and_empty_cells_are_not_given(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_spreadsheets_byte_order_mark_is_not_part_of_the_first_column(tmp_path
     ("name", "content", "complaint"),
     [
         ("jobs.txt", "x", r"job file: found '.*jobs\.txt', expected a name that ends in \.jsonl"),
-        ("jobs.jsonl", "\n\n", "found no lines"),
-        ("jobs.csv", "prompt\n", "found no lines"),
+        ("jobs.jsonl", "\n\n", "no lines; expected one request"),
+        ("jobs.csv", "prompt\n", "no lines; expected one request"),
         ("jobs.csv", "promt,seed\na,1\n", "header: unknown column 'promt'; did you mean 'prompt'?"),
-        ("jobs.csv", "prompt,prompt\na,b\n", "header: column 'prompt' is there twice"),
+        ("jobs.csv", "prompt,prompt\na,b\n", "header: column 'prompt' occurs twice"),
         ("jobs.csv", b"prompt\n\xff\n", r"not UTF-8 text \(byte 7\)"),
     ],
 )

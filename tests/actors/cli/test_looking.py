@@ -80,7 +80,7 @@ def test_the_folders_models_and_loras_are_looked_through_where_nothing_is_config
     assert listed["problem"] != ""
     Path("models/mine.safetensors").unlink()
     ended = command("models")
-    assert re.fullmatch(r"No models in .*/models: put \.safetensors files there, .*\n", ended.out)
+    assert re.fullmatch(r"No models found in .*/models: put \.safetensors files there, .*\n", ended.out)
 
 
 def test_a_checkpoint_is_told_by_component(command: Command) -> None:
@@ -148,7 +148,7 @@ def test_a_recipe_with_values_of_other_types_is_refused(
 @pytest.mark.parametrize(
     ("fields", "fact"),
     [
-        ({"frames": 5, "frame_rate": 8.0, "format": "gif", "width": 32, "height": 16}, "frames +5, 8 a second"),
+        ({"frames": 5, "frame_rate": 8.0, "format": "gif", "width": 32, "height": 16}, "frames +5, 8 per second"),
         ({"seconds": 0.5, "format": "wav", "width": 0, "height": 0}, "length +0.5 seconds"),
     ],
 )
@@ -214,7 +214,7 @@ def test_status_shows_workers_queues_and_troubles(command: Command) -> None:
     assert re.search(r"^gpu-1 +starting \(restarts: 1\)", ended.out, re.MULTILINE)
     assert re.search(r"^jobs +4 live, 10 succeeded, 1 failed, 0 cancelled$", ended.out, re.MULTILINE)
     assert re.search(r"^waiting +3 sample$", ended.out, re.MULTILINE)
-    assert re.search(r"^tasks +27 of 30 found their weights resident$", ended.out, re.MULTILINE)
+    assert re.search(r"^tasks +27 of 30 had all weights resident$", ended.out, re.MULTILINE)
     assert re.search(r"^gpu-1 +killed by signal 9$", ended.out, re.MULTILINE)
 
 

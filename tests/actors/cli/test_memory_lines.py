@@ -23,5 +23,5 @@ def test_equal_divisions_and_rungs_are_counted_together_and_shared_runs_once() -
     assert memory_lines(tasks) == [
         "decode by tiles of 24: 2 runs, due to limited GPU memory",
         "sample by 1 at a time: 1 run, due to limited GPU memory",
-        "out of GPU memory in 1 run; helped: drop caches, stream more",
+        "out of GPU memory in 1 run; resolved by: drop caches, stream more",
     ]

@@ -65,12 +65,12 @@ def test_a_folder_is_added_hashed_listed_and_removed(command: Command, comfy: Pa
     assert re.search(r"^light +LoRA +113 modules, rank 8 +594\.5 KiB +DC64DE0699 +/", listed.out, re.MULTILINE)
     assert re.search(r"^soft +VAE +- ", listed.out, re.MULTILINE)
     assert "truncated: the file has 100000 bytes" in listed.out
-    assert "1 unfinished download left out" in listed.out
+    assert "1 unfinished download skipped" in listed.out
     assert listed.out == command("models", "list").out
     again = command("models", "add", str(comfy / "loras"))
-    assert f"{comfy / 'loras'} is there already, in {comfy}: 1 file" in again.err
+    assert f"{comfy / 'loras'} was already added, as part of {comfy}: 1 file" in again.err
     removed = command("models", "remove", str(comfy))
-    assert removed.err == f"{comfy} is forgotten; its files stay where they are\n"
+    assert removed.err == f"{comfy} is removed; its files are not deleted\n"
     assert (comfy / "loras" / "light.safetensors").is_file()
     assert command("models", "remove", str(comfy)).code == 2
 
@@ -121,12 +121,12 @@ def test_an_alias_is_made_changed_and_told(command: Command, comfy: Path) -> Non
     first = comfy / "checkpoints" / "sd15" / "shapes.safetensors"
     second = comfy / "checkpoints" / "tuned" / "shapes.safetensors"
     assert command("models", "alias", "mine", "sd15/shapes").err == f"mine is {first}\n"
-    assert command("models", "alias", "mine", str(second)).err == f"mine is {second} (it stood for {first})\n"
+    assert command("models", "alias", "mine", str(second)).err == f"mine is {second} (was {first})\n"
     assert re.search(r"^tuned/shapes, mine +checkpoint", command("models").out, re.MULTILINE)
     refused = command("models", "alias", "other", "shapes")
     assert refused.code == 2
     assert "file 'shapes' can mean 2 files: 'sd15/shapes' (" in refused.err
-    assert command("models", "remove", "mine").err == f"mine is forgotten; it stood for {second}\n"
+    assert command("models", "remove", "mine").err == f"mine is removed; it was an alias of {second}\n"
 
 
 def test_what_cannot_be_added_is_one_line_and_nothing_is_registered(command: Command, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_pickles_are_listed_scanned_and_named_where_they_are_allowed(command: Co
     assert command("models", "scan").code == 1
     assert command("models", "alias", "mine", "old").code == 2
     assert command("models", "alias", "mine", "old", "--allow-pickle").code == 0
-    assert "--allow-pickle belongs after list" in command("models", "--allow-pickle", "list").err
+    assert "place --allow-pickle after list" in command("models", "--allow-pickle", "list").err
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_separate_files_are_made_one_model(command: Command, apart: Path) -> Non
     assert not (apart / "whole.model.json").exists()
     files = ("--diffusion-model", "shapes_unet", "--vae", "shapes_vae", "--text-encoder", "shapes_clip")
     made = command("models", "assemble", "whole", *files)
-    assert (made.code, made.err) == (0, f"whole is Stable Diffusion 1, of 3 files: {apart / 'whole.model.json'}\n")
+    assert (made.code, made.err) == (0, f"whole is Stable Diffusion 1, from 3 files: {apart / 'whole.model.json'}\n")
     taken = command("models", "assemble", "whole", *files)
     assert taken.code == 2
     assert "already exists" in taken.err
@@ -277,7 +277,7 @@ def test_a_model_is_assembled_where_all_files_lie(command: Command, apart: Path,
     assert "is not in" in outside.err
     made = command("models", "assemble", "whole", *given, "--folder", str(apart))
     assert made.code == 0
-    assert f"no pool looks there yet: modelpool models add {apart}" in made.err
+    assert f"this folder is not part of any pool yet; run: modelpool models add {apart}" in made.err
     odd = command("models", "assemble", "../whole", *given, "--folder", str(apart))
     assert odd.code == 2
     assert not (tmp_path / "whole.model.json").exists()

@@ -59,7 +59,7 @@ def test_options_change_single_settings() -> None:
     assert (settings.pool.policy, settings.pool.reserve_bytes) == (VramPolicy.LOW, 1 << 30)
     with pytest.raises(UserError, match="vram: found 'much', expected a size"):
         settings_for(PoolOptions(vram="much"))
-    with pytest.raises(UserError, match="--reserve-vram: belongs to starting a pool"):
+    with pytest.raises(UserError, match="--reserve-vram cannot be combined with --pool"):
         PoolOptions(pool="running", reserve_vram="1GiB")
 
 
@@ -68,7 +68,7 @@ def test_pickles_are_allowed_by_the_configuration_or_by_the_option(empty_folder:
     assert settings_for(PoolOptions(allow_pickle=True)).models.allow_pickle
     (empty_folder / CONFIG_NAME).write_text("[models]\nallow_pickle = true\n")
     assert settings_for(PoolOptions()).models.allow_pickle, "an option that is not given takes nothing back"
-    with pytest.raises(UserError, match="--allow-pickle: belongs to starting a pool"):
+    with pytest.raises(UserError, match="--allow-pickle cannot be combined with --pool"):
         PoolOptions(pool="running", allow_pickle=True)
 
 

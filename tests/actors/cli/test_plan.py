@@ -88,15 +88,15 @@ def test_the_limits_that_it_names_hold(config: str) -> None:
 def test_people_are_told_what_is_assumed_and_what_a_batch_would_take(config: str) -> None:
     said = plan("shapes", "--size", "256x256", "--vram", "16MiB", "--batch", "4", "--config", config).stdout
     assert "link 12 GB/s, assumed; compute speed is a rough estimate" in said
-    assert re.search(r"^each later one +weights", said, re.MULTILINE)
+    assert re.search(r"^later images +weights", said, re.MULTILINE)
     assert re.search(r"^decode, tiles of \d+ ", said, re.MULTILINE)
     assert re.search(r"^4 images +one at a time: about ", said, re.MULTILINE)
     assert re.search(
-        r"^in one run +would take activations of sample .*; the pool makes one at a time, as batch_limit is 1$",
+        r"^as one batch +activations of sample .*; the pool runs one image at a time \(batch_limit is 1\)$",
         said,
         re.MULTILINE,
     )
-    assert re.search(r"^smallest memory +\d", said, re.MULTILINE)
+    assert re.search(r"^minimum +\d", said, re.MULTILINE)
     assert re.search(r"^sample +shapes/diffusion_model@\w+: .* streams: ", said, re.MULTILINE)
 
 

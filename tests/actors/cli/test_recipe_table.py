@@ -66,10 +66,10 @@ def test_every_field_of_a_controlnet_is_shown(other: dict[str, Any]) -> None:
 
 def test_a_image_made_from_others_is_told_in_words() -> None:
     facts = dict(recipe_facts(replace(RECIPE, steps=20, pictures=replace(IMAGES, hires=OTHERS["hires"]))))
-    assert facts["image"] == "photo.png, from step 10 of 20 on  (sha256 of its pixels 11)"
-    assert facts["mask"] == "hole.png, what it keeps is pasted back  (sha256 of its pixels 22)"
-    assert facts["second pass"] == "2 times as large, strength 0.5, via latent"
-    assert facts["ControlNet canny"] == "strength 0.5; reads edges.png  (sha256 of its pixels bb)  (sha256 aa)"
+    assert facts["image"] == "photo.png, from step 10 of 20  (sha256 of its pixels 11)"
+    assert facts["mask"] == "hole.png, unmasked area pasted back  (sha256 of its pixels 22)"
+    assert facts["second pass"] == "scale 2, strength 0.5, via latent"
+    assert facts["ControlNet canny"] == "strength 0.5; control image edges.png  (sha256 of its pixels bb)  (sha256 aa)"
     regions = replace(IMAGES, regions=OTHERS["regions"])
     told = dict(recipe_facts(replace(RECIPE, pictures=regions)))["region"]
     assert told == "'a red circle', strength 9, 32x64 at 0,8"

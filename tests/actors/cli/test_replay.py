@@ -29,7 +29,7 @@ def test_the_same_decisions_are_made_again(command: Command, log: Path, afternoo
     ended = command("replay", str(log), "--check")
     assert ended.code == 0
     assert ended.out.startswith(f"{len(afternoon.lines) - 1} events in ")
-    assert ended.out.endswith("every command is the one that was recorded\n")
+    assert ended.out.endswith("all commands are identical to the recorded ones\n")
     [found] = command("replay", str(log), "--json").objects
     assert (found["same"], found["difference"], found["events"]) == (True, None, len(afternoon.lines) - 1)
 
@@ -43,7 +43,7 @@ def test_a_different_decision_is_told_and_is_no_success(command: Command, log: P
     assert ended.code == 1
     assert f"{log}:{number + 1}: different decision after: " in ended.out
     assert "  worker_id: 'other-" in ended.out
-    assert "  what led there:\n" in ended.out
+    assert "  event log of the task:\n" in ended.out
     [found] = command("replay", str(log), "--json").objects
     assert (found["same"], found["difference"]["line"]) == (False, number + 1)
 
@@ -91,12 +91,12 @@ def test_a_trace_never_goes_over_a_log_or_anything_else_that_is_no_trace(command
     for out in (log, log.parent / "link", Path("notes.txt"), Path("folder"), Path("/dev/null")):
         ended = command("trace", str(log), str(out))
         assert ended.code == 2
-        assert f"OUT: {out} is " in ended.err
+        assert f"OUT: {out} " in ended.err
     assert log.read_text() == recorded
     assert Path("notes.txt").read_text() == "mine\n"
     ended = command("simulate", "zipf:jobs=3", "--save-trace", "notes.txt")
     assert (ended.code, Path("notes.txt").read_text()) == (2, "mine\n")
-    assert "--save-trace: notes.txt is there and is no trace" in ended.err
+    assert "--save-trace: notes.txt exists and is not a trace" in ended.err
     assert Path("/dev/null").is_char_device()
 
 

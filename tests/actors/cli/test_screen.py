@@ -111,4 +111,4 @@ def test_durations_in_words(seconds: float, text: str) -> None:
 
 
 def test_counts_in_words() -> None:
-    assert [counted(n, "picture") for n in (0, 1, 2)] == ["0 images", "1 image", "2 images"]
+    assert [counted(n, "image") for n in (0, 1, 2)] == ["0 images", "1 image", "2 images"]

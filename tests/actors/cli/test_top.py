@@ -77,13 +77,13 @@ def test_a_frame_shows_gpus_bars_queues_and_rates(command: Command) -> None:
     row = rf"^gpu-0 +sim:0 +busy +sample 7/20 of s-3, 1\.5 s +{re.escape(bar)} +48\.0 MiB of 64\.0 MiB +8 +75%"
     assert re.search(row, ended.out, re.MULTILINE)
     assert re.search(r"^gpu-1 +- +starting +- +- +- +0 +-", ended.out, re.MULTILINE)
-    assert re.search(r"^A +shapes/unet +32\.0 MiB +whole on 1, with LoRAs on 1$", ended.out, re.MULTILINE)
-    assert re.search(r"^B +shapes/vae +20\.0 MiB +whole on 0, a part on 1$", ended.out, re.MULTILINE)
-    assert re.search(r"^everybody +0 +5 +1$", ended.out, re.MULTILINE)
+    assert re.search(r"^A +shapes/unet +32\.0 MiB +resident on 1, with LoRAs on 1$", ended.out, re.MULTILINE)
+    assert re.search(r"^B +shapes/vae +20\.0 MiB +resident on 0, partial on 1$", ended.out, re.MULTILINE)
+    assert re.search(r"^all users +0 +5 +1$", ended.out, re.MULTILINE)
     assert re.search(r"^ann +0 +4 +0$", ended.out, re.MULTILINE)
     assert re.search(r"^no name +0 +1 +1$", ended.out, re.MULTILINE)
-    assert "0.20 jobs, 0.60 tasks a second since the start" in ended.out
-    assert "90% of 30 tasks found all weights there" in ended.out
+    assert "0.20 jobs, 0.60 tasks per second since the start" in ended.out
+    assert "90% of 30 tasks had all weights resident" in ended.out
     assert re.search(r"^record +/logs/pool\.jsonl$", ended.out, re.MULTILINE)
     assert re.search(r"^gpu-1 +killed by signal 9$", ended.out, re.MULTILINE)
 
@@ -93,14 +93,14 @@ def test_rates_are_between_two_frames() -> None:
         STATUS, seconds=54.0, jobs={**STATUS.jobs, "succeeded": 16}, tasks_total=50, uploaded_bytes=140 * MIB
     )
     text = drawn(later, STATUS)
-    assert "1.50 jobs, 5.00 tasks a second in the last 4.0 s" in text
-    assert "10.0 MiB uploaded, 0 B streamed a second in the last 4.0 s" in text
+    assert "1.50 jobs, 5.00 tasks per second in the last 4.0 s" in text
+    assert "10.0 MiB uploaded, 0 B streamed per second in the last 4.0 s" in text
 
 
 def test_a_pool_that_has_done_nothing_yet_can_be_drawn() -> None:
     nothing = PoolStatus((), {"encode": 0}, {"live": 0}, 0, 0, 0, 0, 0, 0)
     text = drawn(nothing)
-    assert "0 of 0 GPUs up, 0 busy; jobs: no job yet" in text
+    assert "0 of 0 GPUs up, 0 busy; jobs: no jobs yet" in text
     assert "waiting" not in text
 
 
@@ -159,7 +159,7 @@ def test_mates_deadlines_and_gpu_time_of_users_are_shown(command: Command) -> No
         STATUS, workers=(shared, STARTING), deadlines_met=3, deadlines_missed=1, seconds_by_user=seconds
     )
     text = drawn(now)
-    assert "sample 7/20 of s-3 and 3 more, 1.5 s" in text
+    assert "sample 7/20 of s-3 + 3 more, 1.5 s" in text
     assert re.search(r"^deadlines +3 met, 1 missed *$", text, re.MULTILINE)
     assert re.search(
         r"^GPU time +no name 20\.0 s, user-0 10\.0 s, .*user-4 6\.0 s, 4 more 14\.0 s *$", text, re.MULTILINE
@@ -168,13 +168,13 @@ def test_mates_deadlines_and_gpu_time_of_users_are_shown(command: Command) -> No
     assert "deadlines" not in plain
     assert "GPU time" not in plain
 
-    class ModelKwargs(TopPool):
+    class SharedPool(TopPool):
         def status(self) -> PoolStatus:
             return now
 
-    ended = command("status", "mine", pool=ModelKwargs())
+    ended = command("status", "mine", pool=SharedPool())
     assert re.search(r"^deadlines +3 met, 1 missed$", ended.out, re.MULTILINE)
-    [found] = command("status", "mine", "--json", pool=ModelKwargs()).objects
+    [found] = command("status", "mine", "--json", pool=SharedPool()).objects
     assert (found["deadlines_met"], found["deadlines_missed"], found["seconds_by_user"]) == (3, 1, seconds)
 
 

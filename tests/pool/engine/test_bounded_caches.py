@@ -16,6 +16,7 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.engine import engine as engine_module
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.loading import open_model as open_model_module
+from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, Pipeline, open_engine
 
@@ -78,4 +79,35 @@ def test_lora_files_beyond_the_limit_are_unmapped(folder: Path, monkeypatch: pyt
     assert len(mapped_files(folder) & set(LORAS)) <= 5
     for name in reversed(LORAS):
         np.testing.assert_array_equal(image_of(engine, catalog, "toy", **{name: 0.8}), first[name], err_msg=name)
+    engine.close()
+
+
+def test_a_clone_of_a_closed_model_and_the_model_opened_again_are_one_component(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone that somebody kept is leased after its model was closed; opening the model again adopts it."""
+    monkeypatch.setattr(engine_module, "MODELS_KEPT", 1)
+    catalog = Catalog([folder], [folder / "loras"], "sim")
+    engine = open_engine("sim", PLENTY_BYTES)
+    first, other = (catalog.find_model(name) for name in MODELS[:2])
+    kept = engine.patcher(first, Role.VAE)
+    engine.patcher(other, Role.VAE)
+    assert kept.key not in engine.vram, "the model was not closed"
+    with engine.ready(kept, 0):
+        pass
+    again = engine.patcher(first, Role.VAE)
+    with engine.ready(again, 0):
+        assert again.resident_modules()
+    engine.close()
+
+
+def test_the_models_used_last_stay_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resident models do not push out idle ones that were used more recently."""
+    monkeypatch.setattr(engine_module, "MODELS_KEPT", 2)
+    catalog = Catalog([folder], [folder / "loras"], "sim")
+    engine = open_engine("sim", PLENTY_BYTES)
+    for name in MODELS[:2]:
+        image_of(engine, catalog, name)
+    idle = [engine.patcher(catalog.find_model(name), Role.VAE) for name in MODELS[2:]]
+    assert all(patcher.key in engine.vram for patcher in idle)
     engine.close()

@@ -73,7 +73,7 @@ def test_vectors_of_another_width_are_refused_by_name(tmp_path: Path) -> None:
     tiny = TinyModel(tmp_path, layouts.tiny_sd1())
     (tmp_path / "embeddings").mkdir()
     save_file({"emb_params": torch.zeros(1, 48)}, tmp_path / "embeddings" / "wide.safetensors")
-    with pytest.raises(AdapterMismatch, match="embedding 'wide': found vectors of 48 numbers, expected 32 for clip_l"):
+    with pytest.raises(AdapterMismatch, match="embedding 'wide': found vectors of size 48, expected 32 for clip_l"):
         encoded(tiny, prompt="a embedding:wide chair")
     tiny.close()
 

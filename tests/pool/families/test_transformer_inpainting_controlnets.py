@@ -203,9 +203,9 @@ def test_one_without_a_mask_is_refused_by_name(family: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "make", "complaint"),
     [
-        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2), "2.*expected .*image 1"),
-        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8), "8.*expected .*image 4"),
-        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=3), "3.*expected .*image 4"),
+        ("sd3", lambda: tiny_controls.sd3(extra_conditioning_channels=2), "2.*expected .*mask channels 1"),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=8), "8.*expected .*mask channels 4"),
+        ("qwen_image", lambda: tiny_controls.qwen_image(extra_condition_channels=3), "3.*expected .*mask channels 4"),
     ],
 )
 def test_one_that_is_told_other_things_than_a_mask_is_refused_by_name(

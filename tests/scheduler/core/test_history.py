@@ -89,7 +89,7 @@ def test_a_run_that_is_stopped_says_so(shell: Shell) -> None:
 
 def test_a_job_is_found_by_a_part_of_its_id(shell: Shell) -> None:
     shell.workers(a=64)
-    with pytest.raises(UnknownName, match="unknown job 'x': this pool has had no job yet"):
+    with pytest.raises(UnknownName, match="unknown job 'x': this pool has had no jobs yet"):
         find_job(shell.state, "x")
     for name in ("3f2a-1", "3f2a-10", "77aa-1"):
         shell.submit(image(name, seed=len(shell.jobs)))

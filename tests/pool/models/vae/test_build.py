@@ -277,7 +277,7 @@ def test_a_file_in_the_naming_of_diffusers_is_built_by_its_shapes(name: str, old
 
 
 def test_a_file_in_the_naming_of_diffusers_that_tells_too_little_says_so() -> None:
-    with pytest.raises(UnknownArchitecture, match=r"CogVideoX in the naming of diffusers, .* beside its config\.json"):
+    with pytest.raises(UnknownArchitecture, match=r"CogVideoX in the naming of diffusers, .* next to its config\.json"):
         plan_vae({"decoder.mid_block.resnets.0.norm1.norm_layer.weight": (8,)})
 
 
