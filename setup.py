@@ -18,8 +18,8 @@ from setuptools import Distribution, setup
 from setuptools.command.build_ext import build_ext
 
 #: Folders whose modules are compiled: the decisions of the core, and the values that it reads and creates. Values that
-#: travel between processes derive from `pool.specs.wire_value.WireValue`: a compiled frozen dataclass cannot be unpickled
-#: otherwise.
+#: travel between processes derive from `pool.specs.wire_value.WireValue`: a compiled frozen dataclass cannot be
+#: unpickled otherwise.
 COMPILED_FOLDERS = (
     "pool/specs",
     "pool/plan",

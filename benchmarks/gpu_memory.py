@@ -26,7 +26,7 @@ from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
-from modelpool.pool.plan.residency import choose_modules
+from modelpool.pool.plan.eviction_plan import choose_modules
 from modelpool.pool.specs.spec import ComponentKey, Role
 
 MIB = 1 << 20

@@ -48,8 +48,8 @@ from modelpool.pool.core.stage_params import (
     StageParams,
 )
 from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
+from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
-from modelpool.pool.plan.residency import Residency, plan
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, RunCost, TaskSpec
 from modelpool.scheduler.simulator.machines import OverlappedPreload
@@ -179,7 +179,7 @@ def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
         return replace(idle, budget_bytes=CAPACITY_BYTES, open_engine=TraceEngine, open_catalog=TraceCatalog)
 
     opened = start_pool(PoolConfig().override(workers=workers, name="race"), make_plan)
-    with ModelPool(opened.line, opened.close, None, opened.address) as pool:
+    with ModelPool(opened.connection, opened.close, None, opened.address) as pool:
         pool.wait_ready(300)
         tags = iter(range(1 << 60))
 

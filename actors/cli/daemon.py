@@ -39,7 +39,7 @@ _READY = "ready"
 def start_in_background(config: PoolConfig) -> RunningPool:
     """Start a daemon for `config` and wait until its controller answers.
 
-    Raises UserError with the daemon's message, or if a pool of that name runs already.
+    Raises UserError with the daemon's message, or if a pool of that name is already running.
     """
     name = config.cluster.name
     if (known := running_pool(name)) is not None:

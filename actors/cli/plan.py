@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog
-    from modelpool.pool.plan.residency import ModuleBytes
+    from modelpool.pool.plan.eviction_plan import ModuleBytes
     from modelpool.pool.specs.spec import ComponentKey
 
 #: assumed bytes per second to the GPU: pinned memory over PCIe 4.0 x8, or unpinned over x16

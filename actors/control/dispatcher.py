@@ -21,7 +21,7 @@ from typing import Any
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import ResultRef, StepDone
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (

@@ -15,8 +15,8 @@ from modelpool.pool.core.errors import does_not_fit
 from modelpool.pool.core.expert_names import HIGH, LOW
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.devices.vram_policy import ResidencyRules
+from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
 from modelpool.pool.plan.plan_time import PlanSeconds, expected_seconds
-from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes, plan
 from modelpool.pool.plan.residency_reasons import explain
 from modelpool.pool.plan.streaming_order import ModuleBytes, choose_modules, pass_seconds
 from modelpool.pool.specs.execution_modes import choose_mode

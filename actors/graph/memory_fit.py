@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from modelpool.pool.core.errors import DoesNotFit, does_not_fit, format_bytes
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ComponentKey, JobSpec, TaskSpec
 
 #: no weights are pinned: all may be streamed

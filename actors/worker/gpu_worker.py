@@ -47,7 +47,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
     NodeId,

@@ -20,7 +20,7 @@ from modelpool.benchmarks.lab.core import MOST_ATTEMPTS, PeerCore
 from modelpool.benchmarks.lab.fleet import PeerWorker
 from modelpool.benchmarks.lab.planning import Prices, plan_batch
 from modelpool.benchmarks.lab.prefetch_order import PrefetchOrder
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.simulator.eviction_policies import KnownFuture
 from modelpool.scheduler.simulator.machines import SimulatedGpu

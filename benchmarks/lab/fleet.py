@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from modelpool.benchmarks.lab.jobs import PeerJob
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import TaskSpec, WorkerId, WorkerSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, JobSpec, Role, Stage, TaskId, TaskSpec
 from modelpool.scheduler.simulator.records import model_name
 from modelpool.scheduler.tables.messages import Command, ReleaseResult

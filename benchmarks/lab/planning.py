@@ -15,7 +15,7 @@ from itertools import accumulate, groupby, pairwise
 from math import inf
 
 from modelpool.benchmarks.lab.bounds import least_load_seconds, least_makespan_seconds
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobSpec, Stage, TaskId, TaskSpec
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 

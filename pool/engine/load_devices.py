@@ -1,7 +1,7 @@
 """Suggests where the components of a model are loaded, kept and computed: device or host. Pure; torch-free.
 
 Suggestions by policy and sizes for a single model, for users who place components by hand and for `modelpool doctor`.
-Workers of a pool plan for all models together instead (`pool.plan.residency`): there a component is loaded to the
+Workers of a pool plan for all models together instead (`pool.plan.eviction_plan`): there a component is loaded to the
 device when a task needs it. Source of the rules: comfyui-behaviour facts, section 3.
 """
 

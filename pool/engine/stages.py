@@ -44,7 +44,7 @@ from modelpool.pool.core.stopping import stop_check
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
 from modelpool.pool.guidance.model_guiders import guider_config
-from modelpool.pool.guidance.run import denoise_images
+from modelpool.pool.guidance.sampling_run import denoise_images
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.patcher.model_patcher import ModelPatcher

@@ -61,7 +61,7 @@ from modelpool.pool.models.vision.preprocess import states_shape
 from modelpool.pool.models.vision.qwen import empty_images
 from modelpool.pool.patcher.weight_bytes import module_bytes
 from modelpool.pool.pixels.latent_pixels import sampled_shape
-from modelpool.pool.plan.residency import ModuleBytes
+from modelpool.pool.plan.eviction_plan import ModuleBytes
 from modelpool.pool.specs.execution_modes import execution_modes as ways_of
 from modelpool.pool.specs.spec import ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.chunks import expand_embeddings

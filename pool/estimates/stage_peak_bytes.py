@@ -46,7 +46,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.guidance.call_model import call_model, number_inputs
 from modelpool.pool.guidance.model_guiders import guider_config
-from modelpool.pool.guidance.run import denoise_images
+from modelpool.pool.guidance.sampling_run import denoise_images
 from modelpool.pool.models.diffusion.cascade_model import prior_channels
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states

@@ -1,8 +1,9 @@
 """`ModelPatcher`: one component with one patch set and the options of its runs; `PatcherState`: those options.
 
 Clones share the weights and have their own patch set; cloning is O(1). Patches and options take effect when the weights
-are realized (`pool.patcher.shared_weights`) or run. Does not decide what should be resident (`pool.plan.residency`),
-nor when (`pool.vram.vram_manager`). docs/explanation/patcher.md maps the methods of ComfyUI's ModelPatcher to these.
+are realized (`pool.patcher.shared_weights`) or run. Does not decide what should be resident
+(`pool.plan.eviction_plan`), nor when (`pool.vram.vram_manager`). docs/explanation/patcher.md maps the methods of
+ComfyUI's ModelPatcher to these.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from modelpool.pool.patcher.weight_bytes import component_use
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.full_weights import PatchedWeight
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
-from modelpool.pool.plan.residency import ModuleBytes, Resident
+from modelpool.pool.plan.eviction_plan import ModuleBytes, Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 __all__ = ["ModelPatcher", "RealizeReport", "WeightsTarget", "realize_in_steps"]

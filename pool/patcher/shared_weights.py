@@ -2,7 +2,7 @@
 
 Host weights are views of the mapped file and are never written. A `WeightsTarget` states what should be on the device;
 `SharedWeights.realize` computes the difference and moves only that. Patches are removed by uploading again, so there is
-nothing to restore. Knows one component on one device; not what should be resident (`pool.plan.residency`), nor when
+nothing to restore. Knows one component on one device; not what should be resident (`pool.plan.eviction_plan`), nor when
 (`pool.vram.vram_manager`), nor which patches a clone has (`pool.patcher.model_patcher`).
 """
 
@@ -36,7 +36,7 @@ from modelpool.pool.patcher.weight_bytes import (
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import round_to, seed_of
-from modelpool.pool.plan.residency import ModuleBytes, Resident
+from modelpool.pool.plan.eviction_plan import ModuleBytes, Resident
 from modelpool.pool.quant.quantize import requantize
 from modelpool.pool.specs.spec import UNPATCHED, ComponentKey, ComponentSpec, Role
 from modelpool.pool.tracing.module_flops import module_work

@@ -17,7 +17,7 @@ from modelpool.pool.ops.packed import PackedWeight, stored_bytes
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.patches.stochastic_rounding import rounding_scratch_bytes
-from modelpool.pool.plan.residency import ModuleBytes
+from modelpool.pool.plan.eviction_plan import ModuleBytes
 from modelpool.pool.quant.quantize import requantize_scratch_bytes
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 

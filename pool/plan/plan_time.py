@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelpool.pool.plan.residency import ResidencyPlan
+from modelpool.pool.plan.eviction_plan import ResidencyPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Plans under a VRAM policy: the share of memory that weights may take, and runs that must not stream.
 
-Pure arithmetic around `pool.plan.residency.plan`.
+Pure arithmetic around `pool.plan.eviction_plan.plan`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import DoesNotFit, does_not_fit
 from modelpool.pool.devices.vram_policy import ResidencyRules
-from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes, plan
+from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes, plan
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 

@@ -1,7 +1,7 @@
 """Plan which weights of the next task to preload while the current task runs. Pure byte arithmetic.
 
 The worker moves what is decided here, the scheduler predicts with it, the simulator charges time for it: one source, as
-`pool.plan.residency` is for moves before a run. Standard library only.
+`pool.plan.eviction_plan` is for moves before a run. Standard library only.
 
 Rules
 1. Nothing that the current run uses moves: leased components are neither shrunk nor re-patched. Its activations and
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.plan.residency import Move, Residency, Resident, make_room, needed_bytes, upload_bytes_of
+from modelpool.pool.plan.eviction_plan import Move, Residency, Resident, make_room, needed_bytes, upload_bytes_of
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 

@@ -1,6 +1,6 @@
 """Explains a plan: one sentence for each eviction and each component that streams. Pure and torch-free.
 
-The rules and the eviction candidates are those of `pool.plan.residency`.
+The rules and the eviction candidates are those of `pool.plan.eviction_plan`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.plan.residency import EvictionCandidate, Residency, ResidencyPlan, eviction_candidates, plan
+from modelpool.pool.plan.eviction_plan import EvictionCandidate, Residency, ResidencyPlan, eviction_candidates, plan
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 
@@ -40,7 +40,7 @@ def explain(
     leased: frozenset[ComponentKey] = frozenset(),
     hints: EvictionHints = NO_HINTS,
 ) -> tuple[Reason, ...]:
-    """Return the reasons of the plan that `pool.plan.residency.plan` makes of the same arguments: its evictions in
+    """Return the reasons of the plan that `pool.plan.eviction_plan.plan` makes of the same arguments: its evictions in
     order, then the streamed components in the order of `uses`. Empty if nothing is evicted or streamed.
 
     Raises DoesNotFit as `plan` does.

@@ -1,7 +1,7 @@
 """Selects the modules of a component that stay resident when not all fit, and predicts the time of a streamed pass.
 
 Pure and torch-free: bytes and operations of modules in pass order; speeds and limits are arguments.
-`pool.plan.residency` decides how many bytes a component gets.
+`pool.plan.eviction_plan` decides how many bytes a component gets.
 
 A module streams well if it computes much per byte on the bus, and if there is other work between it and the next
 streamed module: copies run ahead of compute, but only by a limited number of bytes. So, in this order:

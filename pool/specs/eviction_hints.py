@@ -1,6 +1,6 @@
 """Hints for eviction: components expected next, pinned bytes and priorities.
 
-Values for `pool.plan.residency.plan`; torch-free.
+Values for `pool.plan.eviction_plan.plan`; torch-free.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values of a plan of `pool.plan.residency`: bytes that leave a GPU and bytes that arrive.
+"""Values of a plan of `pool.plan.eviction_plan`: bytes that leave a GPU and bytes that arrive.
 
 Created for every event of the scheduler: their `__init__` is written out (see `pool.specs.resident`).
 """

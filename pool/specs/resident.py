@@ -1,4 +1,4 @@
-"""Residency of one GPU in bytes: values that travel between processes. Plans are in `pool.plan.residency`.
+"""Residency of one GPU in bytes: values that travel between processes. Plans are in `pool.plan.eviction_plan`.
 
 Their `__init__` is written out: the scheduler creates them for every event, a frozen dataclass sets each field by a
 call, and the generated one is never compiled. `Final` marks them as immutable.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.patcher.hooks import HookGroup
 from modelpool.pool.patcher.model_patcher import ModelPatcher, models_to_load
-from modelpool.pool.plan.residency import ResidencyPlan
+from modelpool.pool.plan.eviction_plan import ResidencyPlan
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from modelpool.pool.core.errors import DoesNotFit, does_not_fit, format_bytes
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentUse
 
 

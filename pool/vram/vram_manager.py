@@ -1,4 +1,4 @@
-"""`VramManager`: the single owner of weights on one GPU. Leases over `pool.plan.residency.plan`.
+"""`VramManager`: the single owner of weights on one GPU. Leases over `pool.plan.eviction_plan.plan`.
 
 Tracks the components of one GPU, their order of use and their pins. `plan` decides what moves; the patcher of a
 component moves it. Not thread-safe: one process per GPU, one run at a time.
@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from modelpool.pool.core.errors import DoesNotFit, UserError, format_bytes, unknown_name
 from modelpool.pool.devices.vram_policy import ResidencyRules
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget, realize_in_steps
-from modelpool.pool.plan.policy_plan import PlanRequest, fixed_bytes, plan_under_policy
-from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
-from modelpool.pool.plan.residency import (
+from modelpool.pool.plan.eviction_plan import (
     ModuleBytes,
     Move,
     Residency,
@@ -24,6 +22,8 @@ from modelpool.pool.plan.residency import (
     needed_bytes,
     plan,
 )
+from modelpool.pool.plan.policy_plan import PlanRequest, fixed_bytes, plan_under_policy
+from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.pool.vram.leases import HeldLeases, Lease, PatcherUse, merged_uses, with_dependents

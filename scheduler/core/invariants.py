@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from modelpool.pool.plan.residency import Resident, needed_bytes, plan
+from modelpool.pool.plan.eviction_plan import Resident, needed_bytes, plan
 from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import JobId, OomStep, Stage
 from modelpool.scheduler.core.queue_invariants import validate_fair_queue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.tables.cost_classes import STAGE_RANK
 from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus

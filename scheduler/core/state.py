@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
 from modelpool.scheduler.core.recovery import Recovery

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelpool.pool.core.errors import does_not_fit
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskSpec
 
 

@@ -1,4 +1,4 @@
-"""Cost of a task on a worker in seconds and bytes: predicted with `pool.plan.residency.plan`, learned from reports.
+"""Cost of a task on a worker in seconds and bytes: predicted with `pool.plan.eviction_plan.plan`, learned from reports.
 
 Completion time = wait + extra seconds + resident seconds. Extra are upload, patch switches, streaming and the slowdown
 of a divided run; resident is the prior estimate of the run times a learned ratio (`scheduler.tables.run_kinds`).
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.costs.predict import predict
@@ -220,7 +220,7 @@ class Costs:
         return load is not None and worker.used_bytes - load.present_bytes > load.room_bytes
 
     def residency_after(self, cost_class: CostClass, worker: Worker, hints: EvictionHints = NO_HINTS) -> Residency:
-        """The residency that `pool.plan.residency.plan` leaves on a live worker; computed directly if nothing is
+        """The residency that `pool.plan.eviction_plan.plan` leaves on a live worker; computed directly if nothing is
         evicted."""
         now, load = worker.residency, self.load_estimate(cost_class, worker)
         assert now is not None, f"{worker.worker_id} is not up"

@@ -1,10 +1,10 @@
-"""Predicts the bytes that a task would move on a worker. Pure byte arithmetic over `pool.plan.residency.plan`."""
+"""Predicts the bytes that a task would move on a worker. Pure byte arithmetic over `pool.plan.eviction_plan.plan`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from modelpool.pool.plan.residency import Residency, ResidencyPlan, Resident, plan, upload_bytes_of
+from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, Resident, plan, upload_bytes_of
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse
 from modelpool.scheduler.tables.cost_classes import MOST_PREDICTIONS, CostClass, FullyResident, LoadEstimate
 from modelpool.scheduler.tables.nodes import Reads

@@ -33,9 +33,9 @@ from itertools import chain, islice
 from modelpool.scheduler.costs.cost_model import least_extra_seconds
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
 from modelpool.scheduler.placement.overlap import can_preload_all
-from modelpool.scheduler.placement.reservations import Reservations, first_to_start, is_sooner_elsewhere
 from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, make_decision
 from modelpool.scheduler.placement.shared_loads import shared_load_seconds
+from modelpool.scheduler.placement.waiting import Reservations, first_to_start, is_sooner_elsewhere
 from modelpool.scheduler.queue.backlog import BacklogLine
 from modelpool.scheduler.queue.shares import share_window_end
 from modelpool.scheduler.tables.cost_classes import LAST_RANK, CostClass

@@ -15,7 +15,7 @@ from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
-from modelpool.pool.plan.residency import Resident
+from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, WorkerId
 from modelpool.scheduler.queue.sorted_sequence import SortedSequence
 from modelpool.scheduler.queue.urgent import AT_ONCE, UrgentTasks

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownName, unknown_name, unusable_field
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 
 #: JSON value and its place in the line, for errors -> value
 Reader: TypeAlias = Callable[[Any, str], Any]

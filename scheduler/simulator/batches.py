@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.plan.residency import Move, Residency, ResidencyPlan
+from modelpool.pool.plan.eviction_plan import Move, Residency, ResidencyPlan
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
 from modelpool.scheduler.tables.messages import BatchMate
 

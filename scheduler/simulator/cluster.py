@@ -1,9 +1,10 @@
 """Simulated cluster: the same core in virtual time, driven by a heap of events. Contains no policy.
 
 Works with any core that answers events with commands: the scheduler of this pool, or one of its peers
-(`benchmarks.lab`). Simulated workers plan their residency with a `WorkerMemory`, by default `pool.plan.residency.plan`
-as on real workers, and convert its bytes to seconds; they divide runs as real ones do (`pool.specs.execution_modes`),
-with the same slowdown. No randomness: variation is passed in (`Disturbances`), so a run is a function of its arguments.
+(`benchmarks.lab`). Simulated workers plan their residency with a `WorkerMemory`, by default
+`pool.plan.eviction_plan.plan` as on real workers, and convert its bytes to seconds; they divide runs as real ones do
+(`pool.specs.execution_modes`), with the same slowdown. No randomness: variation is passed in (`Disturbances`), so a run
+is a function of its arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from modelpool.pool.plan.residency import Move, Residency
+from modelpool.pool.plan.eviction_plan import Move, Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,

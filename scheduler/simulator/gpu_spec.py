@@ -20,7 +20,7 @@ from modelpool.pool.core.errors import (
     unknown_name,
     unusable_field,
 )
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode
 from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS, PCIE4, kind_of

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes
 from modelpool.pool.plan.preload_plan import PreloadPlan, RunningLease, plan_preload
-from modelpool.pool.plan.residency import Residency, ResidencyPlan, needed_bytes
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from modelpool.pool.plan.residency import Move
+from modelpool.pool.plan.eviction_plan import Move
 from modelpool.pool.specs.spec import ComponentKey, JobId, RunCost, Stage, TaskId, WorkerId
 
 

@@ -1,7 +1,7 @@
 """Cost classes: tasks that cost the same to load on a worker, and estimates of what loading moves.
 
 One object for all waiting and running tasks of a class, so that what is computed for one holds for all. Pure byte
-arithmetic over `pool.plan.residency.plan`; seconds are in `scheduler.costs.cost_model`.
+arithmetic over `pool.plan.eviction_plan.plan`; seconds are in `scheduler.costs.cost_model`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from modelpool.pool.plan.residency import Resident, needed_bytes
+from modelpool.pool.plan.eviction_plan import Resident, needed_bytes
 from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Stage, TaskSpec
 from modelpool.scheduler.tables.nodes import Node, Reads

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from modelpool.pool.plan.residency import Resident
+from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker

@@ -19,7 +19,7 @@ from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepD
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -57,7 +57,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.two_experts import TWO_EXPERTS
-from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -491,4 +491,4 @@ def start_fake_pool(name: str, workers: int = 2, record: Path | None = None, **p
 
     config = PoolConfig().override(workers=workers, name=name, record=record)
     opened = start_pool(config, partial(fake_plan, **plan))
-    return ModelPool(opened.line, opened.close, None, opened.address)
+    return ModelPool(opened.connection, opened.close, None, opened.address)

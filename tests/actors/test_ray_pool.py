@@ -141,7 +141,7 @@ if sys.argv[2] == "ray first":
 from modelpool import GenerateRequest, ModelPool
 from modelpool.actors.api.opening import OpenedPool, _join
 opened = _join(sys.argv[1], "modelpool", "shared")
-with ModelPool(opened.line, opened.close, None) as pool:
+with ModelPool(opened.connection, opened.close, None) as pool:
     (image,) = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=1, steps=2)).images()
     print(image.pixels.tobytes().hex())
     try:
@@ -165,7 +165,7 @@ def test_another_program_connects_works_and_leaves(pool, order) -> None:
 
 
 def test_a_second_pool_needs_a_name_of_its_own(pool) -> None:
-    with pytest.raises(UserError, match="has a pool called 'shared' already"):
+    with pytest.raises(UserError, match="already has a pool called 'shared'"):
         start_fake_pool("shared")
     with pytest.raises(UserError, match="connected to the Ray at"):
         ModelPool.connect("127.0.0.1:1")

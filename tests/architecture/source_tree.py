@@ -21,7 +21,7 @@ TORCH_FREE = (
     "modelpool.pool.specs.resident",
     "modelpool.pool.specs.moves",
     "modelpool.pool.specs.spec",
-    "modelpool.pool.plan.residency",
+    "modelpool.pool.plan.eviction_plan",
     "modelpool.pool.plan.preload_plan",
     "modelpool.pool.specs.eviction_hints",
     "modelpool.pool.specs.execution_modes",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.clairvoyant import SCALE, Interval, Request, best_packing, least_bus_bytes
 from benchmarks.vram import POLICIES, SPECS, sequence
-from modelpool.pool.plan.residency import Residency, plan
+from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 

@@ -19,7 +19,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, TaskSpec
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)

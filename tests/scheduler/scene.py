@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, NodeId, TaskSpec, WorkerId, WorkerSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.registry import PLACEMENTS

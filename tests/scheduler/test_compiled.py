@@ -23,7 +23,7 @@ import pytest
 
 from benchmarks.compiled_core import ROOT, build, why_not
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobSpec, NodeId, RunErrorKind, UserId, WorkerId
 from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.core.history import JobHistory

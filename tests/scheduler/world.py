@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from modelpool.pool.plan.eviction_plan import Residency, needed_bytes, plan
 from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
-from modelpool.pool.plan.residency import Residency, needed_bytes, plan
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import (

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import NodeId, TaskId, WorkerId
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState

@@ -31,7 +31,7 @@ def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch)
     started = start_in_background(config)
     try:
         assert running_pool("mine") == started
-        with pytest.raises(UserError, match="a pool called 'mine' runs already"):
+        with pytest.raises(UserError, match="a pool called 'mine' is already running"):
             start_in_background(config)
         used = subprocess.run([sys.executable, "-c", DRIVER], cwd=ROOT, capture_output=True, text=True, check=False)
         assert used.stdout == "['gpu-0']\n", used.stderr
@@ -41,7 +41,7 @@ def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch)
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     assert running_pool() is None
     assert stop_running_pool() is None
-    with pytest.raises(UserError, match="no pool runs here"):
+    with pytest.raises(UserError, match="no pool is running on this machine"):
         _connect()
 
 

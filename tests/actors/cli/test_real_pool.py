@@ -123,7 +123,7 @@ def test_up_status_and_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert len(images(ended(tmp_path, "generate", "a red circle", "--pool", "stays", "--json"))) == 1
         status = json.loads(ended(tmp_path, "status", "--json").stdout)
         assert status["jobs"]["succeeded"] == 1
-        assert "runs already" in ended(tmp_path, "up", "--detach", "--name", "stays", *options).stderr
+        assert "is already running" in ended(tmp_path, "up", "--detach", "--name", "stays", *options).stderr
     finally:
         down = ended(tmp_path, "down", "stays")
     assert down.returncode == 0, down.stderr

@@ -14,7 +14,7 @@ from modelpool.actors.graph.orders import DecodeOrder, InputLatent, order_for
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.plan.residency import Residency, needed_bytes, plan
+from modelpool.pool.plan.eviction_plan import Residency, needed_bytes, plan
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import FakeCatalog, component_key, sha
 

@@ -9,7 +9,7 @@ from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.wire.packing import SMALL_BYTES, packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import result_bytes
 from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, LoraRef, ModelRef, SampleParams, SamplerState
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentUse,

@@ -46,7 +46,7 @@ from modelpool.pool.engine.engine import Engine
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.sampling.samplers import FUNCTIONS
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.tracing.activation_bytes import peak_bytes

@@ -21,7 +21,7 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile, DoesNotFit
 from modelpool.pool.core.stage_params import EncodeParams, ModelRef, RunHooks, Stopped, stage_of, task_id
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import Role, TaskId
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora

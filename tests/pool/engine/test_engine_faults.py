@@ -32,7 +32,7 @@ from modelpool.pool.devices.uploads import StreamingUploader, StreamOrder, Uploa
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineFacts
 from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import OomStep, Role, TaskSpec
 from tests.pool.devices.fake_streams import Trace
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint

@@ -23,7 +23,7 @@ from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.task_runner import TaskRun
 from modelpool.pool.estimates.activation_calibration import ActivationKey
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ExecutionMode, OomStep, Role, RunCost, TaskSpec
 from modelpool.pool.vram.leases import with_dependents
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint

@@ -21,7 +21,7 @@ from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.errors import UnknownName, UnusableField
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import Role
 from tests.pool.controlnets.layouts import ldm_controlnet
 from tests.pool.families.tiny_model import Made, TinyModel, euler

@@ -107,7 +107,9 @@ def test_a_request_says_it_where_the_name_does_not(tmp_path: Path) -> None:
     assert find("copy", 1.0, 0.0, 1.0).hole is None
     assert find("copy", 1.0, 0.0, 1.0, "inpaint").hole is ControlMaskMode.ALWAYS
     assert find("copy", 1.0, 0.0, 1.0, "inpaint").mode is None
-    with pytest.raises(UnusableField, match=r"controls.mode: found 'canny', expected 'inpaint', 'plain' or no mode: Contr"):
+    with pytest.raises(
+        UnusableField, match=r"controls.mode: found 'canny', expected 'inpaint', 'plain' or no mode: Contr"
+    ):
         find("copy", 1.0, 0.0, 1.0, "canny")
     with pytest.raises(UnusableField, match=rf"controls.mask: missing; ControlNet '{INPAINT}'"):
         tiny.made(controls=[{"model": INPAINT, "image": image()}], **SIZE, **FIELDS)

@@ -466,7 +466,9 @@ def test_one_of_other_sizes_is_refused_by_name(
 ) -> None:
     tiny_controls.write(tmp_path / "controlnet" / "canny.safetensors", make)
     tiny = TinyFamilyModel(tmp_path, FAMILIES[case])
-    with pytest.raises(UnusableField, match=rf"controls: found .*ControlNet 'canny' \(.*{complaint}.*expected a ControlNet for"):
+    with pytest.raises(
+        UnusableField, match=rf"controls: found .*ControlNet 'canny' \(.*{complaint}.*expected a ControlNet for"
+    ):
         tiny.made(controls=[control()], **FIELDS)
     tiny.close()
 

@@ -41,7 +41,7 @@ from modelpool.pool.families.family import (
     VEGA,
     Family,
 )
-from modelpool.pool.guidance.run import _initial_scale
+from modelpool.pool.guidance.sampling_run import _initial_scale
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe
 from modelpool.pool.loading.small_tensors import SPREAD_KEY

@@ -96,7 +96,9 @@ def test_a_mode_that_it_has_not_is_refused_by_name(tmp_path: Path) -> None:
     tiny, _ = with_union(tmp_path)
     expected = r"a mode of ControlNet 'union': pose, depth, scribble, canny, normal, segment, or a number"
     for said in ("tile", 6, None):
-        with pytest.raises(UnusableField, match=rf"controls.mode: (found .*expected|missing; set it to) {expected} from 0 to 5"):
+        with pytest.raises(
+            UnusableField, match=rf"controls.mode: (found .*expected|missing; set it to) {expected} from 0 to 5"
+        ):
             tiny.made(controls=[{"model": "union", "image": IMAGES["canny"], "mode": said}], **SIZE, **FIELDS)
     tiny.close()
 

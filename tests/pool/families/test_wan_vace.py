@@ -233,7 +233,11 @@ def test_a_file_and_its_folder_draw_the_same(tmp_path: Path) -> None:
             {"image": FIRST, "video": VIDEO},
             "video: not supported by model 'tiny', which accepts no",
         ),
-        (VACE, {"video": VIDEO, "video_mask": MASKS[:4]}, "video_mask: found '4 frames', expected 1 frame, or 9 like the video"),
+        (
+            VACE,
+            {"video": VIDEO, "video_mask": MASKS[:4]},
+            "video_mask: found '4 frames', expected 1 frame, or 9 like the video",
+        ),
         (VACE, {"video": VIDEO, "video_mask": MASKS[:, 8:]}, "video_mask: found '96x56', expected 96x64 pixels"),
         (VACE, {"video_mask": MASKS}, "video_mask requires video"),
     ],

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
-from modelpool.pool.plan.residency import Residency, choose_modules, needed_bytes, plan
+from modelpool.pool.plan.eviction_plan import Residency, choose_modules, needed_bytes, plan
 from modelpool.pool.specs.spec import ComponentKey, Role
 from tests.pool.ops.test_zoo import INEXACT, TOLERANCE, deviation
 from tests.pool.zoo import FAMILIES, Case, build, store_in

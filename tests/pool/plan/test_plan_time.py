@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelpool.pool.plan.eviction_plan import Move, Residency, ResidencyPlan, Resident, plan
 from modelpool.pool.plan.plan_time import PlanSeconds, expected_seconds
-from modelpool.pool.plan.residency import Move, Residency, ResidencyPlan, Resident, plan
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 
 A = ComponentKey("a")

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import DoesNotFit
+from modelpool.pool.plan.eviction_plan import Residency, Resident, needed_bytes, plan
 from modelpool.pool.plan.preload_plan import MARGIN_PART, NOTHING_TO_PRELOAD, RunningLease, plan_preload
-from modelpool.pool.plan.residency import Residency, Resident, needed_bytes, plan
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 

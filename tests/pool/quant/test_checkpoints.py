@@ -33,7 +33,7 @@ from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe
 from modelpool.pool.ops.packed import PackedWeight, stored_bytes
-from modelpool.pool.plan.residency import needed_bytes
+from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.quant.quant_codec import QuantCodec
 from modelpool.pool.quant.quantize import PER_ROW, quantize
 from modelpool.pool.quant.state_dict import load, save

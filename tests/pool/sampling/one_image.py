@@ -10,7 +10,7 @@ from torch import Tensor
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.stage_params import RunHooks, SampleParams
 from modelpool.pool.guidance.classifier_free import PredictNoise
-from modelpool.pool.guidance.run import denoise_images
+from modelpool.pool.guidance.sampling_run import denoise_images
 
 
 def denoise_image(

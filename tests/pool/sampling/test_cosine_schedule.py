@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
-from modelpool.pool.guidance.run import denoise_images
+from modelpool.pool.guidance.sampling_run import denoise_images
 from modelpool.pool.sampling import cosine_schedule as cosine
 from modelpool.pool.sampling.names import MAX_STEPS, SAMPLERS, SCHEDULES
 from modelpool.pool.sampling.noise import ImageNoise

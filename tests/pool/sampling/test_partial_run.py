@@ -15,7 +15,7 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams, SamplerState
-from modelpool.pool.guidance.run import denoise_images
+from modelpool.pool.guidance.sampling_run import denoise_images
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.partial_run import PartialRun, partial_run_of, sampler_states
 from modelpool.pool.sampling.schedules import flow_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.core.retry import RULES, RetryRule, Verdict, verdict
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.residency import Residency, Resident, plan
+from modelpool.pool.plan.eviction_plan import Residency, Resident, plan
 from modelpool.pool.specs.spec import (
     ComponentSpec,
     ExecutionMode,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.plan.residency import Residency
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ExecutionMode, RunCost, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.tables.config import SchedulerConfig

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,

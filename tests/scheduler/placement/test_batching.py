@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import (
     UNPATCHED,
     ExecutionMode,

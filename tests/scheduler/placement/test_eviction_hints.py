@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.plan.residency import Resident
+from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
 from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_HINTS, followers, needed_next
 from tests.scheduler.placement.test_rules import Scene, whole

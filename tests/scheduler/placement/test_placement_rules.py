@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ExecutionMode, Role, TaskSpec
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE
-from modelpool.scheduler.placement.reservations import MOST_BUSY
+from modelpool.scheduler.placement.waiting import MOST_BUSY
 from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.placement_record import PlacementRule
 from tests.scheduler.scene import AT, Scene, whole

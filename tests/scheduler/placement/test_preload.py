@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Preload, RunTask

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.plan.residency import Resident
+from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
 from modelpool.scheduler.placement.shared_loads import shared_load_seconds
 from tests.scheduler.scene import Scene, whole

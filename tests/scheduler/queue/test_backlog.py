@@ -9,7 +9,7 @@ from operator import attrgetter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.residency import Resident
+from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, Stage
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.residency import Resident
+from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role, Stage, TaskId, TaskSpec
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.costs.predict import predict, predict_by_plan, predict_fully_resident

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import NodeId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.worker_index import WorkerIndex
 from modelpool.scheduler.tables.workers import Worker, WorkerState

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.pool.plan.residency import Residency, Resident
+from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, WorkerId
 from modelpool.scheduler.tables.workers import Worker
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.plan.residency import YOUTH_PART, Residency, ResidencyPlan, Resident, needed_bytes, plan
+from modelpool.pool.plan.eviction_plan import YOUTH_PART, Residency, ResidencyPlan, Resident, needed_bytes, plan
 from modelpool.pool.plan.residency_reasons import explain
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
