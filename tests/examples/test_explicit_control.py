@@ -25,6 +25,6 @@ def test_the_example_prints_the_three_lines_and_ends_where_it_began(tmp_path: Pa
     }
     assert list(figures) == ["on host", "on GPU", "back on host"]
     assert figures["back on host"] == figures["on host"] > figures["on GPU"]
-    assert re.findall(r"^(all|half|none) ", done.stdout, re.MULTILINE) == ["all", "half", "none"]
+    assert re.findall(r"^(all|half|none) +[\d,]+ of", done.stdout, re.MULTILINE) == ["all", "half", "none"]
     assert "all images are equal: True" in done.stdout
     assert "stopped after 2 steps; the next run completes: (64, 64, 3) pixels" in done.stdout
