@@ -183,7 +183,7 @@ class VirtualCluster(Generic[CoreT_co]):
                 if machine is None or event.incarnation not in (_WHICHEVER, machine.incarnation):
                     return None
                 self._gone(at, machine)
-                return WorkerDown(event.at, event.worker_id, machine.incarnation, event.reason)
+                return WorkerDown(event.at, event.worker_id, machine.incarnation, event.reason, event.cause)
             case Submitted(job=job):
                 self.submitted.setdefault(job.job_id, event)
                 for task in job.tasks:

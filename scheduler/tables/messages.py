@@ -16,6 +16,7 @@ from modelpool.pool.specs.spec import (
     ComponentSpec,
     JobId,
     JobSpec,
+    NodeId,
     OomStep,
     RunError,
     TaskId,
@@ -33,6 +34,16 @@ class Outcome(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class LossCause(Enum):
+    """Why a worker is gone, or did not start. Only the first two can be the fault of the task that it ran."""
+
+    CRASH = "crash"  #: the process ended by itself, or hung; also if nothing else is known
+    OUT_OF_MEMORY = "out of host memory"  #: killed because its machine ran out of memory
+    KILLED = "killed"  #: another process ended it
+    NODE_LOST = "node lost"  #: its machine is gone without notice
+    PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,7 @@ class StartFailed(WireValue):
     worker_id: WorkerId
     incarnation: int
     reason: str
+    cause: LossCause = LossCause.CRASH
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,18 @@ class WorkerDown(WireValue):
     worker_id: WorkerId
     incarnation: int
     reason: str
+    cause: LossCause = LossCause.CRASH
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraining(WireValue):
+    """The machine will end at `deadline`, on the core's clock: a drain request or a preemption notice. A later deadline
+    replaces the earlier one; infinity withdraws the notice."""
+
+    at: float
+    node: NodeId
+    deadline: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +159,7 @@ Event: TypeAlias = (
     | WorkerUp
     | StartFailed
     | WorkerDown
+    | NodeDraining
     | RunEnded
     | ResultLost
     | Tick
