@@ -319,7 +319,7 @@ class Controller:
         spec = job.graph.job
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
-        self._tasks.add(spec, job.graph.works, job.given)
+        self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
         self._send_components(job.graph.components)
         self._dispatcher.post(Submitted(self._dispatcher.now, spec))
         if spec.deadline is not None:

@@ -22,7 +22,7 @@ from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import ResultRef, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
     Command,
@@ -51,6 +51,8 @@ class _LiveWorker:
         self.spec = spec
         self.residency = Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
+        #: components whose files it has checked
+        self.checked: set[ComponentKey] = set()
 
 
 class Dispatcher:
@@ -251,7 +253,7 @@ class Dispatcher:
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
         self._runs_sent += 1
-        request, inputs = self._tasks.begin(command, self._runs_sent)
+        request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked)
         worker.runs[command.task_id] = StepDone(
             command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
         )
@@ -309,6 +311,10 @@ class Dispatcher:
             return  # answered by the worker's loss
         worker.residency = report.residency
         del worker.runs[report.task_id]
+        if report.error is None:
+            worker.checked.update(self._tasks.components(report.task_id))
+        elif report.error.components:  # the file may come, and must be checked then
+            worker.checked.difference_update(report.error.components)
         self._tasks.end(report, result)
         self.post(RunEnded(self.now, report))
         self._tasks.settle(report.task_id)

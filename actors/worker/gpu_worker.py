@@ -22,6 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from modelpool.actors.wire.messages import RunRequest, StepDone
+from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.storage_meter import StorageMeter
@@ -139,6 +140,7 @@ class GpuWorker:
         self._progress_seconds = progress_seconds
         self._node = node
         self._engine: WorkerEngine | None = None
+        self._files = FileCheck()
         self._prefetcher = Prefetcher()
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
@@ -167,11 +169,12 @@ class GpuWorker:
         outcome: Outcome
         read_before = self._storage_bytes()
         try:
+            self._files.check(request.files)
             outcome = self._engine.run(
                 request.task, request.work, inputs, self._hooks(request), request.fresh, request.needed_next
             )
         except Exception as raised:
-            outcome = raised
+            outcome = self._explained(request.task, raised)
         return self._report(request, outcome, self._storage_bytes() - read_before)
 
     def run_batch(
@@ -190,7 +193,11 @@ class GpuWorker:
         outcomes: Sequence[Outcome]
         read_before = self._storage_bytes()
         try:
-            outcomes = self._engine.run_batch(members, requests[0].needed_next)
+            self._files.check([file for request in requests for file in request.files])
+            outcomes = [
+                self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
+                for outcome in self._engine.run_batch(members, requests[0].needed_next)
+            ]
         except Exception as raised:
             outcomes = [raised] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
@@ -235,6 +242,15 @@ class GpuWorker:
             self._engine.close()
         self._prefetcher.close()
         self._ended.set()
+
+    def _explained(self, task: TaskSpec, raised: Exception) -> Exception:
+        """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
+        if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
+            try:
+                self._files.check_again(key for use in task.uses for key in (use.component, *use.adapters))
+            except FilesUnavailable as gone:
+                return gone
+        return raised
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(
@@ -307,6 +323,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
     if isinstance(raised, Stopped):
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
+    if isinstance(raised, FilesUnavailable):
+        return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)

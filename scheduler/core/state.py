@@ -28,6 +28,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     WorkerUp         residency starts empty. For a live worker it counts as its loss
     WorkerDown       once, for any reason why a live incarnation is gone; not after EndWorker. RunEnded of its task may
                      come late and is dropped
+    NodeDraining     at any time, also for machines without workers, and again when the deadline changes
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow
     Tick             answers a ScheduleTick, one each; nothing else has happened
@@ -44,10 +45,11 @@ from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import JobId, NodeId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
+from modelpool.scheduler.core.unavailable import why_unavailable
 from modelpool.scheduler.core.unfit import why_unfit
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.costs.cost_model import Costs
@@ -68,6 +70,8 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     PruneComponents,
     ReleaseResult,
     ResultLost,
@@ -81,10 +85,14 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from modelpool.scheduler.tables.nodes import UNAVAILABLE_SECONDS
 from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
+
+#: drain notices that are remembered, for workers that start on such a machine
+MOST_DRAINING = 4096
 
 
 class SchedulerState:
@@ -114,6 +122,8 @@ class SchedulerState:
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(self.config.switch_share)
         self.ticks = Ticks(self._out)
+        #: machines with a drain notice, and when they end; the oldest notices are forgotten
+        self.draining: dict[NodeId, float] = {}
         #: memory that all waiting tasks were checked against; None if that was not possible
         self._checked_bytes: int | None = None
 
@@ -128,6 +138,9 @@ class SchedulerState:
             case RunEnded():
                 self._run_ended(event)
             case Submitted():
+                if self.costs.nodes.lacking:
+                    for node in self.costs.nodes.try_again(self.at):
+                        self._update_restriction(node)
                 self.demand.submit(event.job, self.worker_table.hopeless())
             case CancelRequested():
                 self.demand.cancel(event.job_id)
@@ -140,8 +153,10 @@ class SchedulerState:
             case WorkersWanted():
                 self.worker_table.want(event.worker_ids)
                 self._workers_changed()
+            case NodeDraining():
+                self._node_draining(event)
             case WorkerUp():
-                lost = self.worker_table.up(event.worker, self.at)
+                lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():
@@ -151,6 +166,8 @@ class SchedulerState:
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
+                if self.draining and self.worker_table.end_drained(self.at):
+                    self._workers_changed()
         self.demand.fair_queue.settle(self.at)
         self._start_ready_tasks()
         if isinstance(event, Submitted):
@@ -211,6 +228,10 @@ class SchedulerState:
             task = self.demand.pinned.first(worker.worker_id)
             if task is None or not self.demand.fair_queue.may_start(task):
                 continue
+            if self.costs.extra_seconds(task.spec, task.cost_class, worker) is None:
+                self.log.note(task, f"no longer waits for {worker.worker_id}, which cannot run it now")
+                self.demand.unpin(task)
+                continue
             if task.recycle_first:
                 task.recycle_first, task.next_oom_step = False, None
                 task.oom_steps += (OomStep.RECYCLE,)
@@ -242,9 +263,10 @@ class SchedulerState:
         wanted = self.batching.batch_mates(self._query(), decision) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
             limit = self.config.overtaking_limit
-            self.demand.backlog.start(
-                task, worker.residency.capacity_bytes, self.worker_table.worker_index.count, limit
-            )
+            workers: float = self.worker_table.worker_index.count
+            if worker.spec is not None and worker.spec.node in self.worker_table.worker_index.restricted:
+                workers = inf  # what it passes over may be what this machine cannot run: that does not count
+            self.demand.backlog.start(task, worker.residency.capacity_bytes, workers, limit)
             self.switch_budget.spend(decision.spent_seconds)
         else:
             self.demand.pinned.remove(task)
@@ -322,6 +344,13 @@ class SchedulerState:
         if report.error is None:
             self._learn(task, worker, report)
             self.recovery.ended_well(task)
+            if self.costs.nodes.lacking and (node := self.costs.nodes.of(worker.spec)) is not None:
+                node.has_all((*task.cost_class.components, *task.cost_class.adapters))
+                self._update_restriction(node.node)
+        elif report.error.components and (node := self.costs.nodes.of(worker.spec)) is not None:
+            node.lacks(report.error.components, report.error.message, self.at)
+            self._update_restriction(node.node)
+            self.ticks.request(UNAVAILABLE_SECONDS, self.at)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.worker_table.run_ended(worker, report, self.at)
@@ -332,7 +361,7 @@ class SchedulerState:
             self.demand.task_succeeded(task, report.result_bytes)
         else:
             self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
-        if pool_changed:
+        if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
 
     def _learn(self, task: Task, worker: Worker, report: TaskReport) -> None:
@@ -352,9 +381,12 @@ class SchedulerState:
     def _worker_down(self, event: WorkerDown) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is not WorkerState.GIVEN_UP:
-            lost = self.worker_table.lost(worker, event.reason)
-            message = f"worker {event.worker_id} was lost: {event.reason}"
-            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
+            cause = event.cause
+            if worker.drain_deadline is not None and not cause.is_external:
+                cause = LossCause.PREEMPTED  # a machine that is drained ends its processes in many ways
+            lost = self.worker_table.lost(worker, event.reason, cause)
+            message = f"worker {event.worker_id} was lost ({cause.value}): {event.reason}"
+            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message), cause)
 
     def _end_lost_worker(self, worker: Worker, error: RunError) -> None:
         """End an unusable worker, and count it as lost."""
@@ -364,18 +396,38 @@ class SchedulerState:
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is WorkerState.STARTING:
-            self.worker_table.lost(worker, event.reason)
+            self.worker_table.lost(worker, event.reason, event.cause)
             self._workers_changed()
 
-    def _workers_changed(self, lost: Sequence[TaskId] = (), error: RunError | None = None) -> None:
-        """Workers came or went, `lost` tasks with one of them by `error`: run these again, and check all waiting
-        tasks."""
+    def _node_draining(self, event: NodeDraining) -> None:
+        """Note until when the workers of a machine may run; they take only what ends before."""
+        self.draining.pop(event.node, None)
+        deadline = None if event.deadline == inf else event.deadline
+        if deadline is not None:
+            self.draining[event.node] = deadline
+            if len(self.draining) > MOST_DRAINING:
+                oldest = next(iter(self.draining))
+                del self.draining[oldest]
+                self._update_restriction(oldest)
+            self.ticks.request(deadline - self.at, self.at)
+        self.worker_table.drain(event.node, deadline)
+        self._update_restriction(event.node)
+
+    def _update_restriction(self, node: NodeId) -> None:
+        is_restricted = node in self.draining or node in self.costs.nodes.lacking
+        self.worker_table.worker_index.restrict(node, is_restricted)
+
+    def _workers_changed(
+        self, lost: Sequence[TaskId] = (), error: RunError | None = None, cause: LossCause = LossCause.CRASH
+    ) -> None:
+        """Workers came or went, `lost` tasks with one of them by `error` and `cause`: run these again, and check all
+        waiting tasks."""
         self._update_capacities()
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
                 if task is not None and task.on_worker:
-                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1)
+                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1, cause)
             # the end of one task's jobs may stop the others, which no longer run
             self._out[:] = [c for c in self._out if not (isinstance(c, StopTask) and c.task_id in lost)]
             self._update_capacities()  # the loss may have been forgiven
@@ -393,7 +445,8 @@ class SchedulerState:
     def _recheck_waiting(self) -> None:
         self.recovery.workers_changed()
         largest_bytes = None if self.largest is None else self.largest[0]
-        if largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes):
+        is_less = largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes)
+        if is_less or self.costs.nodes.lacking:
             self.demand.fail_unfit()
         self._checked_bytes = largest_bytes
         hopeless = self.worker_table.hopeless()
@@ -401,5 +454,10 @@ class SchedulerState:
             self.demand.fail_all(RunError(RunErrorKind.WORKER_LOST, hopeless))
 
     def why_unfit(self, spec: TaskSpec) -> RunError | None:
-        """Return why the task fits on no wanted worker; None if it fits, or may fit on one that was never up."""
-        return why_unfit(spec, self.largest)
+        """Return why no wanted worker can run the task: it fits on none, or each of their machines lacks a file. None
+        if one can, or may be able to: it was never up."""
+        error = why_unfit(spec, self.largest)
+        if error is None and self.costs.nodes.lacking:
+            workers = [worker for worker in self.worker_table.workers.values() if worker.wanted]
+            error = why_unavailable(spec, workers, self.costs.nodes, self.at)
+        return error

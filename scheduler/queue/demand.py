@@ -20,6 +20,9 @@ from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult,
 from modelpool.scheduler.tables.results import Results
 from modelpool.scheduler.tables.story import Story
 
+#: losses of one result that a job needs before the job fails. Machines are lost independently of what they hold, so
+#: this many mean that results cannot be kept at all
+MOST_LOSSES = 16
 #: the story's note of a new task; the name of the job follows
 _STAGE_FOR = {stage: f"{stage.value} for " for stage in Stage}
 
@@ -297,7 +300,7 @@ class Demand:
             if job is None:
                 continue
             job.losses[task_id] = job.losses.get(task_id, 0) + 1
-            if job.losses[task_id] >= self._config.max_attempts:
+            if job.losses[task_id] >= MOST_LOSSES:
                 message = f"the result of {task_id} was lost {job.losses[task_id]} times"
                 self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
             else:

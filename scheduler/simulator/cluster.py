@@ -40,12 +40,14 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    NodeDraining,
     Outcome,
     Prefetch,
     Preload,
     PruneComponents,
     ReleaseResult,
     ResolveJob,
+    ResultLost,
     RunEnded,
     RunTask,
     ScheduleTick,
@@ -192,9 +194,9 @@ class VirtualCluster(Generic[CoreT_co]):
                 self.held.update(job.given)
             case ComponentsKnown(components=components):
                 self._components.update((spec.key, spec) for spec in components)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | StartFailed() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | StartFailed() | NodeDraining() | Tick():
                 pass
-            case _:
+            case ResultLost():
                 self.held.discard(event.task_id)
         return event
 

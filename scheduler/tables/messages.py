@@ -45,6 +45,11 @@ class LossCause(Enum):
     NODE_LOST = "node lost"  #: its machine is gone without notice
     PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
 
+    @property
+    def is_external(self) -> bool:
+        """Whether the task that it ran cannot be the cause."""
+        return self in (LossCause.KILLED, LossCause.NODE_LOST, LossCause.PREEMPTED)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkersWanted(WireValue):
