@@ -44,7 +44,7 @@ from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import JobId, NodeId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
@@ -85,6 +85,8 @@ from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
+
+_UNKNOWN_NODE = NodeId("")
 
 
 class SchedulerState:
@@ -293,7 +295,8 @@ class SchedulerState:
         task.cancel_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
-        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why)
+        node = _UNKNOWN_NODE if worker.spec is None else worker.spec.node
+        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why, node)
         self.log.move(task, TaskStatus.RUNNING, start)
         self.demand.fair_queue.start(task)
 
