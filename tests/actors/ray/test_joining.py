@@ -31,8 +31,8 @@ def test_the_configured_address_goes_before_ray_address_and_that_before_a_local_
 def test_addresses_of_ray_client_and_of_the_dashboard_are_refused_with_the_one_to_use() -> None:
     with pytest.raises(UserError, match=r"address 'ray://head:10001': Ray Client .* so head:6379\), or submit it"):
         chosen_address("ray://head:10001", {})
-    with pytest.raises(UserError, match=r"RAY_ADDRESS 'http://head:8265': .* dashboard.* so head:6379\).*unset"):
-        chosen_address(None, {"RAY_ADDRESS": "http://head:8265/"[:-1]})
+    with pytest.raises(UserError, match=r"RAY_ADDRESS 'http.* dashboard.* so 127.0.0.1:6379\).*unset RAY_ADDRESS"):
+        chosen_address(None, {"RAY_ADDRESS": "http://127.0.0.1:8265"})
     assert chosen_address("local", {"RAY_ADDRESS": "ray://head:10001"}) == "local"
 
 
