@@ -99,6 +99,37 @@ class BuiltRequest:
     graph: JobGraph
 
 
+class CatalogQueries(Protocol):
+    """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
+
+    async def build_requests(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
+    ) -> list[BuiltRequest]:
+        """See `CatalogService`."""
+
+    async def recipes(
+        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
+    ) -> tuple[Recipe | UserError, ...]:
+        """See `CatalogService`."""
+
+    async def build_stage(
+        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+    ) -> JobGraph:
+        """See `CatalogService`."""
+
+    async def models(self) -> tuple[ModelListing, ...]:
+        """See `CatalogService`."""
+
+    async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """See `CatalogService`."""
+
+    def close(self) -> None:
+        """See `CatalogService`."""
+
+
 class CatalogService:
     """Calls one catalog from one thread."""
 

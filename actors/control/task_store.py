@@ -15,7 +15,7 @@ from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.actors.wire.messages import ExpectedFile, ResultRef, RunRequest
 from modelpool.pool.core.stage_params import PreloadRequest, StageParams
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
@@ -36,14 +36,21 @@ class _Entry:
     counted_for: JobId | None = None
     #: of the latest run
     why: Why | None = None
+    #: display name of the node of the run that produced the result
+    node: str = ""
 
 
 class TaskStore:
     """The tasks of a controller, by id."""
 
-    def __init__(self, on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None) -> None:
-        """`on_report` is called for every run that ended with a report."""
+    def __init__(
+        self,
+        on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
+        node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
+    ) -> None:
+        """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker."""
         self._on_report = on_report
+        self._node_of = node_of
         self._entries: dict[TaskId, _Entry] = {}
         self._inputs: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
@@ -111,6 +118,7 @@ class TaskStore:
         self._on_report(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
+            entry.node = self._node_of(report.worker_id, report.incarnation)
 
     def abandon(self, task_id: TaskId) -> None:
         """Note that a run was lost with its worker."""
@@ -198,4 +206,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         rungs=tuple(rung.value for rung in cost.oom_steps),
         why=entry.why,
         batched=cost.batched,
+        node=entry.node,
     )

@@ -19,17 +19,21 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
-from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
+from modelpool.actors.control.cluster_nodes import names_of
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.ray.cluster_view import ClusterView, cluster_nodes, head_node, on_node, this_node
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
+from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes
+from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import Result
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
@@ -56,17 +60,24 @@ class SystemClock:
 class ControllerActor(Controller):
     """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
-    def __init__(self, plan: PoolPlan) -> None:
+    def __init__(self, plan: PoolPlan, name: str, catalog_nodes: tuple[NodeId, ...] | None) -> None:
+        """`catalog_nodes` have the model files, best first; () if this node has them, None on a single machine."""
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
+        catalog: CatalogQueries = (
+            RemoteCatalog(plan.open_catalog, catalog_nodes) if catalog_nodes else CatalogService(plan.open_catalog)
+        )
         super().__init__(
             state=SchedulerState(plan.scheduler),
             fleet=RayFleet(lambda worker_id, incarnation: _create_worker(plan, worker_id, incarnation, me)),
             clock=SystemClock(),
-            catalog=CatalogService(plan.open_catalog),
+            catalog=catalog,
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
+            cluster=None if catalog_nodes is None else ClusterView(plan.gpus_per_worker),
+            name=name,
+            node=this_node(),
         )
 
 
@@ -79,7 +90,8 @@ class GpuWorkerActor(GpuWorker):
         def on_step(step: StepDone) -> None:
             controller.step_done.remote(step)
 
-        node = NodeId(ray.get_runtime_context().get_node_id())
+        node = this_node()
+        controller.worker_placed.remote(worker_id, incarnation, node)
         super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
@@ -94,19 +106,45 @@ class GpuWorkerActor(GpuWorker):
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 
 
-def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
-    """Start a controller and wait until it answers; its workers are still starting. Raises UserError if the name is
-    taken, and if it cannot write its event log.
+def start_controller(
+    plan: PoolPlan,
+    namespace: str,
+    name: str,
+    place: ControllerPlace = "driver",
+    models: ModelsSection | None = None,
+    environment: Mapping[str, Any] | None = None,
+) -> ActorHandle[Any]:
+    """Start a controller and wait until it answers; its workers are still starting.
+
+    place        its node: the head of the cluster, or this process's
+    models       the files that the catalog needs; it runs on a node that has them. None on a single machine
+    environment  the runtime environment of the pool's actors, in addition to that of the job
+
+    Raises UserError if the name is taken, if no node has the model files, and if the controller cannot write its event
+    log.
     """
-    options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
+    driver = this_node()
+    node = head_node() if place == "head" else driver
+    nodes = cluster_nodes()
+    elsewhere = None if models is None else catalog_nodes(models, node, driver, nodes, environment)
+    options = {"namespace": namespace, "name": name, **on_node(node), **PLAIN}
+    if environment is not None:
+        options["runtime_env"] = dict(environment)
     try:
-        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan)
+        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan, name, elsewhere)
     except ValueError as taken:
         raise UserError(f"this Ray cluster already has a pool called {name!r}; choose another name") from taken
     try:
         ray.get(controller.open.remote())
     except RayTaskError as raised:
+        if isinstance(raised.cause, OutputFailed) and node != driver:
+            raise OutputFailed(f"{raised.cause}, on node {names_of(nodes).get(node, node)}") from None
         raise raised.cause from None
+    except RayActorError as lost:
+        raise UserError(
+            f"the controller of the pool could not start on node {names_of(nodes).get(node, node)}: "
+            f"{' '.join(str(lost).split())}"
+        ) from lost
     return controller
 
 

@@ -93,6 +93,7 @@ from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
 
 #: drain notices that are remembered, for workers that start on such a machine
 MOST_DRAINING = 4096
+_UNKNOWN_NODE = NodeId("")
 
 
 class SchedulerState:
@@ -315,7 +316,8 @@ class SchedulerState:
         task.cancel_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
-        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why)
+        node = _UNKNOWN_NODE if worker.spec is None else worker.spec.node
+        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why, node)
         self.log.move(task, TaskStatus.RUNNING, start)
         self.demand.fair_queue.start(task)
 
