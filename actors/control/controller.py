@@ -36,6 +36,7 @@ from modelpool.actors.wire.messages import (
     JobEnded,
     ResultRef,
     StageSubmission,
+    StateSaved,
     StepDone,
     Submission,
     SubmissionId,
@@ -239,6 +240,10 @@ class Controller:
             job = self._jobs.get(job_id) if job_id is not None else None
             if job is not None and job.client_id in self._clients:
                 self._clients[job.client_id].events.progressed()
+
+    async def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
+        """Hold the state of a sampling run, in place of an earlier one: a checkpoint."""
+        self._dispatcher.state_saved(saved, state)
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.wire.messages import ResultRef, StepDone
+from modelpool.actors.wire.messages import ResultRef, StateSaved, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
@@ -37,6 +37,7 @@ from modelpool.scheduler.tables.messages import (
     ScheduleTick,
     StartFailed,
     StartWorker,
+    StateKept,
     StopTask,
     Tick,
     WorkerDown,
@@ -144,6 +145,27 @@ class Dispatcher:
             return False
         worker.runs[step.task_id] = step
         return True
+
+    def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
+        """Hold the state of a run that continues. Ignored if the run ended: then it has a result or a newer state."""
+        worker = self._live.get(saved.worker_id)
+        if worker is None or worker.spec.incarnation != saved.incarnation:
+            return
+        known = worker.runs.get(saved.task_id)
+        if known is None or known.run != saved.run or not self._tasks.keep_state(saved.task_id, state):
+            return
+        self.post(
+            StateKept(
+                self.now,
+                saved.worker_id,
+                saved.incarnation,
+                saved.task_id,
+                saved.attempt,
+                saved.step,
+                saved.steps,
+                saved.state_bytes,
+            )
+        )
 
     def close(self) -> None:
         """Stop all workers and background tasks. Causes no events."""
@@ -260,7 +282,8 @@ class Dispatcher:
     def _stop(self, command: StopTask) -> None:
         worker = self._live.get(command.worker_id)
         if worker is not None and worker.spec.incarnation == command.incarnation and command.task_id in worker.runs:
-            self._fleet.stop(command.worker_id, command.incarnation, worker.runs[command.task_id].run)
+            run = worker.runs[command.task_id].run
+            self._fleet.stop(command.worker_id, command.incarnation, run, command.keep_state)
 
     def _prefetch(self, command: Prefetch) -> None:
         worker = self._live.get(command.worker_id)

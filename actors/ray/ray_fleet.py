@@ -82,11 +82,11 @@ class RayFleet:
         reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
         return SentBatch(_awaited(reports), results)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """See `WorkerFleet`."""
         handle = self._handles.get((worker_id, incarnation))
         if handle is not None:
-            handle.stop.options(concurrency_group=CONTROL).remote(run)
+            handle.stop.options(concurrency_group=CONTROL).remote(run, keep_state)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""

@@ -25,7 +25,8 @@ ResultRef: TypeAlias = object
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`.
+    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`; with `resume`, the
+    `RunState` that it resumes from follows them.
 
     run    counts all runs that a controller sent, and identifies this one: attempts of a task start at 1 again when
            the same task is requested again later
@@ -41,6 +42,22 @@ class RunRequest:
     fresh: bool = False
     needed_next: tuple[ComponentKey, ...] = ()
     oom_steps: tuple[OomStep, ...] = ()
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
+    message: an object that the worker stored would be lost with the worker."""
+
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+    run: int
+    step: int
+    steps: int
+    state_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class FakeFleet:
         self.sent += sent
         return SentBatch(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         for sent in self.running:
             if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
                 sent.stop_asked = True
