@@ -320,6 +320,7 @@ class VirtualCluster(Generic[CoreT_co]):
         others = [other for other in batch.runs.values() if not other.leaving]
         if others:
             batch.hand_over(run, others[0])
+            self._pause_batch(batch)
         else:
             unread = machine.host.stop(self.now, command.worker_id)
             batch.cut(self.now, [run], unread)
@@ -343,6 +344,10 @@ class VirtualCluster(Generic[CoreT_co]):
         if run is None or run.leaving or run.pausing or run.number == _HANGS or not batch.steps:
             return
         run.pausing = True
+        self._pause_batch(batch)
+
+    def _pause_batch(self, batch: RunningBatch) -> None:
+        """End the batch at its next step, if all of its tasks should stop and any with its state."""
         if not all(other.pausing or other.leaving for other in batch.runs.values()):
             return
         step, at = batch.next_step(self.now)
