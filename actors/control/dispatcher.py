@@ -26,12 +26,14 @@ from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
     Command,
+    CopyResult,
     EndWorker,
     Event,
     Prefetch,
     Preload,
     ReleaseResult,
     ResolveJob,
+    ResultLost,
     RunEnded,
     RunTask,
     ScheduleTick,
@@ -191,12 +193,28 @@ class Dispatcher:
                 self._prefetch(command)
             case Preload():
                 self._preload(command)
+            case CopyResult():
+                self._spawn(self._copy(command.task_id))
             case ReleaseResult():
                 self._tasks.release(command.task_id)
             case ResolveJob():
                 self._on_resolved(command)
             case ScheduleTick():
                 self._spawn(self._tick_after(command.after_seconds))
+
+    async def _copy(self, task_id: TaskId) -> None:
+        """Copy a result to this machine; report it as lost if that is impossible."""
+        ref = self._tasks.find(task_id)
+        if ref is None:
+            return
+        try:
+            copy = await self._fleet.copy_result(ref)
+        except InputsLost:
+            if self._tasks.find(task_id) is ref:
+                self._tasks.release(task_id)
+                self.post(ResultLost(self.now, task_id))
+            return
+        self._tasks.replace(task_id, ref, copy)
 
     async def _tick_after(self, seconds: float) -> None:
         await self._clock.sleep(seconds)

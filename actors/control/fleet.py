@@ -78,6 +78,9 @@ class WorkerFleet(Protocol):
         waits for it.
         """
 
+    async def copy_result(self, ref: ResultRef) -> ResultRef:
+        """Copy a result to the machine of the caller; return the reference of the copy. Raises InputsLost."""
+
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
 

@@ -135,6 +135,26 @@ class TaskStore:
         """Return the reference of a held result."""
         return self._held(task_id)
 
+    def find(self, task_id: TaskId) -> ResultRef | None:
+        """Return the reference of a result or a state; None if it is not held."""
+        owner = task_of_state(task_id)
+        entry = self._entries.get(task_id if owner is None else owner)
+        if entry is None:
+            return self._inputs.get(task_id)
+        return entry.result if owner is None else entry.state
+
+    def replace(self, task_id: TaskId, ref: ResultRef, copy: ResultRef) -> None:
+        """Hold `copy` of a result or a state in place of `ref`, if that is still held."""
+        owner = task_of_state(task_id)
+        if self.find(task_id) is not ref:
+            return
+        if task_id in self._inputs:
+            self._inputs[task_id] = copy
+        elif owner is None:
+            self._entries[task_id].result = copy
+        else:
+            self._entries[owner].state = copy
+
     def release(self, task_id: TaskId) -> None:
         """Drop a result or a state. Ignores those that are not held."""
         owner = task_of_state(task_id)

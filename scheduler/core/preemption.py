@@ -121,7 +121,7 @@ class Preemption:
         # weights that make room for the task are loaded again; at most all that the run uses
         evicted_bytes = sum(self._costs.components[use.component].upload_bytes for use in first.spec.uses)
         reload_seconds = evicted_bytes / worker.link_bytes_per_second
-        if wait_seconds <= step_seconds(first.spec, run_seconds) + reload_seconds:
+        if wait_seconds <= step_seconds(first.spec, run_seconds, first.remaining) + reload_seconds:
             return None
         return lowest, -wait_seconds
 

@@ -14,6 +14,7 @@ Commands, which the shell carries out in the order of the list:
                    ended already, do nothing. With keep_state its result may be the state of the run
     Prefetch       have the worker's machine read the files of these components; no answer, and none of it is required
     Preload        have the worker upload the tasks' weights during its current run; likewise
+    CopyResult     copy the result, or the state of that id, to a machine that stays; ResultLost if that is impossible
     ReleaseResult  forget the result, of a run or provided; ids that the shell does not hold are ignored
     ResolveJob     inform the driver. `result` is handed over now: its ReleaseResult may be the next command
     ScheduleTick   answer with one Tick after that time
@@ -46,7 +47,8 @@ from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import NO_NODE, JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
@@ -114,6 +116,7 @@ class SchedulerState:
             self.config, self.costs, self.demand, self.worker_table, self.log, self._out
         )
         self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
+        self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         #: most memory of a wanted worker, and its name; None while one of them was never up
         self.largest: tuple[int, str] | None = None
         self.batching = Batching(self.config.batch_limit)
@@ -341,9 +344,10 @@ class SchedulerState:
         pool_changed = worker.capacity_bytes != capacity_bytes or not worker.wanted
         if pool_changed:
             self._update_capacities()
-        kept = kept_state(report)
+        node = NO_NODE if worker.spec is None else worker.spec.node
+        kept = kept_state(report, node)
         if report.error is None:
-            self.demand.task_succeeded(task, report.result_bytes)
+            self.demand.task_succeeded(task, report.result_bytes, node)
         elif kept is not None:
             self.recovery.stopped(task, kept)
         else:

@@ -11,7 +11,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.spec import (
+    NO_NODE,
+    JobId,
+    JobSpec,
+    NodeId,
+    RunError,
+    RunErrorKind,
+    Stage,
+    TaskId,
+    TaskSpec,
+)
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.queue.fair_queue import FairQueue
@@ -118,10 +128,10 @@ class Demand:
             if task.name in self.tasks and not task.on_worker and (error := self._unfit(task.spec)):
                 self.fail_task(task, error)
 
-    def task_succeeded(self, task: Task, result_bytes: int) -> None:
-        """A run succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
+    def task_succeeded(self, task: Task, result_bytes: int, node: NodeId = NO_NODE) -> None:
+        """A run on `node` succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
         task_id = task.spec.task_id
-        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
+        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node)
         self.left_worker(task)
         needing, task.demand = [self.jobs[job_id] for job_id in task.demand], {}
         for job in needing:

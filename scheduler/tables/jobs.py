@@ -266,6 +266,11 @@ class Task:
         """The id, for the story."""
         return self.spec.task_id
 
+    @property
+    def remaining(self) -> float:
+        """Fraction of its steps that its current or next run computes."""
+        return self.spec.run_seconds / self.full_run_seconds if self.full_run_seconds else 1.0
+
     def set_priority(self, priority: int, virtual_start: float = NO_VIRTUAL_START) -> None:
         """Change the sort key of the backlog. Call only while the task is not in it."""
         self.priority, self.virtual_start = priority, virtual_start

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, TaskReport, TaskSpec
 from modelpool.pool.specs.wire_value import WireValue
 
 _SUFFIX = "~state"
@@ -26,26 +26,34 @@ def task_of_state(result_id: TaskId) -> TaskId | None:
 
 @dataclass(frozen=True, slots=True)
 class KeptState(WireValue):
-    """A state that the shell holds: after `step` of `steps`."""
+    """A state that the shell holds: after `step` of `steps`.
+
+    node  the machine that has it, and with which it would be lost; "" for the controller's
+    """
 
     step: int
     steps: int
     state_bytes: int = 0
+    node: NodeId = NO_NODE
 
     @property
     def remaining(self) -> float:
         """Fraction of the steps that are left."""
         return (self.steps - self.step) / self.steps
 
+    def moved(self) -> KeptState:
+        """Return the same, on the controller's machine."""
+        return KeptState(self.step, self.steps, self.state_bytes)
 
-def kept_state(report: TaskReport) -> KeptState | None:
-    """Return the state that a run ended with; None if it has none."""
+
+def kept_state(report: TaskReport, node: NodeId = NO_NODE) -> KeptState | None:
+    """Return the state that a run on `node` ended with; None if it has none."""
     if not report.has_state or not 0 < report.step < report.steps:
         return None
-    return KeptState(report.step, report.steps, report.result_bytes)
+    return KeptState(report.step, report.steps, report.result_bytes, node)
 
 
-def step_seconds(spec: TaskSpec, run_seconds: float) -> float:
-    """Return the expected seconds of one step of a run of `run_seconds`: a sampling run calls its first component once
-    in each step (`ComponentUse.passes`)."""
-    return run_seconds / max(1, spec.uses[0].passes) if spec.uses else run_seconds
+def step_seconds(spec: TaskSpec, run_seconds: float, remaining: float = 1.0) -> float:
+    """Return the expected seconds of one step of a run of `run_seconds`, which computes the fraction `remaining` of all
+    steps: a sampling run calls its first component once in each step (`ComponentUse.passes`)."""
+    return run_seconds / max(1.0, spec.uses[0].passes * remaining) if spec.uses else run_seconds

@@ -337,6 +337,17 @@ class Preload(WireValue):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
+class CopyResult(WireValue):
+    """Copy this result, or state, off the machine that computed it, which will end. Nothing waits for it; ResultLost
+    follows if it cannot be read any more."""
+
+    task_id: Final[TaskId]
+
+    def __init__(self, task_id: TaskId) -> None:
+        self.task_id = task_id
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
 class ReleaseResult(WireValue):
     """No known task will read this result again."""
 
@@ -376,5 +387,14 @@ class ScheduleTick(WireValue):
 
 
 Command: TypeAlias = (
-    StartWorker | EndWorker | RunTask | StopTask | Prefetch | Preload | ReleaseResult | ResolveJob | ScheduleTick
+    StartWorker
+    | EndWorker
+    | RunTask
+    | StopTask
+    | Prefetch
+    | Preload
+    | CopyResult
+    | ReleaseResult
+    | ResolveJob
+    | ScheduleTick
 )

@@ -115,6 +115,11 @@ class ThreadFleet:
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         self._workers[worker_id, incarnation][0].preload(run, preload_request)
 
+    async def copy_result(self, ref: FakeRef) -> FakeRef:
+        if ref.lost:
+            raise InputsLost("it is gone")
+        return FakeRef(ref.value)
+
     async def memory_reports(self) -> dict:
         return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
 

@@ -20,6 +20,7 @@ from modelpool.pool.specs.spec import (
     ExecutionMode,
     JobId,
     JobSpec,
+    NodeId,
     OomStep,
     Role,
     RunCost,
@@ -41,6 +42,7 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     Command,
     ComponentsKnown,
+    CopyResult,
     EndWorker,
     Event,
     Outcome,
@@ -146,6 +148,8 @@ class Shell:
     held: set[TaskId] = field(default_factory=set)
     #: the steps after which the states were saved that are held, by task
     states: dict[TaskId, int] = field(default_factory=dict)
+    #: results that were to be copied
+    copied: list[TaskId] = field(default_factory=list)
     #: live workers with what is on them
     up: dict[WorkerId, tuple[int, Residency]] = field(default_factory=dict)
     starting: dict[tuple[WorkerId, int], StartWorker] = field(default_factory=dict)
@@ -206,12 +210,14 @@ class Shell:
             if WorkerId(name) not in self.up:
                 self.come_up(name, capacity_bytes)
 
-    def come_up(self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0) -> list[Command]:
+    def come_up(self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "") -> list[Command]:
         """Answer the StartWorker that is on its way."""
         key = next(k for k in self.starting if k[0] == name)
-        return self.introduce(name, key[1], capacity_bytes, link)
+        return self.introduce(name, key[1], capacity_bytes, link, node)
 
-    def introduce(self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0) -> list[Command]:
+    def introduce(
+        self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = ""
+    ) -> list[Command]:
         """Let a WorkerUp arrive, asked for or not."""
         worker_id = WorkerId(name)
         self.starting.pop((worker_id, incarnation), None)
@@ -219,7 +225,9 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes))
-        return self.feed(WorkerUp(self.tick(), WorkerSpec(worker_id, incarnation, capacity_bytes, link)))
+        return self.feed(
+            WorkerUp(self.tick(), WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node)))
+        )
 
     def fail_start(self, name: str) -> list[Command]:
         key = next(k for k in self.starting if k[0] == name)
@@ -272,7 +280,11 @@ class Shell:
         """Have the core ask the run of this worker to stop with its state."""
         worker = self.state.worker_table.workers[WorkerId(name)]
         self.state.preemption.pause(worker, "for a test", self.at)
-        return self.feed(ComponentsKnown(self.tick(), COMPONENTS))
+        return self.feed_nothing()
+
+    def feed_nothing(self) -> list[Command]:
+        """An event without consequences of its own."""
+        return self.feed(ComponentsKnown(self.at, COMPONENTS))
 
     def stop_at(self, name: str, step: int, place: int = 0) -> list[Command]:
         """Let a run of this worker end with its state after `step` of `STEPS`."""
@@ -352,6 +364,11 @@ class Shell:
                 run.stop_requested = not command.keep_state
             case Preload():
                 self._bring(command)
+            case CopyResult():
+                owner = task_of_state(command.task_id)
+                assert (command.task_id in self.held) if owner is None else (owner in self.states), command
+                assert command.task_id not in self.copied, f"{command}: for the second time"
+                self.copied.append(command.task_id)
             case ReleaseResult():
                 owner = task_of_state(command.task_id)
                 if owner is None:
