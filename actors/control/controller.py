@@ -38,6 +38,7 @@ from modelpool.actors.wire.messages import (
     JobEnded,
     ResultRef,
     StageSubmission,
+    StateSaved,
     StepDone,
     Submission,
     SubmissionId,
@@ -264,6 +265,10 @@ class Controller:
         while len(self._placed) > PLACES_KEPT:
             del self._placed[next(iter(self._placed))]
         self._changed.set()
+
+    async def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
+        """Hold the state of a sampling run, in place of an earlier one: a checkpoint."""
+        self._dispatcher.state_saved(saved, state)
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""

@@ -20,23 +20,26 @@ from typing import Any
 
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.wire.messages import ResultRef, StepDone
+from modelpool.actors.wire.messages import ResultRef, StateSaved, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
     Command,
+    CopyResult,
     EndWorker,
     Event,
     Prefetch,
     Preload,
     ReleaseResult,
     ResolveJob,
+    ResultLost,
     RunEnded,
     RunTask,
     ScheduleTick,
     StartFailed,
     StartWorker,
+    StateKept,
     StopTask,
     Tick,
     WorkerDown,
@@ -147,6 +150,27 @@ class Dispatcher:
         worker.runs[step.task_id] = step
         return True
 
+    def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
+        """Hold the state of a run that continues. Ignored if the run ended: then it has a result or a newer state."""
+        worker = self._live.get(saved.worker_id)
+        if worker is None or worker.spec.incarnation != saved.incarnation:
+            return
+        known = worker.runs.get(saved.task_id)
+        if known is None or known.run != saved.run or not self._tasks.keep_state(saved.task_id, state):
+            return
+        self.post(
+            StateKept(
+                self.now,
+                saved.worker_id,
+                saved.incarnation,
+                saved.task_id,
+                saved.attempt,
+                saved.step,
+                saved.steps,
+                saved.state_bytes,
+            )
+        )
+
     def close(self) -> None:
         """Stop all workers and background tasks. Causes no events."""
         self._broken = True
@@ -171,12 +195,28 @@ class Dispatcher:
                 self._prefetch(command)
             case Preload():
                 self._preload(command)
+            case CopyResult():
+                self._spawn(self._copy(command.task_id))
             case ReleaseResult():
                 self._tasks.release(command.task_id)
             case ResolveJob():
                 self._on_resolved(command)
             case ScheduleTick():
                 self._spawn(self._tick_after(command.after_seconds))
+
+    async def _copy(self, task_id: TaskId) -> None:
+        """Copy a result to this machine; report it as lost if that is impossible."""
+        ref = self._tasks.find(task_id)
+        if ref is None:
+            return
+        try:
+            copy = await self._fleet.copy_result(ref)
+        except InputsLost:
+            if self._tasks.find(task_id) is ref:
+                self._tasks.release(task_id)
+                self.post(ResultLost(self.now, task_id))
+            return
+        self._tasks.replace(task_id, ref, copy)
 
     async def _tick_after(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -262,7 +302,8 @@ class Dispatcher:
     def _stop(self, command: StopTask) -> None:
         worker = self._live.get(command.worker_id)
         if worker is not None and worker.spec.incarnation == command.incarnation and command.task_id in worker.runs:
-            self._fleet.stop(command.worker_id, command.incarnation, worker.runs[command.task_id].run)
+            run = worker.runs[command.task_id].run
+            self._fleet.stop(command.worker_id, command.incarnation, run, command.keep_state)
 
     def _prefetch(self, command: Prefetch) -> None:
         worker = self._live.get(command.worker_id)

@@ -1,9 +1,9 @@
-"""Which workers a pool without groups should have: one for each GPU of the cluster, as machines join and leave. Pure."""
+"""Workers of a pool without groups: one for each GPU of the cluster, as machines join and leave. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import count
+from itertools import count, islice
 
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.workers import Worker, WorkerState
@@ -23,7 +23,5 @@ def workers_for_gpus(gpu_count: int, workers: Iterable[Worker]) -> tuple[WorkerI
     kept = [*up, *others[: max(0, gpu_count - len(up))]]
     ids = [worker.worker_id for worker in (*leaving, *kept)]
     taken = {worker.worker_id for worker in workers}
-    numbers = count()
-    for _ in range(gpu_count - len(kept)):
-        ids.append(next(name for number in numbers if (name := WorkerId(f"gpu-{number}")) not in taken))
-    return tuple(ids)
+    free = (name for number in count() if (name := WorkerId(f"gpu-{number}")) not in taken)
+    return (*ids, *islice(free, max(0, gpu_count - len(kept))))

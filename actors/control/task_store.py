@@ -16,6 +16,7 @@ from modelpool.actors.wire.messages import ExpectedFile, ResultRef, RunRequest
 from modelpool.pool.core.stage_params import PreloadRequest, StageParams
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec, WorkerId
+from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
@@ -31,6 +32,8 @@ class _Entry:
     running: bool = False
     #: set when there is a result, until the core releases it
     result: ResultRef | None = None
+    #: the state that its next run resumes from, until the core releases it
+    state: ResultRef | None = None
     #: of the run that produced the result, and the job that the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
@@ -94,8 +97,8 @@ class TaskStore:
     def begin(
         self, command: RunTask, run: int, checked: Container[ComponentKey] = ()
     ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
-        """Mark a task as sent to a worker, which has `checked` these files; return what to send. All its inputs are
-        held; the core ensures that."""
+        """Mark a task as sent to a worker, which has `checked` these files; return what to send. All its inputs, and
+        the state if it resumes, are held; the core ensures that."""
         entry = self._entries[command.task_id]
         entry.running = True
         entry.why = command.why
@@ -108,17 +111,32 @@ class TaskStore:
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
             files=self._unchecked(entry.spec, checked),
+            resume=command.resume,
         )
-        return request, tuple(self._held(need) for need in entry.spec.needs)
+        inputs = [self._held(need) for need in entry.spec.needs]
+        if command.resume:
+            assert entry.state is not None, f"{command.task_id} resumes, and its state is not held"
+            inputs.append(entry.state)
+        return request, tuple(inputs)
 
     def end(self, report: TaskReport, result: ResultRef) -> None:
-        """Note the end of a run; `result` is held if `report` has no error."""
+        """Note the end of a run; `result` is held if `report` has no error, as the state of the task if it has one."""
         entry = self._entries[report.task_id]
         entry.running = False
         self._on_report(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
+        elif report.has_state:
+            entry.state = result
+
+    def keep_state(self, task_id: TaskId, state: ResultRef) -> bool:
+        """Hold a state of a task, in place of an earlier one; return False if the task is not known any more."""
+        entry = self._entries.get(task_id)
+        if entry is None:
+            return False
+        entry.state = state
+        return True
 
     def abandon(self, task_id: TaskId) -> None:
         """Note that a run was lost with its worker."""
@@ -133,8 +151,34 @@ class TaskStore:
         """Return the reference of a held result."""
         return self._held(task_id)
 
+    def find(self, task_id: TaskId) -> ResultRef | None:
+        """Return the reference of a result or a state; None if it is not held."""
+        owner = task_of_state(task_id)
+        entry = self._entries.get(task_id if owner is None else owner)
+        if entry is None:
+            return self._inputs.get(task_id)
+        return entry.result if owner is None else entry.state
+
+    def replace(self, task_id: TaskId, ref: ResultRef, copy: ResultRef) -> None:
+        """Hold `copy` of a result or a state in place of `ref`, if that is still held."""
+        owner = task_of_state(task_id)
+        if self.find(task_id) is not ref:
+            return
+        if task_id in self._inputs:
+            self._inputs[task_id] = copy
+        elif owner is None:
+            self._entries[task_id].result = copy
+        else:
+            self._entries[owner].state = copy
+
     def release(self, task_id: TaskId) -> None:
-        """Drop a result. Ignores results that are not held."""
+        """Drop a result or a state. Ignores those that are not held."""
+        owner = task_of_state(task_id)
+        if owner is not None:
+            if owner in self._entries:
+                self._entries[owner].state = None
+                self._drop_unneeded(owner)
+            return
         self._inputs.pop(task_id, None)
         if task_id in self._entries:
             self._entries[task_id].result = None
@@ -186,7 +230,9 @@ class TaskStore:
 
     def _drop_unneeded(self, task_id: TaskId) -> None:
         entry = self._entries.get(task_id)
-        if entry is not None and not entry.jobs and not entry.running and entry.result is None:
+        if entry is None or entry.jobs or entry.running:
+            return
+        if entry.result is None and entry.state is None:
             del self._entries[task_id]
 
 

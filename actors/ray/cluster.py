@@ -30,11 +30,11 @@ from modelpool.actors.ray.cluster_view import ClusterView, cluster_nodes, head_n
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
-from modelpool.actors.wire.messages import StepDone
+from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import Result
+from modelpool.pool.core.stage_params import Result, RunState
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
@@ -80,6 +80,12 @@ class ControllerActor(Controller):
             node=this_node(),
         )
 
+    async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
+        """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be
+        lost with the worker."""
+        store = asyncio.get_running_loop().run_in_executor
+        await self.state_saved(saved, await store(None, ray.put, state))
+
 
 class GpuWorkerActor(GpuWorker):
     """A worker that reports its steps to a controller, and that does not outlive the node's raylet."""
@@ -90,9 +96,21 @@ class GpuWorkerActor(GpuWorker):
         def on_step(step: StepDone) -> None:
             controller.step_done.remote(step)
 
+        def on_state(saved: StateSaved, state: RunState) -> None:
+            controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
+
         node = this_node()
         controller.worker_placed.remote(worker_id, incarnation, node)
-        super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node)
+        checkpoint_seconds = plan.scheduler.checkpoint_seconds
+        super().__init__(
+            worker_id,
+            incarnation,
+            plan.open_engine,
+            on_step,
+            node=node,
+            on_state=on_state,
+            checkpoint_seconds=checkpoint_seconds,
+        )
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
         """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""

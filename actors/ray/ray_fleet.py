@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -82,11 +82,11 @@ class RayFleet:
         reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
         return SentBatch(_awaited(reports), results)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """See `WorkerFleet`."""
         handle = self._handles.get((worker_id, incarnation))
         if handle is not None:
-            handle.stop.options(concurrency_group=CONTROL).remote(run)
+            handle.stop.options(concurrency_group=CONTROL).remote(run, keep_state)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""
@@ -99,6 +99,17 @@ class RayFleet:
         handle = self._handles.get((worker_id, incarnation))
         if handle is not None:
             handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request)
+
+    async def copy_result(self, ref: ResultRef) -> ResultRef:
+        """See `WorkerFleet`. A packed result is here already: Ray sent it with the answer of the call."""
+        try:
+            value = await cast(ray.ObjectRef[Any], ref)
+        except (ObjectLostError, *WORKER_GONE) as lost:
+            raise InputsLost(str(lost).splitlines()[0]) from lost
+        if isinstance(value, bytes):
+            return ref
+        copy: ResultRef = await asyncio.get_running_loop().run_in_executor(None, ray.put, value)
+        return copy
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """See `WorkerFleet`."""

@@ -35,7 +35,8 @@ class ExpectedFile:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`.
+    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`; with `resume`, the
+    `RunState` that it resumes from follows them.
 
     run    counts all runs that a controller sent, and identifies this one: attempts of a task start at 1 again when
            the same task is requested again later
@@ -53,6 +54,22 @@ class RunRequest:
     needed_next: tuple[ComponentKey, ...] = ()
     oom_steps: tuple[OomStep, ...] = ()
     files: tuple[ExpectedFile, ...] = ()
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
+    message: an object that the worker stored would be lost with the worker."""
+
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+    run: int
+    step: int
+    steps: int
+    state_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

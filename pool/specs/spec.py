@@ -295,7 +295,11 @@ class RunCost(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WireValue):
-    """Outcome of one attempt of a task. Exactly one for each command that started it."""
+    """Outcome of one attempt of a task. Exactly one for each command that started it.
+
+    A sampling run that was stopped with its state ended with CANCELLED after `step` of `steps` (0 otherwise): its
+    result is the state, from which another run resumes.
+    """
 
     task_id: TaskId
     attempt: int
@@ -305,5 +309,12 @@ class TaskReport(WireValue):
     residency: Residency
     cost: RunCost = RunCost()
     error: RunError | None = None
-    #: size of the result, for the scheduler's result cache
+    #: size of the result, for the scheduler's result cache; or of the state
     result_bytes: int = 0
+    step: int = 0
+    steps: int = 0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its result is the state of a run that was stopped."""
+        return self.step > 0 and self.error is not None and self.error.kind is RunErrorKind.CANCELLED

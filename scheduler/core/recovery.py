@@ -16,6 +16,7 @@ from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.cost_classes import sizes_of
 from modelpool.scheduler.tables.jobs import Task, TaskStatus
+from modelpool.scheduler.tables.kept_states import KeptState
 from modelpool.scheduler.tables.messages import LossCause
 from modelpool.scheduler.tables.oom_escalation import (
     EscalationStep,
@@ -90,7 +91,7 @@ class Recovery:
     ) -> None:
         """A run ended with an error, or with its worker by `cause`: run the task again, or fail its jobs. If it shared
         the run with others (`was_shared`), those may be the cause: then it runs again alone."""
-        stop_requested = task.status is TaskStatus.STOPPING
+        stop_requested = task.status is TaskStatus.STOPPING or task.pause_requested_at is not None
         error = blamed(error, stop_requested, task.timed_out_at is not None)
         worker_id, task.timed_out_at = task.worker_id, None
         assert worker_id is not None, f"{task.name} runs nowhere"
@@ -103,6 +104,11 @@ class Recovery:
             if is_suspect:
                 self._forgive_the_only_one(worker_id)
             self._demand.forget(task, error.kind.value)
+            return
+        if error.kind is RunErrorKind.INPUT_LOST and task.kept is not None:
+            # the state or another input: without the state, the next run shows
+            self._demand.drop_state(task)
+            self._demand.requeue(task, f"its state, or another input, was lost before it could resume on {worker_id}")
             return
         task.alone = task.alone or (was_shared and error.kind is not RunErrorKind.CANCELLED)
         if was_shared and error.kind in BLAMED_ALONE:
@@ -144,6 +150,17 @@ class Recovery:
                 self._demand.requeue(task, note)
                 if error.kind is RunErrorKind.INPUT_LOST:
                     self._demand.inputs_lost(task)
+
+    def stopped(self, task: Task, kept: KeptState) -> None:
+        """A run was stopped with its state: the task resumes from it. Not a failure."""
+        worker_id, task.timed_out_at = task.worker_id, None
+        self._demand.left_worker(task)
+        self._demand.set_state(task, kept)
+        note = f"stopped after step {kept.step} of {kept.steps} on {worker_id}"
+        if task.demand:
+            self._demand.requeue(task, note)
+        else:
+            self._demand.forget(task, note)
 
     def workers_changed(self) -> None:
         """Unpin tasks whose worker is not coming back, or is smaller than before; drop refusals for lack of memory that

@@ -11,9 +11,10 @@ Commands, which the shell carries out in the order of the list:
                    It may be running a task (one that hangs): that run is given up with it
     RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown
     StopTask       ask the run to stop at its next step; its RunEnded (usually CANCELLED) still follows. If the run has
-                   ended already, do nothing
+                   ended already, do nothing. With keep_state its result may be the state of the run
     Prefetch       have the worker's machine read the files of these components; no answer, and none of it is required
     Preload        have the worker upload the tasks' weights during its current run; likewise
+    CopyResult     copy the result, or the state of that id, to a machine that stays; ResultLost if that is impossible
     ReleaseResult  forget the result, of a run or provided; ids that the shell does not hold are ignored
     ResolveJob     inform the driver. `result` is handed over now: its ReleaseResult may be the next command
     ScheduleTick   answer with one Tick after that time
@@ -30,7 +31,9 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
                      come late and is dropped
     NodeDraining     at any time, also for machines without workers, and again when the deadline changes
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
-                     One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow
+                     One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
+                     Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
+    StateKept        before it, hold the state likewise, in a place that outlives the worker
     Tick             answers a ScheduleTick, one each; nothing else has happened
     ResultLost       the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
 
@@ -45,7 +48,19 @@ from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import JobId, NodeId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import (
+    NO_NODE,
+    JobId,
+    NodeId,
+    OomStep,
+    RunError,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+)
+from modelpool.scheduler.core.leaving import Leaving
+from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
@@ -63,6 +78,7 @@ from modelpool.scheduler.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Task, TaskStatus
+from modelpool.scheduler.tables.kept_states import KeptState, kept_state, state_id
 from modelpool.scheduler.tables.messages import (
     BatchMate,
     CancelRequested,
@@ -78,6 +94,7 @@ from modelpool.scheduler.tables.messages import (
     RunEnded,
     RunTask,
     StartFailed,
+    StateKept,
     StopTask,
     Submitted,
     Tick,
@@ -93,6 +110,8 @@ from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
 
 #: drain notices that are remembered, for workers that start on such a machine
 MOST_DRAINING = 4096
+#: time after its deadline at which a notice is forgotten: if the machine still runs, it was not drained
+DRAINED_SECONDS = 120.0
 _UNKNOWN_NODE = NodeId("")
 
 
@@ -117,6 +136,8 @@ class SchedulerState:
         self.preload_planner = PreloadPlanner(
             self.config, self.costs, self.demand, self.worker_table, self.log, self._out
         )
+        self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
+        self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         #: most memory of a wanted worker, and its name; None while one of them was never up
         self.largest: tuple[int, str] | None = None
         self.batching = Batching(self.config.batch_limit)
@@ -145,6 +166,8 @@ class SchedulerState:
                 self.demand.submit(event.job, self.worker_table.hopeless())
             case CancelRequested():
                 self.demand.cancel(event.job_id)
+            case StateKept():
+                self._state_kept(event)
             case ResultLost():
                 self.demand.result_lost(event.task_id)
             case ComponentsKnown():
@@ -167,10 +190,14 @@ class SchedulerState:
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
-                if self.draining and self.worker_table.end_drained(self.at):
-                    self._workers_changed()
+                if self.draining:
+                    self._end_drained()
         self.demand.fair_queue.settle(self.at)
         self._start_ready_tasks()
+        if self.config.preemption:
+            self.preemption.preempt(self.at)
+        if self.draining and (stop_at := self.leaving.prepare(self.draining, self.at)) < inf:
+            self.ticks.request(stop_at - self.at, self.at)
         if isinstance(event, Submitted):
             self.prefetch_planner.job_came()
         self.preload_planner.plan_all(isinstance(event, Submitted))
@@ -303,6 +330,7 @@ class SchedulerState:
                 batch_mates=tuple([BatchMate(batch_mate.name, batch_mate.attempt) for batch_mate in batch_mates])
                 if batch_mates
                 else (),
+                resume=task.kept is not None,
             )
         )
         self.prefetch_planner.run_started(worker)
@@ -313,7 +341,7 @@ class SchedulerState:
         worker = decision.worker
         task.attempt += 1
         task.ready_at = None
-        task.cancel_requested_at = None
+        task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
         node = _UNKNOWN_NODE if worker.spec is None else worker.spec.node
@@ -339,6 +367,8 @@ class SchedulerState:
         if worker is None or task is None or not is_there or task.attempt != report.attempt:
             if report.error is None:
                 self.demand.results.stray(task_id)  # the run was given up; its result arrived all the same
+            elif report.has_state:
+                self._stray_state(task_id, task)
             return
         if report.error is not None and report.error.kind is RunErrorKind.WORKER_LOST:
             self._end_lost_worker(worker, report.error)  # the worker reports its own end
@@ -346,12 +376,12 @@ class SchedulerState:
         if report.error is None:
             self._learn(task, worker, report)
             self.recovery.ended_well(task)
-            if self.costs.nodes.lacking and (node := self.costs.nodes.of(worker.spec)) is not None:
-                node.has_all((*task.cost_class.components, *task.cost_class.adapters))
-                self._update_restriction(node.node)
-        elif report.error.components and (node := self.costs.nodes.of(worker.spec)) is not None:
-            node.lacks(report.error.components, report.error.message, self.at)
-            self._update_restriction(node.node)
+            if self.costs.nodes.lacking and (machine := self.costs.nodes.of(worker.spec)) is not None:
+                machine.has_all((*task.cost_class.components, *task.cost_class.adapters))
+                self._update_restriction(machine.node)
+        elif report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+            machine.lacks(report.error.components, report.error.message, self.at)
+            self._update_restriction(machine.node)
             self.ticks.request(UNAVAILABLE_SECONDS, self.at)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
@@ -359,12 +389,31 @@ class SchedulerState:
         pool_changed = worker.capacity_bytes != capacity_bytes or not worker.wanted
         if pool_changed:
             self._update_capacities()
+        node = NO_NODE if worker.spec is None else worker.spec.node
+        kept = kept_state(report, node)
         if report.error is None:
-            self.demand.task_succeeded(task, report.result_bytes)
+            self.demand.task_succeeded(task, report.result_bytes, node)
+        elif kept is not None:
+            self.recovery.stopped(task, kept)
         else:
             self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
         if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
+
+    def _state_kept(self, event: StateKept) -> None:
+        """A run saved its state. It also counts if the run was lost in between: any state of a task will do."""
+        task = self.demand.tasks.get(event.task_id)
+        kept = KeptState(event.step, event.steps, event.state_bytes)
+        if task is None or not 0 < kept.step < kept.steps:
+            self._stray_state(event.task_id, task)
+        else:
+            self.demand.set_state(task, kept)
+            self.log.note(task, f"its state after step {kept.step} of {kept.steps} is saved")
+
+    def _stray_state(self, task_id: TaskId, task: Task | None) -> None:
+        """The shell received a state that no run needs: release it unless a known one of the same id is held."""
+        if task is None or task.kept is None:
+            self._out.append(ReleaseResult(state_id(task_id)))
 
     def _learn(self, task: Task, worker: Worker, report: TaskReport) -> None:
         """Learn from a run; for a batch once, with its first report, which has the switches."""
@@ -414,6 +463,17 @@ class SchedulerState:
             self.ticks.request(deadline - self.at, self.at)
         self.worker_table.drain(event.node, deadline)
         self._update_restriction(event.node)
+
+    def _end_drained(self) -> None:
+        """Leave machines whose deadline has passed, and forget notices of machines that should be gone long since."""
+        for node in [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= self.at]:
+            del self.draining[node]
+            self.worker_table.drain(node, None)
+            self._update_restriction(node)
+        if self.draining:
+            self.ticks.request(min(self.draining.values()) + DRAINED_SECONDS - self.at, self.at)
+        if self.worker_table.end_drained(self.at):
+            self._workers_changed()
 
     def _update_restriction(self, node: NodeId) -> None:
         is_restricted = node in self.draining or node in self.costs.nodes.lacking

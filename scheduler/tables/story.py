@@ -20,6 +20,7 @@ from modelpool.scheduler.tables.messages import (
     ResultLost,
     RunEnded,
     StartFailed,
+    StateKept,
     Submitted,
     Tick,
     WorkerDown,
@@ -129,6 +130,8 @@ def describe(event: Event) -> str:
             return f"{event.worker_id}#{event.incarnation} did not start: {event.reason}"
         case WorkerDown():
             return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
+        case StateKept():
+            return f"{event.task_id} attempt {event.attempt}: state saved after step {event.step} of {event.steps}"
         case ResultLost():
             return f"result of {event.task_id} lost"
         case Tick():

@@ -132,6 +132,8 @@ class FakeFleet:
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
         self.upload_ahead_asked: list[tuple[WorkerId, int, PreloadRequest]] = []
+        #: results that were to be copied
+        self.copied: list[FakeRef] = []
 
     @property
     def running(self) -> list[Sent]:
@@ -180,7 +182,7 @@ class FakeFleet:
         self.sent += sent
         return SentBatch(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         for sent in self.running:
             if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
                 sent.stop_asked = True
@@ -192,6 +194,12 @@ class FakeFleet:
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.upload_ahead_asked.append((worker_id, run, preload_request))
+
+    async def copy_result(self, ref: FakeRef) -> FakeRef:
+        self.copied.append(ref)
+        if ref.lost:
+            raise InputsLost("it is gone")
+        return FakeRef(ref.value)
 
     async def memory_reports(self) -> dict:
         return {}

@@ -33,7 +33,7 @@ from modelpool.scheduler.tables.messages import (
     StopTask,
     WorkerDown,
 )
-from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, TEXT, Shell, decode, encode, sample
+from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, STEPS, TEXT, Shell, decode, encode, sample
 
 NAMES = ["a", "b", "c"]
 NODES = ["", "", "n1", "n2"]
@@ -114,6 +114,8 @@ class CoreMachine(RuleBasedStateMachine):
         ageing_seconds=st.sampled_from([None, None, 5.0]),
         shares=SHARES,
         batch_limit=st.sampled_from([1, 2, 3]),
+        preemption_wait_seconds=st.sampled_from([0.0, 0.0, 5.0, 30.0]),
+        preemption_limit=st.integers(0, 2),
     )
     def begin(self, **limits) -> None:
         self.shell = Shell(SchedulerConfig(story_length=None, **limits))
@@ -278,6 +280,43 @@ class CoreMachine(RuleBasedStateMachine):
         name, place = self.pick(stopping, number)
         self.shell.finish(name, RunErrorKind.CANCELLED, place=place)
 
+    @precondition(lambda self: self.sampling())
+    @rule(number=ANY)
+    def pause(self, number: int) -> None:
+        """A run is asked to stop with its state, as before the end of its machine."""
+        self.shell.pause(self.pick(self.sampling(), number))
+
+    @precondition(lambda self: any(one.pause_requested for run in self.shell.running.values() for one in run.members))
+    @rule(number=ANY, step=st.integers(1, STEPS - 1))
+    def stop_with_state(self, number: int, step: int) -> None:
+        """All tasks of a run stop at one step."""
+        pausing = [name for name, run in self.shell.running.items() if all(m.pause_requested for m in run.members)]
+        if not pausing:
+            return
+        name = self.pick(pausing, number)
+        run = self.shell.running[name]
+        attempt = [(member.command.task_id, member.command.attempt) for member in run.members]
+        step = max([step, *(self.shell.states.get(task_id, 0) for task_id, _ in attempt)])
+        for left in range(len(attempt), 0, -1):
+            still = self.shell.running.get(name)
+            if still is None or len(still.members) != left or still.command.task_id not in dict(attempt):
+                return
+            self.shell.stop_at(name, step)
+
+    @precondition(lambda self: self.sampling())
+    @rule(number=ANY, step=st.integers(1, STEPS - 1))
+    def checkpoint(self, number: int, step: int) -> None:
+        self.shell.save(self.pick(self.sampling(), number), step)
+
+    @precondition(lambda self: self.shell.states)
+    @rule(number=ANY)
+    def lose_state(self, number: int) -> None:
+        self.shell.lose_state(self.pick(self.shell.states, number))
+
+    def sampling(self):
+        """The workers that sample."""
+        return [name for name, run in self.shell.running.items() if run.command.task_id.startswith("s:")]
+
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), text=st.integers(0, 4))
     def finish_otherwise(self, number: int, capacity: int, text: int) -> None:
@@ -324,6 +363,7 @@ class CoreMachine(RuleBasedStateMachine):
         demand = shell.state.demand
         assert not demand.tasks, f"left over: {list(demand.tasks)}"
         assert not demand.results.readers, "somebody reads, though no task is left"
+        assert not shell.states, "the state of a task is held that does not exist"
         assert shell.held == set(demand.results.kept), "a result is held that nobody may read"
         assert len(shell.held) <= shell.config.kept_results
         assert sum(demand.resolved.values()) == len(shell.jobs)
