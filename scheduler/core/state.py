@@ -59,6 +59,7 @@ from modelpool.pool.specs.spec import (
     TaskReport,
     TaskSpec,
 )
+from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
@@ -146,6 +147,12 @@ class SchedulerState:
         self.ticks = Ticks(self._out)
         #: machines with a drain notice, and when they end; the oldest notices are forgotten
         self.draining: dict[NodeId, float] = {}
+        #: decides how many nodes exist; None without groups
+        self.autoscaler: Autoscaler | None = None
+        if self.config.groups:
+            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
         #: memory that all waiting tasks were checked against; None if that was not possible
         self._checked_bytes: int | None = None
 
@@ -163,7 +170,7 @@ class SchedulerState:
                 if self.costs.nodes.lacking:
                     for node in self.costs.nodes.try_again(self.at):
                         self._update_restriction(node)
-                self.demand.submit(event.job, self.worker_table.hopeless())
+                self.demand.submit(event.job, self._hopeless())
             case CancelRequested():
                 self.demand.cancel(event.job_id)
             case StateKept():
@@ -180,6 +187,8 @@ class SchedulerState:
             case NodeDraining():
                 self._node_draining(event)
             case WorkerUp():
+                if self.autoscaler is not None:
+                    self.autoscaler.came_up(event.worker, self.at)
                 lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
@@ -192,6 +201,8 @@ class SchedulerState:
                 self._end_hanging_runs()
                 if self.draining:
                     self._end_drained()
+        if self.autoscaler is not None:
+            self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
         self._start_ready_tasks()
         if self.config.preemption:
@@ -205,6 +216,8 @@ class SchedulerState:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
+        if self.autoscaler is not None and self.autoscaler.next_at < inf:
+            self.ticks.request(self.autoscaler.next_at - self.at, self.at)
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
@@ -429,12 +442,27 @@ class SchedulerState:
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
+    def _scale(self, autoscaler: Autoscaler, event: Event) -> None:
+        """Request and give up nodes."""
+        if not autoscaler.step(event, self.at):
+            return
+        expired, autoscaler.expired = autoscaler.expired, []
+        for worker in expired:
+            self._end_lost_worker(worker, RunError(RunErrorKind.WORKER_LOST, "max_cost is spent"))
+        self._workers_changed()
+
+    def _hopeless(self) -> str | None:
+        """Return why no task can ever run; None if one can."""
+        return self.worker_table.hopeless() if self.autoscaler is None else self.autoscaler.hopeless()
+
     def _worker_down(self, event: WorkerDown) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is not WorkerState.GIVEN_UP:
             cause = event.cause
             if worker.drain_deadline is not None and not cause.is_external:
                 cause = LossCause.PREEMPTED  # a machine that is drained ends its processes in many ways
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.lost(worker, cause)
             lost = self.worker_table.lost(worker, event.reason, cause)
             message = f"worker {event.worker_id} was lost ({cause.value}): {event.reason}"
             self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message), cause)
@@ -447,6 +475,8 @@ class SchedulerState:
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is WorkerState.STARTING:
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.start_failed(worker, event.cause, event.reason, self.at)
             self.worker_table.lost(worker, event.reason, event.cause)
             self._workers_changed()
 
@@ -501,8 +531,11 @@ class SchedulerState:
             (w.link_bytes_per_second for w in self.worker_table.workers.values() if w.live), default=inf
         )
         self.demand.fair_queue.pool_changed(self.worker_table.worker_index.count, link_bytes_per_second, self.at)
-        largest = self.worker_table.largest()
-        self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
+        else:
+            largest = self.worker_table.largest()
+            self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
 
     def _recheck_waiting(self) -> None:
         self.recovery.workers_changed()
@@ -511,7 +544,7 @@ class SchedulerState:
         if is_less or self.costs.nodes.lacking:
             self.demand.fail_unfit()
         self._checked_bytes = largest_bytes
-        hopeless = self.worker_table.hopeless()
+        hopeless = self._hopeless()
         if hopeless is not None:
             self.demand.fail_all(RunError(RunErrorKind.WORKER_LOST, hopeless))
 

@@ -231,6 +231,7 @@ class Demand:
         self._story.move(task, TaskStatus.ENDED, note)
         self.fair_queue.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
+        task.cost_class.prior_seconds -= task.spec.run_seconds
         self._costs.release(task.cost_class)
         if task.kept is not None:
             self._out.append(ReleaseResult(state_id(task.name)))
