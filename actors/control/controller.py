@@ -22,6 +22,7 @@ from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
+from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import PoolStatus, pool_status
 from modelpool.actors.control.task_store import TaskStore
@@ -47,6 +48,7 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import (
     ComponentSpec,
     JobId,
+    NodeId,
     RunError,
     RunErrorKind,
     TaskId,
@@ -137,8 +139,11 @@ class Controller:
         worker_ids: Sequence[WorkerId],
         budget_bytes: int | None = None,
         recorder: Recorder | None = None,
+        nodes: ClusterNodes | None = None,
+        poll_seconds: float = 2.0,
     ) -> None:
-        """`budget_bytes` is the workers' memory budget if it is known before they start."""
+        """`budget_bytes` is the workers' memory budget if it is known before they start. Without `nodes`, no node is
+        watched."""
         self._state = state
         self._fleet = fleet
         self._clock = clock
@@ -156,6 +161,7 @@ class Controller:
         self._dispatcher = Dispatcher(
             state, fleet, clock, self._tasks, self._resolved, self._note_change, self._break, self._recorder.note
         )
+        self._node_watch = NodeWatch(nodes, self._dispatcher.post, clock, poll_seconds) if nodes else None
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
@@ -170,6 +176,8 @@ class Controller:
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
         ]
+        if self._node_watch is not None:
+            self._upkeep.append(asyncio.ensure_future(self._node_watch.keep_watching()))
 
     async def enter(self, client_id: ClientId) -> None:
         """Register a driver. From now on it must poll for events, or counts as gone."""
@@ -268,6 +276,11 @@ class Controller:
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
         return await self._fleet.memory_reports()
+
+    async def node_notice(self, node: NodeId, deadline: float | None, reason: str) -> None:
+        """Note a notice that a worker received: its node ends at `deadline` (Unix seconds). None withdraws it."""
+        if self._node_watch is not None:
+            await self._node_watch.notice(node, deadline, reason)
 
     async def close(self) -> None:
         """Stop the workers. Unfinished jobs are not resolved. Idempotent."""

@@ -15,9 +15,20 @@ from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choo
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """How a pool watches and requests nodes (`ClusterSection` describes the fields)."""
+
+    poll_seconds: float = 2.0
+    start_timeout_seconds: float = 600.0
+    notice_command: str = ""
+    notice_seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,17 @@ class PoolPlan:
     open_catalog: Callable[[], ListingCatalog]
     scheduler: SchedulerConfig
     record: Path | None = None
+    nodes: NodeSettings = NodeSettings()
+
+    def group(self, name: str) -> NodeGroup | None:
+        """Return the group with this name; None for "". Raises KeyError if there is none."""
+        return {group.name: group for group in self.scheduler.groups}[name] if name else None
+
+    def start_timeout_seconds(self, group: str) -> float | None:
+        """Return how long a worker of `group` may wait for a node: at least twice the group's usual start. None,
+        without end, for workers without a group, which wait for GPUs that others use."""
+        found = self.group(group)
+        return None if found is None else max(self.nodes.start_timeout_seconds, 2 * found.start_seconds)
 
 
 def most_workers(config: PoolConfig) -> int:
@@ -77,6 +99,12 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         ),
         scheduler=config.scheduler,
         record=config.output.record,
+        nodes=NodeSettings(
+            poll_seconds=config.cluster.poll_seconds,
+            start_timeout_seconds=config.cluster.start_timeout,
+            notice_command=config.cluster.notice_command,
+            notice_seconds=config.cluster.notice_seconds,
+        ),
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from modelpool.pool.core.errors import GIB, UnusableField, unknown_name, unusable_field
+from modelpool.scheduler.tables.node_groups import NodeGroup
 from modelpool.scheduler.tables.user_share import UserShare
 
 #: allocations between two garbage collections (`gc.set_threshold`) of the process that the core runs in. It creates
@@ -75,6 +76,8 @@ class SchedulerConfig:
     story_length: int | None = 20_000
     #: ids of ended jobs that are remembered, so that submitting one again has no effect
     ended_jobs_remembered: int = 100_000
+    #: nodes that may be requested; without any, the shell names all workers
+    groups: tuple[NodeGroup, ...] = ()
 
     def __post_init__(self) -> None:
         users = [share.user for share in self.shares]

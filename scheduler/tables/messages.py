@@ -44,6 +44,7 @@ class LossCause(Enum):
     KILLED = "killed"  #: another process ended it
     NODE_LOST = "node lost"  #: its machine is gone without notice
     PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
+    NO_NODE = "no node"  #: no machine for it came up in time; only starts fail for this
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +169,18 @@ Event: TypeAlias = (
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class StartWorker(WireValue):
-    """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
+    """Start this worker after `delay_seconds` (a crash loop is slowed down), on a node of `group`; "" is any node."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     delay_seconds: Final[float]
+    group: Final[str]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, delay_seconds: float = 0.0) -> None:
+    def __init__(self, worker_id: WorkerId, incarnation: int, delay_seconds: float = 0.0, group: str = "") -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.delay_seconds = delay_seconds
+        self.group = group
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
