@@ -35,7 +35,8 @@ class NodeSettings:
 class PoolPlan:
     """The arguments of a controller.
 
-    gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead
+    gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead. Simulated GPUs of a joined cluster
+                     occupy its GPUs if it has any (they may be simulated too), so that they spread as real ones would
     open_engine      called in each worker's process
     open_catalog     called in the controller's process
     record           the file for the scheduler's event log; None records nothing
@@ -74,11 +75,12 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
     """
     wanted = config.pool
     kind = _kind(config, gpu_count)
-    count = _workers(wanted.workers, kind, gpu_count, can_grow)
+    on_ray_gpus = kind in RAY_COUNTS or (kind is DeviceKind.SIM and can_grow and gpu_count > 0)
+    count = _workers(wanted.workers, kind, gpu_count, can_grow, on_ray_gpus)
     device = AUTO if wanted.device == AUTO and kind in RAY_COUNTS else kind.value
     return PoolPlan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
-        gpus_per_worker=1 if kind in RAY_COUNTS else 0,
+        gpus_per_worker=1 if on_ray_gpus else 0,
         budget_bytes=wanted.budget_bytes,
         open_engine=partial(
             open_engine,
@@ -114,9 +116,9 @@ def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:
     return choose_kind(requested, (), gpu_count > 0, config.pool.policy is VramPolicy.DISABLED)
 
 
-def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool) -> int:
+def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool, on_ray_gpus: bool) -> int:
     """Return the number of workers. Raises UserError for more than can be isolated from each other."""
-    if kind in RAY_COUNTS:
+    if on_ray_gpus:
         count = wanted if isinstance(wanted, int) else gpu_count
         if count == 0:
             raise unusable_field("device", kind.value, "sim or cpu on a machine without GPUs in Ray")

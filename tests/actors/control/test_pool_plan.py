@@ -51,6 +51,14 @@ def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, k
     assert plan.open_catalog.args[2] == kind
 
 
+def test_simulated_gpus_of_a_joined_cluster_occupy_its_gpus() -> None:
+    """Else all of them would start on one node, and a test of a cluster would have no use for its others."""
+    for workers, gpus, count, gpus_each in (("all", 3, 3, 1), (5, 3, 5, 1), ("all", 0, SIMULATED_WORKERS, 0)):
+        plan = plan_pool(PoolConfig().override(device="sim", workers=workers), gpus, can_grow=True)
+        assert (len(plan.worker_ids), plan.gpus_per_worker) == (count, gpus_each)
+        assert plan.open_engine.args[0] == "sim"
+
+
 @pytest.mark.parametrize(
     ("device", "policy", "gpus", "kind", "chosen"),
     [
