@@ -45,6 +45,7 @@ from math import inf
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
@@ -114,6 +115,12 @@ class SchedulerState:
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(self.config.switch_share)
         self.ticks = Ticks(self._out)
+        #: decides how many nodes exist; None without groups
+        self.autoscaler: Autoscaler | None = None
+        if self.config.groups:
+            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
         #: memory that all waiting tasks were checked against; None if that was not possible
         self._checked_bytes: int | None = None
 
@@ -128,7 +135,7 @@ class SchedulerState:
             case RunEnded():
                 self._run_ended(event)
             case Submitted():
-                self.demand.submit(event.job, self.worker_table.hopeless())
+                self.demand.submit(event.job, self._hopeless())
             case CancelRequested():
                 self.demand.cancel(event.job_id)
             case ResultLost():
@@ -141,6 +148,8 @@ class SchedulerState:
                 self.worker_table.want(event.worker_ids)
                 self._workers_changed()
             case WorkerUp():
+                if self.autoscaler is not None:
+                    self.autoscaler.came_up(event.worker, self.at)
                 lost = self.worker_table.up(event.worker, self.at)
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
@@ -151,6 +160,8 @@ class SchedulerState:
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
+        if self.autoscaler is not None:
+            self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
         self._start_ready_tasks()
         if isinstance(event, Submitted):
@@ -160,6 +171,8 @@ class SchedulerState:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
+        if self.autoscaler is not None and self.autoscaler.next_at < inf:
+            self.ticks.request(self.autoscaler.next_at - self.at, self.at)
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
@@ -349,9 +362,24 @@ class SchedulerState:
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
+    def _scale(self, autoscaler: Autoscaler, event: Event) -> None:
+        """Request and give up nodes."""
+        if not autoscaler.step(event, self.at):
+            return
+        expired, autoscaler.expired = autoscaler.expired, []
+        for worker in expired:
+            self._end_lost_worker(worker, RunError(RunErrorKind.WORKER_LOST, "max_cost is spent"))
+        self._workers_changed()
+
+    def _hopeless(self) -> str | None:
+        """Return why no task can ever run; None if one can."""
+        return self.worker_table.hopeless() if self.autoscaler is None else self.autoscaler.hopeless()
+
     def _worker_down(self, event: WorkerDown) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is not WorkerState.GIVEN_UP:
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.lost(worker, event.cause)
             lost = self.worker_table.lost(worker, event.reason)
             message = f"worker {event.worker_id} was lost: {event.reason}"
             self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
@@ -364,6 +392,8 @@ class SchedulerState:
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is WorkerState.STARTING:
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.start_failed(worker, event.cause, event.reason, self.at)
             self.worker_table.lost(worker, event.reason)
             self._workers_changed()
 
@@ -387,8 +417,11 @@ class SchedulerState:
             (w.link_bytes_per_second for w in self.worker_table.workers.values() if w.live), default=inf
         )
         self.demand.fair_queue.pool_changed(self.worker_table.worker_index.count, link_bytes_per_second, self.at)
-        largest = self.worker_table.largest()
-        self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
+        else:
+            largest = self.worker_table.largest()
+            self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
 
     def _recheck_waiting(self) -> None:
         self.recovery.workers_changed()
@@ -396,7 +429,7 @@ class SchedulerState:
         if largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes):
             self.demand.fail_unfit()
         self._checked_bytes = largest_bytes
-        hopeless = self.worker_table.hopeless()
+        hopeless = self._hopeless()
         if hopeless is not None:
             self.demand.fail_all(RunError(RunErrorKind.WORKER_LOST, hopeless))
 

@@ -121,18 +121,25 @@ class Costs:
         elif cost_class.tasks == 0:
             del self._spare[cost_class]
         cost_class.tasks += 1
+        cost_class.prior_seconds += spec.run_seconds
+        cost_class.arrived_seconds += spec.run_seconds
         return cost_class
 
     def release(self, cost_class: CostClass) -> None:
         """A task of the class is forgotten. The latest classes without tasks are kept for later tasks."""
         cost_class.tasks -= 1
         if cost_class.tasks == 0:
+            cost_class.prior_seconds = 0.0  # without the rounding errors of the sum
             self._spare[cost_class] = None
             if len(cost_class.cached) > MOST_SPARE_ESTIMATES:
                 cost_class.cached.clear()
             if len(self._spare) > SPARE_COST_CLASSES:
                 oldest, _ = self._spare.popitem(last=False)
                 del self._cost_classes[cost_class_key(oldest.pattern)]
+
+    def cost_classes(self) -> Iterable[CostClass]:
+        """All cost classes, including some without tasks."""
+        return self._cost_classes.values()
 
     def extra_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker) -> float | None:
         """Seconds in addition to waiting and the undivided run with all weights resident; None if it does not fit

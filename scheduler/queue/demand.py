@@ -188,6 +188,7 @@ class Demand:
         self._story.move(task, TaskStatus.ENDED, note)
         self.fair_queue.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
+        task.cost_class.prior_seconds -= task.spec.run_seconds
         self._costs.release(task.cost_class)
         del self.tasks[task.spec.task_id]
 

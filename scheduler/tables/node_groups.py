@@ -21,7 +21,7 @@ MOST_NODES = 100_000
 MOST_GPUS_PER_NODE = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NodeGroup(WireValue):
     """Nodes of one kind that can be requested. Raises UnusableField naming the field.
 
@@ -89,20 +89,23 @@ class NodeGroup(WireValue):
         return WorkerId(f"{self.name}-{number}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingLimits(WireValue):
-    """Limits over all groups, and when decisions are taken. Raises UnusableField naming the field.
+@dataclass(frozen=True, slots=True)
+class AutoscalingConfig(WireValue):
+    """Limits over all groups, and how decisions are taken. Raises UnusableField naming the field.
 
     max_gpus           most GPUs of all groups at a time; None: no limit besides those of the groups
     max_cost_per_hour  most that all requested nodes may cost in an hour; None: no limit
     max_cost           most that the pool may spend on nodes in its life. It is never exceeded: nodes end before it is
                        spent, minimum or not; None: no limit
+    wait_seconds       how long work without a deadline may queue for fewer GPUs: a node ends although it is used, if
+                       the others would have kept up within this time. 0 keeps nodes for the busiest moments
     interval_seconds   between two evaluations without another cause
     """
 
     max_gpus: int | None = None
     max_cost_per_hour: float | None = None
     max_cost: float | None = None
+    wait_seconds: float = 10.0
     interval_seconds: float = 10.0
 
     def __post_init__(self) -> None:
@@ -111,10 +114,11 @@ class ScalingLimits(WireValue):
         for field in ("max_cost_per_hour", "max_cost"):
             if getattr(self, field) is not None:
                 _require_number(field, getattr(self, field))
+        _require_number("wait_seconds", self.wait_seconds)
         _require_number("interval_seconds", self.interval_seconds, least=0.1)
 
 
-def check_groups(groups: tuple[NodeGroup, ...], limits: ScalingLimits) -> None:
+def check_groups(groups: tuple[NodeGroup, ...], limits: AutoscalingConfig) -> None:
     """Raise UnusableField for a name that two groups have, and for minima that exceed the limits of all groups
     together."""
     names = [group.name for group in groups]
@@ -145,3 +149,7 @@ def _require_number(field: str, found: Any, least: float = 0.0) -> None:
     is_number = isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found)
     if not is_number or found < least:
         raise unusable_field(field, found, f"a finite number from {least:g}")
+
+
+#: limits of a pool that states none
+NO_LIMITS = AutoscalingConfig()

@@ -13,6 +13,7 @@ from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker
+from modelpool.scheduler.tables.scaling_record import ScalingWhy
 from modelpool.scheduler.tables.story import Status, Story
 from modelpool.scheduler.tables.worker_index import WorkerIndex
 
@@ -37,7 +38,7 @@ WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
             WorkerState.IDLE,  # it is up
             WorkerState.STARTING,  # the start failed; the next incarnation is starting
             WorkerState.GIVEN_UP,  # the start failed once too often
-            WorkerState.ENDED,  # it started, and is no longer wanted
+            WorkerState.ENDED,  # it started, and is no longer wanted; or its node was never needed
         }
     ),
     WorkerState.IDLE: frozenset(
@@ -124,6 +125,14 @@ class Worker:
     idle_since: float = 0.0
     #: failed starts and losses since its last completed run
     failures: int = 0
+    #: the group of nodes that it was requested from; "" for a worker that the shell named
+    group: str = ""
+    #: the request that it belongs to: the workers of one node are requested together
+    request: int = 0
+    #: when its node was requested
+    requested_at: float = 0.0
+    #: why its node was given up
+    end_why: ScalingWhy | None = None
     totals: WorkerRunTotals = field(default_factory=WorkerRunTotals)
 
     @property
@@ -217,9 +226,11 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
-        """Start new workers; end workers that are no longer named (when idle)."""
+        """Start new workers; end workers that are no longer named (when idle). Those of groups are not concerned."""
         named = dict.fromkeys(worker_ids)
         for worker in list(self.workers.values()):
+            if worker.group:
+                continue
             worker.wanted = worker.worker_id in named
             if not worker.wanted and worker.status in (WorkerState.IDLE, WorkerState.GIVEN_UP):
                 self._forget(worker)
@@ -230,6 +241,27 @@ class WorkerTable:
                 worker = self.workers[worker_id] = Worker(worker_id, incarnation)
                 self._story.born(worker, f"#{incarnation}")
                 self._start(worker, incarnation, 0.0)
+
+    def request(self, worker_ids: Iterable[WorkerId], group: str, request: int, at: float, why: ScalingWhy) -> None:
+        """Start the workers of a new node of `group`."""
+        is_first = True
+        for worker_id in worker_ids:
+            worker = self.workers[worker_id] = Worker(worker_id, 1, group=group, request=request, requested_at=at)
+            self._story.born(worker, f"#1: {why.words}")
+            self.incarnations[worker_id] = 1
+            self._out.append(StartWorker(worker_id, 1, 0.0, group, why if is_first else None))
+            is_first = False
+
+    def release(self, worker: Worker, why: ScalingWhy) -> None:
+        """End a worker whose node is given up: at once, or when its run has ended."""
+        worker.wanted, worker.end_why = False, why
+        self._story.note(worker, why.words)
+        if worker.status is not WorkerState.BUSY:
+            if worker.status is WorkerState.STARTING:
+                self._out.append(EndWorker(worker.worker_id, worker.incarnation, why))
+            self._forget(worker)
+        else:
+            self._note(worker)
 
     def up(self, spec: WorkerSpec, at: float) -> tuple[TaskId, ...]:
         """A worker started. Returns the tasks that turn out to be lost with it."""
@@ -375,7 +407,7 @@ class WorkerTable:
 
     def _start(self, worker: Worker, incarnation: int, delay_seconds: float) -> None:
         worker.incarnation = self.incarnations[worker.worker_id] = incarnation
-        self._out.append(StartWorker(worker.worker_id, incarnation, delay_seconds))
+        self._out.append(StartWorker(worker.worker_id, incarnation, delay_seconds, worker.group))
 
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = None
@@ -388,8 +420,10 @@ class WorkerTable:
 
     def _forget(self, worker: Worker) -> None:
         if worker.live:
-            self._out.append(EndWorker(worker.worker_id, worker.incarnation))
+            self._out.append(EndWorker(worker.worker_id, worker.incarnation, worker.end_why))
             worker.update_residency(None)
         self._note(worker)
         self._story.move(worker, WorkerState.ENDED, "no longer wanted")
         del self.workers[worker.worker_id]
+        if worker.group:  # its id is never used again
+            del self.incarnations[worker.worker_id]
