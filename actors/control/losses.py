@@ -25,6 +25,7 @@ class Death(Enum):
     """The end of a worker's process, as Ray reports it."""
 
     PROCESS_ENDED = "process ended"  #: without Ray's consent; also if Ray reports nothing else
+    EXITED = "exited"  #: its Python code ended it (sys.exit)
     START_FAILED = "start failed"  #: its constructor or its environment raised an error
     ENDED_BY_RAY = "ended by Ray"  #: ray.kill, or its owner is gone
     MEMORY_MONITOR = "memory monitor"  #: Ray ended it because its node was short of memory
@@ -49,7 +50,14 @@ class MachineReport:
 
 #: the deaths that Ray's report explains; the machine need not be examined
 EXPLAINED = frozenset(
-    (Death.START_FAILED, Death.ENDED_BY_RAY, Death.MEMORY_MONITOR, Death.NODE_SHUT_DOWN, Death.NODE_DRAINED)
+    (
+        Death.EXITED,
+        Death.START_FAILED,
+        Death.ENDED_BY_RAY,
+        Death.MEMORY_MONITOR,
+        Death.NODE_SHUT_DOWN,
+        Death.NODE_DRAINED,
+    )
 )
 
 
@@ -67,6 +75,8 @@ def loss_of(death: Death, message: str, machine: MachineReport = MachineReport()
             return lost_node or Loss("its node is gone without notice", LossCause.NODE_LOST)
         case Death.ENDED_BY_RAY:
             return Loss(f"it was ended through Ray: {message}", LossCause.KILLED)
+        case Death.EXITED:
+            return Loss(f"its process ended itself: {message}")
         case Death.START_FAILED:
             return Loss(message)
         case Death.PROCESS_ENDED:

@@ -76,8 +76,10 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
     wanted = config.pool
     kind = _kind(config, gpu_count)
     on_ray_gpus = kind in RAY_COUNTS or (kind is DeviceKind.SIM and can_grow and gpu_count > 0)
-    count = _workers(wanted.workers, kind, gpu_count, can_grow, on_ray_gpus)
-    device = AUTO if wanted.device == AUTO and kind in RAY_COUNTS else kind.value
+    groups = config.scheduler.groups
+    # the core requests the workers of groups
+    count = 0 if groups else _workers(wanted.workers, kind, gpu_count, can_grow, on_ray_gpus)
+    device = AUTO if wanted.device == AUTO and (kind in RAY_COUNTS or groups) else kind.value
     return PoolPlan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
         gpus_per_worker=1 if on_ray_gpus else 0,

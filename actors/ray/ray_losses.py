@@ -1,7 +1,7 @@
 """Finds out why a worker that is a Ray actor was lost: Ray's error, its record of the actor, and the worker's traces.
 
 Ray's error names the end of a process, rarely its cause. So a process of the same node reads the traces that the
-worker left (`actors.worker.crash_trace`): another worker of the node if there is one, since it answers at once, else a
+worker left (`actors.worker.crash_trace`): this one, or another worker of the node, since they answer at once, else a
 task without resources. Everything together takes at most `EXAMINE_SECONDS`.
 """
 
@@ -137,7 +137,9 @@ class LossExaminer:
         return report, MachineReport(await raylet_answers(node), draining)
 
     async def _evidence(self, node_id: NodeId, trace: str, neighbour: NeighbourCall | None) -> CrashEvidence | None:
-        """Read the worker's traces on its node."""
+        """Read the worker's traces on its node, which may be this one."""
+        if node_id == ray.get_runtime_context().get_node_id():
+            return await asyncio.to_thread(take_evidence, trace)
         if neighbour is not None:
             with contextlib.suppress(TimeoutError, RayError):
                 return await asyncio.wait_for(neighbour(trace), _NEIGHBOUR_SECONDS)

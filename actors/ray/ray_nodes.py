@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -93,6 +94,15 @@ _DEATHS: Mapping[str, Death] = {
     "OWNER_DIED": Death.ENDED_BY_RAY,
     "OUT_OF_SCOPE": Death.ENDED_BY_RAY,
     "REF_DELETED": Death.ENDED_BY_RAY,
+}
+#: the type of a process's end is only part of the text of its record
+_EXIT_TYPE = re.compile(r"Worker exit type: (\w+)")
+_EXITED_BY_ITSELF = re.compile(r"Worker exits with an exit code -?\d+")
+_DEATHS_OF_EXITS: Mapping[str, Death] = {
+    "INTENDED_USER_EXIT": Death.EXITED,
+    "USER_ERROR": Death.EXITED,
+    "INTENDED_SYSTEM_EXIT": Death.ENDED_BY_RAY,
+    "NODE_OUT_OF_MEMORY": Death.MEMORY_MONITOR,
 }
 
 
@@ -263,9 +273,19 @@ def actor_report(record: gcs_pb2.ActorTableData) -> ActorReport:
             death = _DEATHS.get(common_pb2.ActorDiedErrorContext.Reason.Name(died.reason), Death.PROCESS_ENDED)
             if death is Death.NODE_DIED:
                 death = death_of_node(_node_end(died.node_death_info))
+            elif death is Death.PROCESS_ENDED:
+                death = _death_of_process(died.error_message)
             return ActorReport(node, death, died.error_message)
         case _:
             return ActorReport(node, Death.PROCESS_ENDED)
+
+
+def _death_of_process(message: str) -> Death:
+    """Return the death of a process by the text that Ray's node wrote about it."""
+    found = _EXIT_TYPE.search(message)
+    if found and found[1] in _DEATHS_OF_EXITS:
+        return _DEATHS_OF_EXITS[found[1]]
+    return Death.EXITED if _EXITED_BY_ITSELF.search(message) else Death.PROCESS_ENDED
 
 
 def death_of_node(end: NodeEnd) -> Death:

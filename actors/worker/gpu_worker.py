@@ -170,8 +170,8 @@ class GpuWorker:
             outcome = self._engine.run(
                 request.task, request.work, inputs, self._hooks(request), request.fresh, request.needed_next
             )
-        except Exception as raised:
-            outcome = raised
+        except (Exception, SystemExit) as raised:
+            outcome = _as_failure(raised)
         return self._report(request, outcome, self._storage_bytes() - read_before)
 
     def run_batch(
@@ -191,8 +191,8 @@ class GpuWorker:
         read_before = self._storage_bytes()
         try:
             outcomes = self._engine.run_batch(members, requests[0].needed_next)
-        except Exception as raised:
-            outcomes = [raised] * len(members)
+        except (Exception, SystemExit) as raised:
+            outcomes = [_as_failure(raised)] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
         request_and_run = [
             self._report(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)
@@ -293,6 +293,15 @@ class GpuWorker:
                 self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
 
         return report
+
+
+def _as_failure(raised: Exception | SystemExit) -> Exception:
+    """Return the failure of a run; an exit that a library requests ends the run, not the worker."""
+    if isinstance(raised, Exception):
+        return raised
+    failure = RuntimeError(f"sys.exit was called with {raised.code!r}")
+    failure.__cause__ = raised
+    return failure
 
 
 def run_error(raised: Exception) -> RunError:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -165,7 +165,7 @@ def local_autoscaler(
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", f"--port={port}",
         f"--temp-dir={folder}", f"--autoscaling-config={config}", f"--num-cpus={head_cpus}", "--num-gpus=0",
         f"--object-store-memory={_OBJECT_STORE_BYTES}", "--include-dashboard=false", "--disable-usage-stats",
-        f"--dashboard-port={_free_port()}", f"--ray-client-server-port={_free_port()}",
+        f"--dashboard-port={_free_port()}",
     ]  # fmt: skip
     of_head = {
         "RAY_FAKE_CLUSTER": "1",
