@@ -18,6 +18,8 @@ GPU = "GPU"
 ACCELERATOR_PREFIX = "accelerator_type:"
 #: notices of equal deadlines differ by less: clocks and rounding
 _SAME_SECONDS = 1.0
+#: the autoscaler's times are whole seconds, rounded down
+_TICK = 1.0
 
 
 class NodeEnd(Enum):
@@ -87,7 +89,7 @@ class ResourceDemand:
 class NodeLaunch:
     """Nodes that the autoscaler requested.
 
-    at       Unix seconds of the request, or of its failure
+    at       Unix seconds of the request, or of its failure; 0 for a node that is starting
     failure  why the request failed; "" while it is pending
     """
 
@@ -185,13 +187,18 @@ def start_obstacle(
 def launch_failure(
     view: ClusterView, group: str, resources: Mapping[str, float], labels: Mapping[str, str], since: float
 ) -> str:
-    """Return why the autoscaler cannot provide a node of `group` that was requested at `since` (Unix seconds): a failed
-    launch (stock-out, quota) or a demand that no node type satisfies; "" if it reports nothing against it."""
+    """Return why the autoscaler cannot provide a node of `group` that was requested at `since` (Unix seconds): its
+    latest launch failed (stock-out, quota), or no node type satisfies the demand; "" if it reports nothing against it.
+
+    The autoscaler repeats failed launches at once; a repetition is no reason to wait for it.
+    """
     if view.autoscaler is None:
         return ""
-    failed = [launch for launch in view.autoscaler.failed if launch.group == group and launch.at >= since]
-    if failed and not any(launch.group == group for launch in view.autoscaler.pending):
-        return f"the autoscaler could not launch it: {max(failed, key=lambda launch: launch.at).failure}"
+    failed = [launch for launch in view.autoscaler.failed if launch.group == group and launch.at >= since - _TICK]
+    if failed:
+        last = max(failed, key=lambda launch: launch.at)
+        if not any(launch.group == group and launch.at < last.at for launch in view.autoscaler.pending):
+            return f"the autoscaler could not launch it: {last.failure}"
     for demand in view.autoscaler.infeasible:
         if dict(demand.labels) == dict(labels) and dict(demand.resources) == dict(resources):
             return "no node type of the autoscaler has these resources and labels"

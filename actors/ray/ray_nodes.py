@@ -45,6 +45,9 @@ DEAD_NODE_SECONDS = 3600.0
 #: calls to the control service that wait at the same time
 _THREADS = 2
 
+#: for failed launches: Ray 2.60 often leaves the reason out
+_NO_REASON = "Ray gives no reason; its log monitor.log on the head node has it"
+
 #: names on which this module depends: where, and which
 _GCS_CALLS = ("get_all_node_info", "get_cluster_status", "get_draining_nodes", "drain_node")
 _FIELDS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
@@ -333,7 +336,7 @@ def _autoscaler_view(status: autoscaler_pb2.GetClusterStatusReply) -> Autoscaler
         NodeLaunch(instance.ray_node_type_name, 1, details=instance.details) for instance in state.pending_instances
     ]
     failed = [
-        NodeLaunch(launch.ray_node_type_name, launch.count, at=float(launch.failed_ts), failure=launch.reason)
+        NodeLaunch(launch.ray_node_type_name, launch.count, at=float(launch.failed_ts), failure=launch.reason or _NO_REASON)
         for launch in state.failed_instance_requests
     ]
     infeasible = tuple(_demand(request, 1) for request in state.infeasible_resource_requests)

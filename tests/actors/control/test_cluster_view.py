@@ -107,7 +107,7 @@ def test_what_the_autoscaler_does_is_part_of_the_obstacle() -> None:
     )
 
 
-def test_a_stock_out_is_a_failure_after_the_request_without_another_launch() -> None:
+def test_a_stock_out_is_a_failure_after_the_request_whose_launch_is_only_repeated() -> None:
     failure = NodeLaunch("h100", 1, at=50.0, failure="no capacity")
     bundle, labels = {"GPU": 1.0}, {"modelpool-group": "h100"}
 
@@ -118,7 +118,11 @@ def test_a_stock_out_is_a_failure_after_the_request_without_another_launch() -> 
     assert found(None) == ""
     assert found(AutoscalerView(failed=(failure,)), since=60.0) == ""
     assert found(AutoscalerView(failed=(failure,)), group="l4") == ""
-    assert found(AutoscalerView(failed=(failure,), pending=(NodeLaunch("h100", 1),))) == ""
+    assert found(AutoscalerView(failed=(failure,), pending=(NodeLaunch("h100", 1),))) == ""  # a node is starting
+    assert found(AutoscalerView(failed=(failure,), pending=(NodeLaunch("h100", 1, at=49.0),))) == ""
+    for repeated_at in (50.0, 51.0):
+        repeated = AutoscalerView(failed=(failure,), pending=(NodeLaunch("h100", 1, at=repeated_at),))
+        assert found(repeated) == "the autoscaler could not launch it: no capacity"
 
 
 def test_a_demand_that_no_node_type_satisfies_is_refused() -> None:

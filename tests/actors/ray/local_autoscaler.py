@@ -111,8 +111,9 @@ class LocalAutoscaler:
 
     def log(self) -> str:
         """The end of the autoscaler's log."""
-        logs = [path.read_text(errors="replace")[-4000:] for path in self.folder.glob("session_*/logs/monitor.*")]
-        return "\n".join(logs)
+        logs = [path.read_text(errors="replace") for path in self.folder.glob("session_*/logs/monitor.*")]
+        lines = "\n".join(logs).splitlines()
+        return "\n".join([line for line in lines if "legacy field" not in line][-60:])
 
 
 def autoscaler_config(
