@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING
 from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_nodes import Cluster, OneMachine, short_name
+from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
+from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
+from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import PoolStatus, Whereabouts, pool_status
 from modelpool.actors.control.task_store import TaskStore
@@ -148,9 +151,13 @@ class Controller:
         cluster: Cluster | None = None,
         name: str = "",
         node: NodeId = NO_NODE,
+        nodes: ClusterNodes | None = None,
+        poll_seconds: float = 2.0,
+        elastic: bool = False,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
-        the node of this process.
+        the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
+        the cluster, as nodes join and leave.
         """
         self._state = state
         self._fleet = fleet
@@ -174,6 +181,12 @@ class Controller:
         self._dispatcher = Dispatcher(
             state, fleet, clock, self._tasks, self._resolved, self._note_change, self._break, self._recorder.note
         )
+        self._elastic = elastic
+        self._node_watch: NodeWatch | None = None
+        if nodes is not None:
+            self._node_watch = NodeWatch(
+                nodes, self._dispatcher.post, clock, poll_seconds, on_view=self._follow_cluster
+            )
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
@@ -188,6 +201,8 @@ class Controller:
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
         ]
+        if self._node_watch is not None:
+            self._upkeep.append(asyncio.ensure_future(self._node_watch.keep_watching()))
 
     async def enter(self, client_id: ClientId) -> None:
         """Register a driver. From now on it must poll for events, or counts as gone."""
@@ -315,6 +330,11 @@ class Controller:
         """Return the host memory of every worker that answers."""
         return await self._fleet.memory_reports()
 
+    async def node_notice(self, node: NodeId, deadline: float | None, reason: str) -> None:
+        """Note a notice that a worker received: its node ends at `deadline` (Unix seconds). None withdraws it."""
+        if self._node_watch is not None:
+            await self._node_watch.notice(node, deadline, reason)
+
     async def close(self) -> None:
         """Stop the workers. Unfinished jobs are not resolved. Idempotent."""
         for task in self._upkeep:
@@ -324,6 +344,16 @@ class Controller:
         self._dispatcher.close()
         self._catalog.close()
         self._recorder.close()
+
+    def _follow_cluster(self, view: ClusterView) -> None:
+        """Have one worker for each GPU of the nodes that stay."""
+        if not self._elastic:
+            return
+        gpu_count = sum(node.gpu_count for node in view.nodes if node.alive and node.drain_deadline is None)
+        table = self._state.worker_table.workers.values()
+        wanted = workers_for_gpus(gpu_count, table)
+        if set(wanted) != {worker.worker_id for worker in table if worker.wanted}:
+            self._dispatcher.post(WorkersWanted(self._dispatcher.now, wanted))
 
     def _client(self, client_id: ClientId) -> _Client:
         if client_id not in self._clients:

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,21 @@ from modelpool.actors.control.cluster_nodes import names_of
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.ray.cluster_view import ClusterView, cluster_nodes, head_node, on_node, this_node
-from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
+from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
+from modelpool.actors.ray.ray_cluster import RayCluster, cluster_nodes, head_node, on_node, this_node
+from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
+from modelpool.actors.ray.ray_losses import LossExaminer, take_evidence, trace_folder
+from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
+from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.node_notices import NoticePoller
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import Result, RunState
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.specs.spec import NodeId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
@@ -67,17 +73,27 @@ class ControllerActor(Controller):
         catalog: CatalogQueries = (
             RemoteCatalog(plan.open_catalog, catalog_nodes) if catalog_nodes else CatalogService(plan.open_catalog)
         )
+        nodes = RayNodes()
         super().__init__(
             state=SchedulerState(plan.scheduler),
-            fleet=RayFleet(lambda worker_id, incarnation: _create_worker(plan, worker_id, incarnation, me)),
+            fleet=RayFleet(
+                create=lambda new: _create_worker(plan, new, me),
+                needs=partial(_needs, plan),
+                examiner=LossExaminer(nodes),
+                recent_view=partial(nodes.recent, plan.nodes.poll_seconds),
+                start_timeout_seconds=plan.start_timeout_seconds,
+            ),
             clock=SystemClock(),
             catalog=catalog,
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
-            cluster=None if catalog_nodes is None else ClusterView(plan.gpus_per_worker),
+            cluster=None if catalog_nodes is None else RayCluster(plan.gpus_per_worker),
             name=name,
             node=this_node(),
+            nodes=nodes,
+            poll_seconds=plan.nodes.poll_seconds,
+            elastic=plan.elastic,
         )
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
@@ -88,10 +104,13 @@ class ControllerActor(Controller):
 
 
 class GpuWorkerActor(GpuWorker):
-    """A worker that reports its steps to a controller, and that does not outlive the node's raylet."""
+    """A worker that reports its steps to a controller, leaves traces of its sudden end, passes on notices of its node's
+    end, and does not outlive the node's raylet."""
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
+    def __init__(self, new: NewWorker, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
         _die_with_raylet()
+        folder = trace_folder()
+        trace = CrashTrace(folder, new.trace)
 
         def on_step(step: StepDone) -> None:
             controller.step_done.remote(step)
@@ -99,18 +118,29 @@ class GpuWorkerActor(GpuWorker):
         def on_state(saved: StateSaved, state: RunState) -> None:
             controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
 
+        def on_notice(deadline: float | None, reason: str) -> None:
+            controller.node_notice.remote(node, deadline, reason)
+
         node = this_node()
-        controller.worker_placed.remote(worker_id, incarnation, node)
+        controller.worker_placed.remote(new.worker_id, new.incarnation, node)
         checkpoint_seconds = plan.scheduler.checkpoint_seconds
         super().__init__(
-            worker_id,
-            incarnation,
+            new.worker_id,
+            new.incarnation,
             plan.open_engine,
             on_step,
             node=node,
             on_state=on_state,
             checkpoint_seconds=checkpoint_seconds,
         )
+        self._notices = NoticePoller(
+            plan.nodes.notice_command, plan.nodes.notice_seconds, folder / "notices.lock", on_notice, trace.refresh
+        )
+        self._notices.start()
+
+    def take_evidence(self, trace: str) -> CrashEvidence:
+        """Read and remove the traces of another worker of this machine, which is gone."""
+        return take_evidence(trace)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
         """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""
@@ -176,17 +206,19 @@ def find_controller(namespace: str, name: str) -> ActorHandle[Any]:
         ) from missing
 
 
-def _create_worker(
-    plan: PoolPlan, worker_id: WorkerId, incarnation: int, controller: ActorHandle[Any]
-) -> ActorHandle[Any]:
+def _create_worker(plan: PoolPlan, new: NewWorker, controller: ActorHandle[Any]) -> ActorHandle[Any]:
     actor_class = ray.remote(
-        num_gpus=plan.gpus_per_worker,
-        num_cpus=_cpu_slots(plan),
+        **_needs(plan, new.group).options,
         **PLAIN,
         concurrency_groups={COMPUTE: 1, CONTROL: 2, WATCH: 1},
     )(GpuWorkerActor)
-    worker: ActorHandle[Any] = actor_class.remote(worker_id, incarnation, plan, controller)
+    worker: ActorHandle[Any] = actor_class.remote(new, plan, controller)
     return worker
+
+
+def _needs(plan: PoolPlan, group: str) -> WorkerNeeds:
+    """Return the resources of a worker of `group`."""
+    return worker_needs(plan.gpus_per_worker, _cpu_slots(plan), plan.group(group), accelerator_types())
 
 
 def _cpu_slots(plan: PoolPlan) -> int:

@@ -22,7 +22,7 @@ from modelpool.actors.control.cluster_nodes import ClusterNode, names_of
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.ray.cluster_view import on_node
+from modelpool.actors.ray.ray_cluster import on_node
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import ModelsSection
 from modelpool.pool.core.errors import UserError

@@ -143,12 +143,21 @@ class ClusterSection(Strict):
     namespace, name  of the controller, so that other drivers find it
     controller       its node: "head" of the cluster, or the node of the "driver" that starts the pool; by default the
                      head for `modelpool up`, whose pool serves many drivers, else the driver
+    poll_seconds     interval at which nodes and drain requests are read from Ray
+    start_timeout    seconds that a worker of a group may wait for a node; then another group may be tried
+    notice_command   shell command, run on every node with workers, that prints the deadline once the node will be taken
+                     back: a time (2026-01-31T12:00:00Z), Unix seconds, or seconds from now; nothing otherwise
+    notice_seconds   interval of that command
     """
 
     address: str | None = None
     namespace: str = "modelpool"
     name: str = "modelpool"
     controller: ControllerPlace | None = None
+    poll_seconds: Annotated[float, Field(ge=0.1, le=3600.0)] = 2.0
+    start_timeout: Annotated[float, Field(ge=1.0, le=86400.0)] = 600.0
+    notice_command: str = ""
+    notice_seconds: Annotated[float, Field(ge=0.5, le=3600.0)] = 5.0
 
     @field_validator("name")
     @classmethod

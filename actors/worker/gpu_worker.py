@@ -184,8 +184,8 @@ class GpuWorker:
             outcome = self._engine.run(
                 request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, state
             )
-        except Exception as raised:
-            outcome = self._explained(request.task, raised)
+        except (Exception, SystemExit) as raised:
+            outcome = self._explained(request.task, _as_failure(raised))
         return self._report(request, outcome, self._storage_bytes() - read_before)
 
     def run_batch(
@@ -209,8 +209,8 @@ class GpuWorker:
                 self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
                 for outcome in self._engine.run_batch(members, requests[0].needed_next)
             ]
-        except Exception as raised:
-            outcomes = [raised] * len(members)
+        except (Exception, SystemExit) as raised:
+            outcomes = [_as_failure(raised)] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
         request_and_run = [
             self._report(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)
@@ -370,6 +370,15 @@ def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[tupl
     *own, state = inputs
     assert isinstance(state, RunState), f"{request.task.task_id} resumes from {type(state).__name__}"
     return tuple(own), state
+
+
+def _as_failure(raised: Exception | SystemExit) -> Exception:
+    """Return the failure of a run; an exit that a library requests ends the run, not the worker."""
+    if isinstance(raised, Exception):
+        return raised
+    failure = RuntimeError(f"sys.exit was called with {raised.code!r}")
+    failure.__cause__ = raised
+    return failure
 
 
 def run_error(raised: Exception) -> RunError:

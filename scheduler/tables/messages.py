@@ -45,6 +45,7 @@ class LossCause(Enum):
     KILLED = "killed"  #: another process ended it
     NODE_LOST = "node lost"  #: its machine is gone without notice
     PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
+    NO_NODE = "no node"  #: no machine for it came up in time; only starts fail for this
 
     @property
     def is_external(self) -> bool:

@@ -14,6 +14,7 @@ from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.cluster_nodes import Cluster
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
@@ -140,7 +141,7 @@ class FakeFleet:
         """Attempts that wait for the test to end them."""
         return [sent for worker in self.workers.values() for sent in worker.running]
 
-    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
         key = (worker_id, incarnation)
         assert not [k for k in self.workers if k[0] == worker_id], f"{worker_id} is started while it is up"
         if not self.starts_by_itself:
@@ -153,8 +154,8 @@ class FakeFleet:
         self.workers[key] = FakeWorker(FakeEngine(), gone)
         return WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake", node=self.node)
 
-    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
-        return await self.workers[worker_id, incarnation].gone
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
+        return Loss(await self.workers[worker_id, incarnation].gone)
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         self.ended.append((worker_id, incarnation))

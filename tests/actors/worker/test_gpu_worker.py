@@ -93,6 +93,7 @@ def test_steps_are_told_when_time_allows_but_for_the_last_which_the_report_tells
         (CorruptFile("the file is cut short"), RunErrorKind.BAD_INPUT),
         (DoesNotFit("needs more"), RunErrorKind.BAD_INPUT),
         (KeyError("weight"), RunErrorKind.INTERNAL),
+        (SystemExit(3), RunErrorKind.INTERNAL),
         (MemoryError("the host is full"), RunErrorKind.OUT_OF_HOST_MEMORY),
     ],
 )

@@ -1,4 +1,4 @@
-"""`ClusterView`: the nodes and the use of GPUs of the cluster that this process is connected to, and the choice of a
+"""`RayCluster`: the nodes and the use of GPUs of the cluster that this process is connected to, and the choice of a
 node for an actor.
 
 Imports Ray at once: import this module after a session is open. Uses one private function of Ray, `state.actors`, since
@@ -30,7 +30,7 @@ CONTROLLER_CLASS, WORKER_CLASS = "ControllerActor", "GpuWorkerActor"
 NAMES_KEPT = 10_000
 
 
-class ClusterView:
+class RayCluster:
     """See `Cluster`. Calls to Ray run in threads: they may take long, and the caller's event loop goes on."""
 
     def __init__(self, gpus_per_worker: int = 1) -> None:
