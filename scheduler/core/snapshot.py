@@ -15,9 +15,12 @@ from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
 
 if TYPE_CHECKING:
     from modelpool.scheduler.core.state import SchedulerState
+    from modelpool.scheduler.tables.workers import Worker
 
 #: payer of a task (the user of the first job that wants it), its stage rank, its status
 _KIND = attrgetter("payer", "cost_class.rank", "status")
+#: reasons of one machine
+MOST_REASONS = 8
 _STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
 
 
@@ -66,6 +69,10 @@ class WorkerSnapshot:
     whole_bytes: tuple[int, ...] = ()
     #: number of tasks that run in a batch with `task_id`
     batch_mates: tuple[TaskId, ...] = ()
+    #: why files cannot be used on its machine, at most MOST_REASONS of them
+    unavailable: tuple[str, ...] = ()
+    #: when its machine ends; None if that is not known to end
+    drain_deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,15 @@ def _whole_bytes(state: SchedulerState, residency: Residency | None) -> tuple[in
     return tuple(known[e.component].weight_bytes if e.component in known else e.resident_bytes for e in entries)
 
 
+def _unavailable(state: SchedulerState, worker: Worker) -> tuple[str, ...]:
+    node = state.costs.nodes.of(worker.spec) if state.costs.nodes.lacking and worker.live else None
+    if node is None:
+        return ()
+    return tuple(dict.fromkeys(file.reason for file in node.unavailable.values() if state.at < file.until))[
+        :MOST_REASONS
+    ]
+
+
 def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
     return tuple(
         WorkerSnapshot(
@@ -192,6 +208,8 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             node="" if worker.spec is None else worker.spec.node,
             whole_bytes=_whole_bytes(state, worker.residency),
             batch_mates=worker.batch_mates,
+            unavailable=_unavailable(state, worker),
+            drain_deadline=worker.drain_deadline,
         )
         for worker in state.worker_table.workers.values()
     )
