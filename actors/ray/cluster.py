@@ -11,9 +11,11 @@ import asyncio
 import ctypes
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.ray.cluster_view import ClusterView, cluster_nodes, head_node, on_node, this_node
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
-from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes
+from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
@@ -43,6 +45,8 @@ from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
 
 _PR_SET_PDEATHSIG = 1
+#: escape sequences in Ray's messages
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SystemClock:
@@ -60,12 +64,14 @@ class SystemClock:
 class ControllerActor(Controller):
     """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
-    def __init__(self, plan: PoolPlan, name: str, catalog_nodes: tuple[NodeId, ...] | None) -> None:
-        """`catalog_nodes` have the model files, best first; () if this node has them, None on a single machine."""
+    def __init__(self, plan: PoolPlan, name: str, models: ModelsSection, nodes: tuple[NodeId, ...] | None) -> None:
+        """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         catalog: CatalogQueries = (
-            RemoteCatalog(plan.open_catalog, catalog_nodes) if catalog_nodes else CatalogService(plan.open_catalog)
+            RemoteCatalog(plan.open_catalog, nodes, partial(search_again, models, this_node()))
+            if nodes
+            else CatalogService(plan.open_catalog)
         )
         super().__init__(
             state=SchedulerState(plan.scheduler),
@@ -75,7 +81,7 @@ class ControllerActor(Controller):
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
-            cluster=None if catalog_nodes is None else ClusterView(plan.gpus_per_worker),
+            cluster=None if nodes is None else ClusterView(plan.gpus_per_worker),
             name=name,
             node=this_node(),
         )
@@ -131,7 +137,9 @@ def start_controller(
     if environment is not None:
         options["runtime_env"] = dict(environment)
     try:
-        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan, name, elsewhere)
+        controller: ActorHandle[Any] = (
+            ray.remote(ControllerActor).options(**options).remote(plan, name, models or ModelsSection(), elsewhere)
+        )
     except ValueError as taken:
         raise UserError(f"this Ray cluster already has a pool called {name!r}; choose another name") from taken
     try:
@@ -143,7 +151,7 @@ def start_controller(
     except RayActorError as lost:
         raise UserError(
             f"the controller of the pool could not start on node {names_of(nodes).get(node, node)}: "
-            f"{' '.join(str(lost).split())}"
+            f"{' '.join(_COLOURS.sub('', str(lost)).split())}"
         ) from lost
     return controller
 
