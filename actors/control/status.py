@@ -49,7 +49,8 @@ class WorkerStatus:
     trouble         the latest reason why it was lost or did not start; "" if there is none
     node            Ray's id of its node; "" if unknown
     node_name       display name of the node; "" if unknown
-    not_up          why it is not up: "pending: ...", "starting ...", "lost: ..." or "refused: ..."; "" if it is
+    not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
+                    "" if it is up
     parts           `resident` with bytes
     run             the current run; None if idle
     runs            completed runs over all incarnations; of these, `runs_resident` had every component resident
@@ -186,7 +187,7 @@ def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     if where.use is not None and where.use.free < 1:
         return f"pending: no node with a free GPU{before}"
     if trouble:
-        return f"lost: {trouble}; it starts again"
+        return f"starts again{before}"
     return "starting"
 
 
