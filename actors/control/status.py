@@ -176,12 +176,13 @@ def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:
 
 def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     """Explain why a worker does not run tasks; "" if it does."""
+    node = where.placed.get((worker.worker_id, worker.incarnation))
     if worker.status == "given_up":
-        return f"refused: {trouble}" if trouble else "refused"
+        return f"refused{_on(node, where)}: {trouble}" if trouble else f"refused{_on(node, where)}"
     if worker.status != "starting":
         return ""
-    before = f"; before: {trouble}" if trouble else ""
-    node = where.placed.get((worker.worker_id, worker.incarnation))
+    last = where.placed.get((worker.worker_id, worker.incarnation - 1))
+    before = f"; before{_on(last, where)}: {trouble}" if trouble else ""
     if node is not None:
         return f"starting on {short_name(node, where.names)}{before}"
     if where.use is not None and where.use.free < 1:
@@ -202,6 +203,11 @@ def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
         seconds=task.seconds,
         stopping=task.stopping,
     )
+
+
+def _on(node: NodeId | None, where: Whereabouts) -> str:
+    name = "" if node is None else short_name(node, where.names)
+    return f" on {name}" if name else ""
 
 
 def _worker_status(

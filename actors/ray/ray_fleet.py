@@ -6,6 +6,7 @@ Imports Ray at once: import this module after a session is open.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ from modelpool.pool.specs.spec import WorkerId, WorkerSpec
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
 
-_REASON_CHARACTERS = 400
+_REASON_CHARACTERS = 600
+#: escape sequences in Ray's messages
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 #: Ray's errors for a worker that is gone; the last two (its memory monitor, a lost node) are not RayActorErrors
 WORKER_GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
@@ -124,8 +127,12 @@ async def _awaited(reports: Any) -> Any:
 
 
 def _reason(lost: RayError) -> str:
-    """Shorten Ray's many lines to one, without ids."""
-    lines = (line.strip() for line in str(lost).splitlines())
+    """Shorten Ray's many lines to one, without ids and colours. The end of a long one is kept as well as its beginning:
+    an error at the start of the process is the last line of its traceback.
+    """
+    lines = (line.strip() for line in _COLOURS.sub("", str(lost)).splitlines())
     ids = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
     parts = " ".join(line for line in lines if line and not line.startswith(ids))
-    return parts if len(parts) <= _REASON_CHARACTERS else f"{parts[:_REASON_CHARACTERS]} ..."
+    if len(parts) <= _REASON_CHARACTERS:
+        return parts
+    return f"{parts[: _REASON_CHARACTERS // 3]} ... {parts[-2 * _REASON_CHARACTERS // 3 :]}"
