@@ -17,7 +17,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from modelpool.actors.control.catalog_place import existing, nodes_for_catalog, paths_of
+from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import LEARN_BATCH, BuiltRequest, CatalogService, ListingCatalog
 from modelpool.actors.control.cluster_nodes import ClusterNode, names_of
 from modelpool.actors.graph.build_graph import JobGraph
@@ -144,16 +144,18 @@ def catalog_nodes(
     environment: Mapping[str, Any] | None = None,
 ) -> tuple[NodeId, ...]:
     """Return the nodes that can run the catalog, best first: () if the controller's node can, since it has the files.
-    Asks the other nodes only if the driver's node, on which this is called, is not the controller's or lacks files.
-    `environment` is the runtime environment of tasks.
+    Asks the other nodes only if the driver's node, on which this is called, is not the controller's or lacks files. If
+    models were added to the driver's registry, its node is the best. `environment` is the runtime environment of tasks.
 
     Raises UserError if no node has the files.
     """
-    paths = paths_of(models)
+    added = added_paths(models)
+    paths = (*paths_of(models), *added)
     if len(nodes) == 1 or not paths or (controller == driver and existing(paths) == frozenset(paths)):
         return ()
     found = dict.fromkeys((node.node_id for node in nodes), frozenset[Path]()) | _probed(paths, nodes, environment)
-    chosen = nodes_for_catalog(paths, found, (controller, driver), names_of(nodes))
+    preferred = (driver, controller) if added else (controller, driver)
+    chosen = nodes_for_catalog(paths, found, preferred, names_of(nodes))
     return () if not chosen or chosen[0] == controller else chosen
 
 
