@@ -51,7 +51,8 @@ class WorkerStatus:
     leaves_in       seconds until its node ends, as announced; None if nothing was
     node            Ray's id of its node; "" if unknown
     node_name       display name of the node; "" if unknown
-    not_up          why it is not up: "pending: ...", "starting ...", "lost: ..." or "refused: ..."; "" if it is
+    not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
+                    "" if it is up
     parts           `resident` with bytes
     run             the current run; None if idle
     runs            completed runs over all incarnations; of these, `runs_resident` had every component resident
@@ -181,18 +182,19 @@ def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:
 
 def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     """Explain why a worker does not run tasks; "" if it does."""
+    node = where.placed.get((worker.worker_id, worker.incarnation))
     if worker.status == "given_up":
-        return f"refused: {trouble}" if trouble else "refused"
+        return f"refused{_on(node, where)}: {trouble}" if trouble else f"refused{_on(node, where)}"
     if worker.status != "starting":
         return ""
-    before = f"; before: {trouble}" if trouble else ""
-    node = where.placed.get((worker.worker_id, worker.incarnation))
+    last = where.placed.get((worker.worker_id, worker.incarnation - 1))
+    before = f"; before{_on(last, where)}: {trouble}" if trouble else ""
     if node is not None:
         return f"starting on {short_name(node, where.names)}{before}"
     if where.use is not None and where.use.free < 1:
         return f"pending: no node with a free GPU{before}"
     if trouble:
-        return f"lost: {trouble}; it starts again"
+        return f"starts again{before}"
     return "starting"
 
 
@@ -207,6 +209,11 @@ def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
         seconds=task.seconds,
         stopping=task.stopping,
     )
+
+
+def _on(node: NodeId | None, where: Whereabouts) -> str:
+    name = "" if node is None else short_name(node, where.names)
+    return f" on {name}" if name else ""
 
 
 def _worker_status(
