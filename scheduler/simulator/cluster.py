@@ -179,8 +179,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 batch.share(at)
                 if report.has_state:
                     batch.cut(at, [run], machine.host.stop(at, report.worker_id))
-                    seconds = {"load_seconds": run.load_seconds, "run_seconds": run.run_seconds}
-                    report = replace(report, cost=replace(run.cost, **seconds))
+                    cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
+                    report = replace(report, cost=cost)
                     self.states[report.task_id] = report.step
                 self._count_steps(at, batch, run, report.step if report.has_state else None)
                 del batch.runs[run.member]
