@@ -178,8 +178,9 @@ class GpuWorker:
         read_before = self._storage_bytes()
         try:
             own, state = _split_inputs(request, inputs)
+            resume = {} if state is None else {"resume": state}
             outcome = self._engine.run(
-                request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, state
+                request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, **resume
             )
         except Exception as raised:
             outcome = raised

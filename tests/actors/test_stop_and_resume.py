@@ -150,7 +150,7 @@ class Gated:
             setattr(self, name, getattr(engine, name))
 
     def run(
-        self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], hooks: RunHooks, *more: Any
+        self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], hooks: RunHooks, *more: Any, **others: Any
     ) -> tuple[Result, RunCost]:
         def on_step(step: int, steps: int) -> None:
             hooks.on_step(step, steps)
@@ -158,7 +158,7 @@ class Gated:
                 self._reached.set()
                 assert self._gate.wait(60.0)
 
-        return self._engine.run(task, work, inputs, replace(hooks, on_step=on_step), *more)
+        return self._engine.run(task, work, inputs, replace(hooks, on_step=on_step), *more, **others)
 
 
 class MovedRun:
@@ -211,8 +211,9 @@ class MovedRun:
         self.do(lambda controller: controller._dispatcher.post(event(controller._dispatcher.now)))
 
     def pixels(self) -> bytes:
-        (image,) = self.jobs.images()
-        return image.pixels.tobytes()
+        images = list(self.jobs.images())
+        assert self.jobs.failures == ()
+        return images[0].pixels.tobytes()
 
     def runs(self) -> list[tuple[str, bool]]:
         """Where the sampling task ran, and whether it resumed there."""
