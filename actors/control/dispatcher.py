@@ -19,10 +19,11 @@ from dataclasses import replace
 from typing import Any
 
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import ResultRef, StateSaved, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
     Command,
@@ -54,6 +55,8 @@ class _LiveWorker:
         self.spec = spec
         self.residency = Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
+        #: components whose files it has checked
+        self.checked: set[ComponentKey] = set()
 
 
 class Dispatcher:
@@ -225,12 +228,13 @@ class Dispatcher:
         try:
             if command.delay_seconds:
                 await self._clock.sleep(command.delay_seconds)
-            spec = await self._fleet.start(worker_id, incarnation)
+            spec = await self._fleet.start(worker_id, incarnation, command.group)
         except Exception as raised:
             self._fleet.end(worker_id, incarnation)
             self._starts.pop((worker_id, incarnation), None)
-            self._troubles[worker_id] = f"{type(raised).__name__}: {raised}"
-            self.post(StartFailed(self.now, worker_id, incarnation, self._troubles[worker_id]))
+            loss = _start_loss(raised)
+            self._troubles[worker_id] = loss.reason
+            self.post(StartFailed(self.now, worker_id, incarnation, loss.reason, loss.cause))
             return
         self._starts.pop((worker_id, incarnation), None)
         self._live[worker_id] = _LiveWorker(spec)
@@ -239,10 +243,10 @@ class Dispatcher:
 
     async def _watch(self, worker_id: WorkerId, incarnation: int) -> None:
         try:
-            reason = await self._fleet.gone(worker_id, incarnation)
+            loss = await self._fleet.gone(worker_id, incarnation)
         except Exception as raised:
-            reason = f"{type(raised).__name__}: {raised}"
-        self._lose(worker_id, incarnation, reason)
+            loss = Loss(f"{type(raised).__name__}: {raised}")
+        self._lose(worker_id, incarnation, loss)
 
     def _end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End a worker on the core's command; causes no event, neither for the worker nor for its runs."""
@@ -254,7 +258,7 @@ class Dispatcher:
         for task_id in ended.runs if ended is not None else ():
             self._tasks.abandon(task_id)
 
-    def _lose(self, worker_id: WorkerId, incarnation: int, reason: str) -> None:
+    def _lose(self, worker_id: WorkerId, incarnation: int, loss: Loss) -> None:
         """End what is left of a lost worker, and report the loss once."""
         lost = self._forget(worker_id, incarnation)
         if lost is None:
@@ -262,8 +266,8 @@ class Dispatcher:
         self._fleet.end(worker_id, incarnation)
         for task_id in lost.runs:
             self._tasks.abandon(task_id)
-        self._troubles[worker_id] = reason
-        self.post(WorkerDown(self.now, worker_id, incarnation, reason))
+        self._troubles[worker_id] = loss.reason
+        self.post(WorkerDown(self.now, worker_id, incarnation, loss.reason, loss.cause))
 
     def _forget(self, worker_id: WorkerId, incarnation: int) -> _LiveWorker | None:
         watch = self._watches.pop((worker_id, incarnation), None)
@@ -291,7 +295,7 @@ class Dispatcher:
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
         self._runs_sent += 1
-        request, inputs = self._tasks.begin(command, self._runs_sent)
+        request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked)
         worker.runs[command.task_id] = StepDone(
             command.worker_id,
             command.incarnation,
@@ -324,7 +328,7 @@ class Dispatcher:
         try:
             report = await run.report
         except WorkerLost as raised:
-            self._lose(command.worker_id, command.incarnation, str(raised))
+            self._lose(command.worker_id, command.incarnation, Loss(str(raised), raised.cause))
             return
         except InputsLost as raised:
             report = _failed(command, worker, RunErrorKind.INPUT_LOST, str(raised))
@@ -339,7 +343,7 @@ class Dispatcher:
         try:
             reports = await run.reports
         except WorkerLost as raised:
-            self._lose(worker.spec.worker_id, worker.spec.incarnation, str(raised))
+            self._lose(worker.spec.worker_id, worker.spec.incarnation, Loss(str(raised), raised.cause))
             return
         except InputsLost as raised:
             reports = [_failed(command, worker, RunErrorKind.INPUT_LOST, str(raised)) for command in commands]
@@ -354,6 +358,10 @@ class Dispatcher:
             return  # answered by the worker's loss
         worker.residency = report.residency
         del worker.runs[report.task_id]
+        if report.error is None:
+            worker.checked.update(self._tasks.components(report.task_id))
+        elif report.error.components:  # the file may come, and must be checked then
+            worker.checked.difference_update(report.error.components)
         self._tasks.end(report, result)
         self.post(RunEnded(self.now, report))
         self._tasks.settle(report.task_id)
@@ -381,6 +389,13 @@ def _one_by_one(command: RunTask) -> list[RunTask]:
     """Split `command` into one command for its task and each batch mate."""
     alone = replace(command, batch_mates=())
     return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.batch_mates)]
+
+
+def _start_loss(raised: Exception) -> Loss:
+    """Return why a worker did not start."""
+    if isinstance(raised, WorkerLost):
+        return Loss(str(raised), raised.cause)
+    return Loss(f"{type(raised).__name__}: {raised}")
 
 
 def _failed(

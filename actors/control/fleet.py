@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.wire.messages import ResultRef, RunRequest
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
+from modelpool.scheduler.tables.messages import LossCause
 
 #: a run to send as part of a batch: the request, and references to its inputs
 RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
@@ -23,6 +25,10 @@ RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
 
 class WorkerLost(Exception):
     """The worker is gone. The message has the reason."""
+
+    def __init__(self, reason: str, cause: LossCause = LossCause.CRASH) -> None:
+        super().__init__(reason)
+        self.cause = cause
 
 
 class InputsLost(Exception):
@@ -52,11 +58,13 @@ class SentBatch:
 class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
 
-    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
-        """Start a worker and wait until it answers. Raises whatever prevents it."""
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
+        """Start a worker on a node of `group` ("" is any) and wait until it answers. Raises whatever prevents it:
+        WorkerLost if it ended, or if no node came up in time.
+        """
 
-    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
-        """Wait until a started worker is gone, and return the reason."""
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
+        """Wait until a started worker is gone, and return why."""
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End the worker, started or starting, busy or idle. Idempotent."""

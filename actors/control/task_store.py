@@ -6,25 +6,21 @@ held. The core decides when a result is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import ResultRef, RunRequest, StateSaved
-from modelpool.pool.core.stage_params import (
-    EncodeParams,
-    PreloadRequest,
-    SampleParams,
-    StageParams,
-    control_key,
-    lora_key,
-    roles_of,
-)
+from modelpool.actors.wire.messages import ExpectedFile, ResultRef, RunRequest, StateSaved
+from modelpool.pool.core.stage_params import PreloadRequest, StageParams
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, Role, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
+
+NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -44,25 +40,41 @@ class _Entry:
     counted_for: JobId | None = None
     #: of the latest run
     why: Why | None = None
+    #: display name of the node of the run that produced the result
+    node: str = ""
 
 
 class TaskStore:
     """The tasks of a controller, by id."""
 
-    def __init__(self, on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None) -> None:
-        """`on_report` is called for every run that ended with a report."""
+    def __init__(
+        self,
+        on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
+        node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
+    ) -> None:
+        """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker."""
         self._on_report = on_report
+        self._node_of = node_of
         self._entries: dict[TaskId, _Entry] = {}
         self._inputs: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
         #: the latest file of each component that a task ever named; a few hundred bytes each
         self._files: dict[ComponentKey, FilePart] = {}
+        #: of those, what the controller's machine has
+        self._fingerprints: dict[ComponentKey, str] = {}
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._inputs)
 
-    def add(self, job: JobSpec, works: Mapping[TaskId, StageParams], given: Mapping[TaskId, ResultRef]) -> None:
+    def add(
+        self,
+        job: JobSpec,
+        works: Mapping[TaskId, StageParams],
+        given: Mapping[TaskId, ResultRef],
+        fingerprints: Mapping[ComponentKey, str] = NO_FINGERPRINTS,
+    ) -> None:
         """Add a job. Equal tasks of several jobs share one entry."""
+        self._fingerprints.update(fingerprints)
         self._inputs.update(given)
         self._tasks_of[job.job_id] = tuple(task.task_id for task in job.tasks)
         for task in job.tasks:
@@ -83,9 +95,11 @@ class TaskStore:
             self._drop_unneeded(task_id)
         return tuple(summaries)
 
-    def begin(self, command: RunTask, run: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
-        """Mark a task as sent to a worker; return what to send. All its inputs, and the state if it resumes, are held;
-        the core ensures that."""
+    def begin(
+        self, command: RunTask, run: int, checked: Container[ComponentKey] = ()
+    ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
+        """Mark a task as sent to a worker, which has `checked` these files; return what to send. All its inputs, and
+        the state if it resumes, are held; the core ensures that."""
         entry = self._entries[command.task_id]
         entry.running = True
         entry.why = command.why
@@ -97,6 +111,7 @@ class TaskStore:
             fresh=command.fresh,
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
+            files=self._unchecked(entry.spec, checked),
             resume=command.resume,
         )
         inputs = [self._held(need) for need in entry.spec.needs]
@@ -112,6 +127,7 @@ class TaskStore:
         self._on_report(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
+            entry.node = self._node_of(report.worker_id, report.incarnation)
         elif report.has_state:
             entry.state, entry.steps = result, (report.step, report.steps)
 
@@ -173,6 +189,10 @@ class TaskStore:
             self._entries[task_id].result = None
             self._drop_unneeded(task_id)
 
+    def components(self, task_id: TaskId) -> tuple[ComponentKey, ...]:
+        """Return the components that the task uses, with its LoRAs."""
+        return tuple([key for use in self._entries[task_id].spec.uses for key in (use.component, *use.adapters)])
+
     def spec(self, task_id: TaskId) -> TaskSpec:
         """Return the task."""
         return self._entries[task_id].spec
@@ -192,17 +212,19 @@ class TaskStore:
         return next(iter(entry.jobs), None) if entry else None
 
     def _note_files(self, task: TaskSpec, work: StageParams) -> None:
-        for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
-            if role is Role.CONTROLNET:
-                self._files[use.component] = FilePart(_control_path(work, use.component))
-                continue
-            known = self._files.get(use.component)
-            if known is None or known.path != work.model.path:
-                self._files[use.component] = FilePart(work.model.path, role, work.model.assembly)
-            if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
-                paths = {lora_key(lora): lora.path for lora in work.loras}
-                for key in use.adapters:
-                    self._files[key] = FilePart(paths[key])
+        self._files.update(task_files(task, work))
+
+    def _unchecked(self, task: TaskSpec, checked: Container[ComponentKey]) -> tuple[ExpectedFile, ...]:
+        """Return the files of the task that are not `checked`."""
+        known = self._fingerprints
+        return tuple(
+            [
+                ExpectedFile(key, self._files[key], known[key])
+                for use in task.uses
+                for key in (use.component, *use.adapters)
+                if key not in checked and key in known
+            ]
+        )
 
     def _held(self, task_id: TaskId) -> ResultRef:
         if task_id in self._inputs:
@@ -217,12 +239,6 @@ class TaskStore:
             return
         if entry.result is None and entry.state is None:
             del self._entries[task_id]
-
-
-def _control_path(work: StageParams, key: ComponentKey) -> str:
-    """Return the path of a ControlNet."""
-    assert isinstance(work, SampleParams), f"{key} is used by {work}"
-    return next(control.path for control in work.controls if control_key(control) == key)
 
 
 def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
@@ -241,4 +257,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         rungs=tuple(rung.value for rung in cost.oom_steps),
         why=entry.why,
         batched=cost.batched,
+        node=entry.node,
     )

@@ -15,12 +15,22 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.core.stage_params import StageParams
+from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, OomStep, RunError, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import Outcome
 
 ClientId = NewType("ClientId", str)  #: the connection of one driver
 SubmissionId = NewType("SubmissionId", str)  #: one `submit` call
 ResultRef: TypeAlias = object
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedFile:
+    """A file as the controller's machine has it; `fingerprint` as in `pool.loading.file_fingerprint`."""
+
+    component: ComponentKey
+    part: FilePart
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,8 @@ class RunRequest:
            the same task is requested again later
     fresh  evict all weights first: an earlier attempt ran out of memory
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first
-    rungs  steps taken after running out of memory before this attempt; its report begins with them
+    oom_steps  steps taken after running out of memory before this attempt; its report begins with them
+    files  files of the task that this worker has not checked yet
     """
 
     task: TaskSpec
@@ -42,6 +53,7 @@ class RunRequest:
     fresh: bool = False
     needed_next: tuple[ComponentKey, ...] = ()
     oom_steps: tuple[OomStep, ...] = ()
+    files: tuple[ExpectedFile, ...] = ()
     resume: bool = False
 
 

@@ -22,6 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from modelpool.actors.wire.messages import RunRequest, StateSaved, StepDone
+from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.storage_meter import StorageMeter
@@ -146,6 +147,7 @@ class GpuWorker:
         self._on_state = on_state
         self._checkpoint_seconds = checkpoint_seconds
         self._engine: WorkerEngine | None = None
+        self._files = FileCheck()
         self._prefetcher = Prefetcher()
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
@@ -177,13 +179,14 @@ class GpuWorker:
         outcome: Outcome
         read_before = self._storage_bytes()
         try:
+            self._files.check(request.files)
             own, state = _split_inputs(request, inputs)
             resume = {} if state is None else {"resume": state}
             outcome = self._engine.run(
                 request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, **resume
             )
-        except Exception as raised:
-            outcome = raised
+        except (Exception, SystemExit) as raised:
+            outcome = self._explained(request.task, _as_failure(raised))
         return self._report(request, outcome, self._storage_bytes() - read_before)
 
     def run_batch(
@@ -202,9 +205,13 @@ class GpuWorker:
         outcomes: Sequence[Outcome]
         read_before = self._storage_bytes()
         try:
-            outcomes = self._engine.run_batch(members, requests[0].needed_next)
-        except Exception as raised:
-            outcomes = [raised] * len(members)
+            self._files.check([file for request in requests for file in request.files])
+            outcomes = [
+                self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
+                for outcome in self._engine.run_batch(members, requests[0].needed_next)
+            ]
+        except (Exception, SystemExit) as raised:
+            outcomes = [_as_failure(raised)] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
         request_and_run = [
             self._report(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)
@@ -249,6 +256,15 @@ class GpuWorker:
             self._engine.close()
         self._prefetcher.close()
         self._ended.set()
+
+    def _explained(self, task: TaskSpec, raised: Exception) -> Exception:
+        """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
+        if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
+            try:
+                self._files.check_again(key for use in task.uses for key in (use.component, *use.adapters))
+            except FilesUnavailable as gone:
+                return gone
+        return raised
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(
@@ -357,6 +373,15 @@ def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[tupl
     return tuple(own), state
 
 
+def _as_failure(raised: Exception | SystemExit) -> Exception:
+    """Return the failure of a run; an exit that a library requests ends the run, not the worker."""
+    if isinstance(raised, Exception):
+        return raised
+    failure = RuntimeError(f"sys.exit was called with {raised.code!r}")
+    failure.__cause__ = raised
+    return failure
+
+
 def run_error(raised: Exception) -> RunError:
     """Convert an exception of a run to the value that decides whether the run is retried."""
     text = "".join(traceback.format_exception(raised))
@@ -369,6 +394,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
     if isinstance(raised, Stopped):
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
+    if isinstance(raised, FilesUnavailable):
+        return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)

@@ -225,6 +225,7 @@ class RunErrorKind(Enum):
     OUT_OF_HOST_MEMORY = "out_of_host_memory"
     WORKER_LOST = "worker_lost"
     INPUT_LOST = "input_lost"
+    FILE_UNAVAILABLE = "file_unavailable"
     BAD_INPUT = "bad_input"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
@@ -252,6 +253,8 @@ class RunError(WireValue):
     traceback_text: str = ""
     #: what was done about running out of memory, in order, before it ended so; of earlier attempts too
     oom_steps: tuple[OomStep, ...] = ()
+    #: FILE_UNAVAILABLE: the components whose files are missing on that machine, or are other files there
+    components: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     WorkerUp         residency starts empty. For a live worker it counts as its loss
     WorkerDown       once, for any reason why a live incarnation is gone; not after EndWorker. RunEnded of its task may
                      come late and is dropped
+    NodeDraining     at any time, also for machines without workers, and again when the deadline changes
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
@@ -47,12 +48,24 @@ from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import NO_NODE, JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import (
+    NO_NODE,
+    JobId,
+    NodeId,
+    OomStep,
+    RunError,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+)
+from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
+from modelpool.scheduler.core.unavailable import why_unavailable
 from modelpool.scheduler.core.unfit import why_unfit
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.costs.cost_model import Costs
@@ -74,6 +87,8 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     PruneComponents,
     ReleaseResult,
     ResultLost,
@@ -88,10 +103,17 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from modelpool.scheduler.tables.nodes import UNAVAILABLE_SECONDS
 from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
+
+#: drain notices that are remembered, for workers that start on such a machine
+MOST_DRAINING = 4096
+#: time after its deadline at which a notice is forgotten: if the machine still runs, it was not drained
+DRAINED_SECONDS = 120.0
+_UNKNOWN_NODE = NodeId("")
 
 
 class SchedulerState:
@@ -123,6 +145,14 @@ class SchedulerState:
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(self.config.switch_share)
         self.ticks = Ticks(self._out)
+        #: machines with a drain notice, and when they end; the oldest notices are forgotten
+        self.draining: dict[NodeId, float] = {}
+        #: decides how many nodes exist; None without groups
+        self.autoscaler: Autoscaler | None = None
+        if self.config.groups:
+            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
         #: memory that all waiting tasks were checked against; None if that was not possible
         self._checked_bytes: int | None = None
 
@@ -137,7 +167,10 @@ class SchedulerState:
             case RunEnded():
                 self._run_ended(event)
             case Submitted():
-                self.demand.submit(event.job, self.worker_table.hopeless())
+                if self.costs.nodes.lacking:
+                    for node in self.costs.nodes.try_again(self.at):
+                        self._update_restriction(node)
+                self.demand.submit(event.job, self._hopeless())
             case CancelRequested():
                 self.demand.cancel(event.job_id)
             case StateKept():
@@ -151,8 +184,12 @@ class SchedulerState:
             case WorkersWanted():
                 self.worker_table.want(event.worker_ids)
                 self._workers_changed()
+            case NodeDraining():
+                self._node_draining(event)
             case WorkerUp():
-                lost = self.worker_table.up(event.worker, self.at)
+                if self.autoscaler is not None:
+                    self.autoscaler.came_up(event.worker, self.at)
+                lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():
@@ -162,10 +199,16 @@ class SchedulerState:
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
+                if self.draining:
+                    self._end_drained()
+        if self.autoscaler is not None:
+            self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
         self._start_ready_tasks()
         if self.config.preemption:
             self.preemption.preempt(self.at)
+        if self.draining and (stop_at := self.leaving.prepare(self.draining, self.at)) < inf:
+            self.ticks.request(stop_at - self.at, self.at)
         if isinstance(event, Submitted):
             self.prefetch_planner.job_came()
         self.preload_planner.plan_all(isinstance(event, Submitted))
@@ -173,6 +216,8 @@ class SchedulerState:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
+        if self.autoscaler is not None and self.autoscaler.next_at < inf:
+            self.ticks.request(self.autoscaler.next_at - self.at, self.at)
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
@@ -224,6 +269,10 @@ class SchedulerState:
             task = self.demand.pinned.first(worker.worker_id)
             if task is None or not self.demand.fair_queue.may_start(task):
                 continue
+            if self.costs.extra_seconds(task.spec, task.cost_class, worker) is None:
+                self.log.note(task, f"no longer waits for {worker.worker_id}, which cannot run it now")
+                self.demand.unpin(task)
+                continue
             if task.recycle_first:
                 task.recycle_first, task.next_oom_step = False, None
                 task.oom_steps += (OomStep.RECYCLE,)
@@ -255,9 +304,10 @@ class SchedulerState:
         wanted = self.batching.batch_mates(self._query(), decision) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
             limit = self.config.overtaking_limit
-            self.demand.backlog.start(
-                task, worker.residency.capacity_bytes, self.worker_table.worker_index.count, limit
-            )
+            workers: float = self.worker_table.worker_index.count
+            if worker.spec is not None and worker.spec.node in self.worker_table.worker_index.restricted:
+                workers = inf  # what it passes over may be what this machine cannot run: that does not count
+            self.demand.backlog.start(task, worker.residency.capacity_bytes, workers, limit)
             self.switch_budget.spend(decision.spent_seconds)
         else:
             self.demand.pinned.remove(task)
@@ -307,7 +357,8 @@ class SchedulerState:
         task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
-        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why)
+        node = _UNKNOWN_NODE if worker.spec is None else worker.spec.node
+        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why, node)
         self.log.move(task, TaskStatus.RUNNING, start)
         self.demand.fair_queue.start(task)
 
@@ -338,6 +389,13 @@ class SchedulerState:
         if report.error is None:
             self._learn(task, worker, report)
             self.recovery.ended_well(task)
+            if self.costs.nodes.lacking and (machine := self.costs.nodes.of(worker.spec)) is not None:
+                machine.has_all((*task.cost_class.components, *task.cost_class.adapters))
+                self._update_restriction(machine.node)
+        elif report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+            machine.lacks(report.error.components, report.error.message, self.at)
+            self._update_restriction(machine.node)
+            self.ticks.request(UNAVAILABLE_SECONDS, self.at)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.worker_table.run_ended(worker, report, self.at)
@@ -352,7 +410,7 @@ class SchedulerState:
             self.recovery.stopped(task, kept)
         else:
             self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
-        if pool_changed:
+        if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
 
     def _state_kept(self, event: StateKept) -> None:
@@ -384,12 +442,30 @@ class SchedulerState:
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
+    def _scale(self, autoscaler: Autoscaler, event: Event) -> None:
+        """Request and give up nodes."""
+        if not autoscaler.step(event, self.at):
+            return
+        expired, autoscaler.expired = autoscaler.expired, []
+        for worker in expired:
+            self._end_lost_worker(worker, RunError(RunErrorKind.WORKER_LOST, "max_cost is spent"))
+        self._workers_changed()
+
+    def _hopeless(self) -> str | None:
+        """Return why no task can ever run; None if one can."""
+        return self.worker_table.hopeless() if self.autoscaler is None else self.autoscaler.hopeless()
+
     def _worker_down(self, event: WorkerDown) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is not WorkerState.GIVEN_UP:
-            lost = self.worker_table.lost(worker, event.reason)
-            message = f"worker {event.worker_id} was lost: {event.reason}"
-            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
+            cause = event.cause
+            if worker.drain_deadline is not None and not cause.is_external:
+                cause = LossCause.PREEMPTED  # a machine that is drained ends its processes in many ways
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.lost(worker, cause)
+            lost = self.worker_table.lost(worker, event.reason, cause)
+            message = f"worker {event.worker_id} was lost ({cause.value}): {event.reason}"
+            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message), cause)
 
     def _end_lost_worker(self, worker: Worker, error: RunError) -> None:
         """End an unusable worker, and count it as lost."""
@@ -399,18 +475,51 @@ class SchedulerState:
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is WorkerState.STARTING:
-            self.worker_table.lost(worker, event.reason)
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.start_failed(worker, event.cause, event.reason, self.at)
+            self.worker_table.lost(worker, event.reason, event.cause)
             self._workers_changed()
 
-    def _workers_changed(self, lost: Sequence[TaskId] = (), error: RunError | None = None) -> None:
-        """Workers came or went, `lost` tasks with one of them by `error`: run these again, and check all waiting
-        tasks."""
+    def _node_draining(self, event: NodeDraining) -> None:
+        """Note until when the workers of a machine may run; they take only what ends before."""
+        self.draining.pop(event.node, None)
+        deadline = None if event.deadline == inf else event.deadline
+        if deadline is not None:
+            self.draining[event.node] = deadline
+            if len(self.draining) > MOST_DRAINING:
+                oldest = next(iter(self.draining))
+                del self.draining[oldest]
+                self._update_restriction(oldest)
+            self.ticks.request(deadline - self.at, self.at)
+        self.worker_table.drain(event.node, deadline)
+        self._update_restriction(event.node)
+
+    def _end_drained(self) -> None:
+        """Leave machines whose deadline has passed, and forget notices of machines that should be gone long since."""
+        for node in [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= self.at]:
+            del self.draining[node]
+            self.worker_table.drain(node, None)
+            self._update_restriction(node)
+        if self.draining:
+            self.ticks.request(min(self.draining.values()) + DRAINED_SECONDS - self.at, self.at)
+        if self.worker_table.end_drained(self.at):
+            self._workers_changed()
+
+    def _update_restriction(self, node: NodeId) -> None:
+        is_restricted = node in self.draining or node in self.costs.nodes.lacking
+        self.worker_table.worker_index.restrict(node, is_restricted)
+
+    def _workers_changed(
+        self, lost: Sequence[TaskId] = (), error: RunError | None = None, cause: LossCause = LossCause.CRASH
+    ) -> None:
+        """Workers came or went, `lost` tasks with one of them by `error` and `cause`: run these again, and check all
+        waiting tasks."""
         self._update_capacities()
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
                 if task is not None and task.on_worker:
-                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1)
+                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1, cause)
             # the end of one task's jobs may stop the others, which no longer run
             self._out[:] = [c for c in self._out if not (isinstance(c, StopTask) and c.task_id in lost)]
             self._update_capacities()  # the loss may have been forgiven
@@ -422,19 +531,28 @@ class SchedulerState:
             (w.link_bytes_per_second for w in self.worker_table.workers.values() if w.live), default=inf
         )
         self.demand.fair_queue.pool_changed(self.worker_table.worker_index.count, link_bytes_per_second, self.at)
-        largest = self.worker_table.largest()
-        self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
+        else:
+            largest = self.worker_table.largest()
+            self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
 
     def _recheck_waiting(self) -> None:
         self.recovery.workers_changed()
         largest_bytes = None if self.largest is None else self.largest[0]
-        if largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes):
+        is_less = largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes)
+        if is_less or self.costs.nodes.lacking:
             self.demand.fail_unfit()
         self._checked_bytes = largest_bytes
-        hopeless = self.worker_table.hopeless()
+        hopeless = self._hopeless()
         if hopeless is not None:
             self.demand.fail_all(RunError(RunErrorKind.WORKER_LOST, hopeless))
 
     def why_unfit(self, spec: TaskSpec) -> RunError | None:
-        """Return why the task fits on no wanted worker; None if it fits, or may fit on one that was never up."""
-        return why_unfit(spec, self.largest)
+        """Return why no wanted worker can run the task: it fits on none, or each of their machines lacks a file. None
+        if one can, or may be able to: it was never up."""
+        error = why_unfit(spec, self.largest)
+        if error is None and self.costs.nodes.lacking:
+            workers = [worker for worker in self.worker_table.workers.values() if worker.wanted]
+            error = why_unavailable(spec, workers, self.costs.nodes, self.at)
+        return error

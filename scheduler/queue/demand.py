@@ -32,6 +32,9 @@ from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult,
 from modelpool.scheduler.tables.results import Results
 from modelpool.scheduler.tables.story import Story
 
+#: losses of one result that a job needs before the job fails. Machines are lost independently of what they hold, so
+#: this many mean that results cannot be kept at all
+MOST_LOSSES = 16
 #: the story's note of a new task; the name of the job follows
 _STAGE_FOR = {stage: f"{stage.value} for " for stage in Stage}
 
@@ -228,6 +231,7 @@ class Demand:
         self._story.move(task, TaskStatus.ENDED, note)
         self.fair_queue.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
+        task.cost_class.prior_seconds -= task.spec.run_seconds
         self._costs.release(task.cost_class)
         if task.kept is not None:
             self._out.append(ReleaseResult(state_id(task.name)))
@@ -339,7 +343,7 @@ class Demand:
             if job is None:
                 continue
             job.losses[task_id] = job.losses.get(task_id, 0) + 1
-            if job.losses[task_id] >= self._config.max_attempts:
+            if job.losses[task_id] >= MOST_LOSSES:
                 message = f"the result of {task_id} was lost {job.losses[task_id]} times"
                 self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
             else:

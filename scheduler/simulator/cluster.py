@@ -32,6 +32,7 @@ from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, Worke
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
 from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedWork
+from modelpool.scheduler.simulator.node_supply import NodeSupply
 from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
 from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import (
@@ -41,6 +42,8 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     Outcome,
     Prefetch,
     Preload,
@@ -92,9 +95,11 @@ class VirtualCluster(Generic[CoreT_co]):
         disturbances: Disturbances | None = None,
         patch_switch_seconds: float = 0.05,
         checkpoint_seconds: float | None = None,
+        supply: NodeSupply | None = None,
     ) -> None:
-        """With `checkpoint_seconds`, sampling runs save their state that often, at the end of a step. Raises
-        UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used twice."""
+        """With `checkpoint_seconds`, sampling runs save their state that often, at the end of a step. `supply` provides
+        the nodes of groups. Raises UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used
+        twice."""
         self.core = core
         self.now = 0.0
         self.totals = SimulationTotals()
@@ -115,11 +120,18 @@ class VirtualCluster(Generic[CoreT_co]):
         self._machines = Machines(gpus, nodes, memory or PlannedMemory(), patch_switch_seconds)
         self._disturbances = disturbances or Disturbances()
         self._checkpoint_seconds = checkpoint_seconds
+        self.supply = supply or NodeSupply()
+        #: pending starts of workers of groups, with the number of the event that ends each
+        self._starting: dict[WorkerId, int] = {}
+        #: component -> copies that ended with a node that was given up, and were not loaded again since
+        self._given_up: dict[ComponentKey, int] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
         #: each task with the first job that named it
         self._tasks: dict[TaskId, tuple[TaskSpec, JobId]] = {}
         self._heap: list[tuple[float, int, Event]] = []
         self._posted = 0
+        #: of the latest start of each worker of a group
+        self._incarnations: dict[WorkerId, int] = {}
 
     @property
     def gpus(self) -> tuple[SimulatedGpu, ...]:
@@ -140,7 +152,7 @@ class VirtualCluster(Generic[CoreT_co]):
     def start(self, components: Iterable[ComponentSpec], at: float = 0.0) -> None:
         """Announce sizes and request every worker."""
         self.post(ComponentsKnown(at, tuple(components)))
-        self.post(WorkersWanted(at, tuple(self._machines.gpus)))
+        self.post(WorkersWanted(at, tuple(self._machines.gpus)))  # also begins the evaluations of groups
 
     def post(self, event: Event) -> int:
         """Schedule `event` at its time; events of one time keep the order of posting. Returns its number."""
@@ -164,6 +176,7 @@ class VirtualCluster(Generic[CoreT_co]):
             for command in self.core.handle(actual):
                 self.commands.append((self.now, command))
                 self._execute(command)
+            self.supply.sweep(at)
             if after_each is not None:
                 after_each(self.core)
 
@@ -195,7 +208,17 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.held.add(report.task_id)
                 return RunEnded(event.at, report)
             case WorkerUp(worker=spec):
+                if self._starting.get(spec.worker_id, number) != number:
+                    return None  # its start was withdrawn
+                self._starting.pop(spec.worker_id, None)
                 self._machines.up(spec)
+            case StartFailed():
+                if self._starting.get(event.worker_id, number) != number:
+                    return None
+                self._starting.pop(event.worker_id, None)
+                self.supply.leave(event.worker_id)
+            case NodeDraining():
+                return self._drain(event)
             case WorkerDown():
                 machine = self._machines.live.get(event.worker_id)
                 if machine is None or event.incarnation not in (_WHICHEVER, machine.incarnation):
@@ -218,7 +241,7 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.held.discard(task_id)
                 else:
                     self.states.pop(owner, None)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | StartFailed() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | Tick():
                 pass
         return event
 
@@ -254,9 +277,67 @@ class VirtualCluster(Generic[CoreT_co]):
             case EndWorker():
                 machine = self._machines.live.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:
+                    if command.why is not None:
+                        for entry in machine.residency.entries:
+                            self._given_up[entry.component] = self._given_up.get(entry.component, 0) + 1
                     self._gone(self.now, machine)
+                elif command.worker_id in self._starting:
+                    self._starting[command.worker_id] = _WITHDRAWN
+                    self.supply.leave(command.worker_id)
+
+    def _drain(self, event: NodeDraining) -> Event | None:
+        """A notice of the provider; at its deadline the node is taken back, with its workers."""
+        if event.at < event.deadline:
+            return event if self.supply.exists(event.node) or not self.supply.groups else None
+        taken = self.supply.taken_back(event.node, event.at)
+        if taken is not None:
+            for worker_id in sorted(taken[0]):
+                if worker_id in self._starting:
+                    self._starting[worker_id] = self.post(
+                        StartFailed(event.at, worker_id, self._incarnations[worker_id], "its node is gone", taken[1])
+                    )
+                else:
+                    self.post(WorkerDown(event.at, worker_id, _WHICHEVER, "its node is gone", taken[1]))
+        return None
+
+    def _start_in_group(self, command: StartWorker) -> None:
+        """Start a worker on a node of its group, new or not."""
+        worker_id, at = command.worker_id, self.now + command.delay_seconds
+        self._incarnations[worker_id] = command.incarnation
+        placed = self.supply.place(worker_id, command.group, self.now)
+        if placed is None:
+            reason = f"no node of {command.group} within {self.supply.conditions.timeout_seconds:.0f} s"
+            failed = StartFailed(
+                at + self.supply.conditions.timeout_seconds,
+                worker_id,
+                command.incarnation,
+                reason,
+                LossCause.NODE_LOST,
+            )
+            self._starting[worker_id] = self.post(failed)
+            return
+        node, is_new = placed
+        if is_new:
+            self._machines.add_node(self.supply.machine(node))
+            if node.reclaim is not None:
+                end = node.launched_at + node.reclaim.after_seconds
+                if node.reclaim.notice_seconds:
+                    notice_at = max(node.launched_at, end - node.reclaim.notice_seconds)
+                    self.post(NodeDraining(notice_at, node.node, end, "taken back by the provider"))
+                self.post(NodeDraining(end, node.node, end, "taken back by the provider"))
+        gpu = self.supply.gpu(node, worker_id)
+        self._machines.add_gpu(gpu)
+        if self._disturbances.start_fails(command):
+            failed = StartFailed(at + gpu.start_seconds, worker_id, command.incarnation, "simulated failure")
+            self._starting[worker_id] = self.post(failed)
+            return
+        up_at = max(node.ready_at, at + (gpu.start_seconds if command.incarnation > 1 else 0.0))
+        self._starting[worker_id] = self.post(WorkerUp(up_at, self._machines.spec(worker_id, command.incarnation)))
 
     def _start_worker(self, command: StartWorker) -> None:
+        if command.group:
+            self._start_in_group(command)
+            return
         gpu = self._machines.gpus[command.worker_id]
         at = self.now + command.delay_seconds + gpu.start_seconds
         if self._disturbances.start_fails(command):
@@ -415,12 +496,17 @@ class VirtualCluster(Generic[CoreT_co]):
                 error = RunError(RunErrorKind.WORKER_LOST, "its worker is gone")
                 self._record(at, batch, run, replace(run.report, error=error))
         del self._machines.live[worker_id]
+        self.supply.leave(worker_id)
 
     def _record(self, at: float, batch: RunningBatch, run: BatchRun, report: TaskReport) -> None:
         """Record the run. One that was cut short took the elapsed seconds."""
         spec, job_id = self._tasks[report.task_id]
         cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
         self.totals.count(report.worker_id, cost, run.adapters_loaded, run.cold)
+        for move in run.cold if self._given_up else ():
+            if self._given_up.get(move.component):
+                self._given_up[move.component] -= 1
+                self.totals.reloads += 1
         self.runs.append(
             SimulatedRun(
                 task_id=report.task_id,
@@ -455,3 +541,5 @@ def _cold(work: SimulatedWork) -> tuple[Move, ...]:
 _WHICHEVER = -1
 #: means the event of a run that never ends
 _HANGS = -1
+#: means the event of a start that was withdrawn
+_WITHDRAWN = -1

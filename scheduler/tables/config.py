@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from modelpool.pool.core.errors import GIB, UnusableField, unknown_name, unusable_field
+from modelpool.scheduler.tables.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup, check_groups
 from modelpool.scheduler.tables.user_share import UserShare
 
 #: allocations between two garbage collections (`gc.set_threshold`) of the process that the core runs in. It creates
@@ -84,12 +85,17 @@ class SchedulerConfig:
     story_length: int | None = 20_000
     #: ids of ended jobs that are remembered, so that submitting one again has no effect
     ended_jobs_remembered: int = 100_000
+    #: nodes that may be requested; without any, the shell names all workers
+    groups: tuple[NodeGroup, ...] = ()
+    #: limits over all groups
+    autoscaling: AutoscalingConfig = NO_LIMITS
 
     def __post_init__(self) -> None:
         users = [share.user for share in self.shares]
         for user in users:
             if users.count(user) > 1:
                 raise UnusableField(f"shares: found {user!r} {users.count(user)} times, expected each user once")
+        check_groups(self.groups, self.autoscaling)
         if self.placement not in PLACEMENT_NAMES:
             raise unknown_name("placement", self.placement, PLACEMENT_NAMES)
         for field in fields(self):

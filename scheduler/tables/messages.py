@@ -26,6 +26,7 @@ from modelpool.pool.specs.spec import (
 )
 from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.placement_record import Why
+from modelpool.scheduler.tables.scaling_record import ScalingWhy
 
 
 class Outcome(Enum):
@@ -44,6 +45,12 @@ class LossCause(Enum):
     KILLED = "killed"  #: another process ended it
     NODE_LOST = "node lost"  #: its machine is gone without notice
     PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
+    NO_NODE = "no node"  #: no machine for it came up in time; only starts fail for this
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the task that it ran cannot be the cause."""
+        return self in (LossCause.KILLED, LossCause.NODE_LOST, LossCause.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,28 +191,48 @@ Event: TypeAlias = (
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class StartWorker(WireValue):
-    """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
+    """Start this worker after `delay_seconds` (a crash loop is slowed down).
+
+    group  the group of nodes that it belongs to; it waits for a node of the group if there is none. "" is any GPU
+    why    why the node was requested; with the first worker of each node only
+    """
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     delay_seconds: Final[float]
+    group: Final[str]
+    why: Final[ScalingWhy | None]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, delay_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        delay_seconds: float = 0.0,
+        group: str = "",
+        why: ScalingWhy | None = None,
+    ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.delay_seconds = delay_seconds
+        self.group = group
+        self.why = why
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class EndWorker(WireValue):
-    """End this worker, and its hanging run if there is one. No event answers."""
+    """End this worker, and its hanging run if there is one; a start that is pending is withdrawn. No event answers.
+
+    why  why its node is given up, if that is the reason
+    """
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
+    why: Final[ScalingWhy | None]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int) -> None:
+    def __init__(self, worker_id: WorkerId, incarnation: int, why: ScalingWhy | None = None) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
+        self.why = why
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)

@@ -15,6 +15,7 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
     Event,
+    NodeDraining,
     PruneComponents,
     ResultLost,
     RunEnded,
@@ -123,6 +124,8 @@ def describe(event: Event) -> str:
             return "unused components forgotten"
         case WorkerUp():
             return f"{event.worker.worker_id}#{event.worker.incarnation} up"
+        case NodeDraining():
+            return f"{event.node} drained until {event.deadline:g}"
         case StartFailed():
             return f"{event.worker_id}#{event.incarnation} did not start: {event.reason}"
         case WorkerDown():

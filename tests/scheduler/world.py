@@ -45,6 +45,8 @@ from modelpool.scheduler.tables.messages import (
     CopyResult,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     Outcome,
     Preload,
     ReleaseResult,
@@ -225,19 +227,31 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes))
-        return self.feed(
-            WorkerUp(self.tick(), WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node)))
-        )
+        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node))
+        return self.feed(WorkerUp(self.tick(), spec))
 
     def fail_start(self, name: str) -> list[Command]:
         key = next(k for k in self.starting if k[0] == name)
         del self.starting[key]
         return self.feed(StartFailed(self.tick(), key[0], key[1], "out of luck"))
 
-    def lose(self, name: str) -> list[Command]:
+    def lose(self, name: str, cause: LossCause = LossCause.CRASH) -> list[Command]:
         incarnation, _ = self.up[WorkerId(name)]
         self._gone(WorkerId(name))
-        return self.feed(WorkerDown(self.tick(), WorkerId(name), incarnation, "power cut"))
+        return self.feed(WorkerDown(self.tick(), WorkerId(name), incarnation, "power cut", cause))
+
+    def drain(self, node: str, seconds: float) -> list[Command]:
+        """A notice that the machine ends after this time."""
+        return self.feed(NodeDraining(self.tick(), NodeId(node), self.at + seconds, "spot notice"))
+
+    def lacks(self, name: str, *components: ComponentKey) -> list[Command]:
+        """Let the run there end because its machine lacks these files."""
+        run = self.running.pop(WorkerId(name))
+        error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
+        report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
+        self.up[WorkerId(name)] = (run.command.incarnation, report.residency)
+        self.old.append(report)
+        return self.report(report)
 
     def submit(self, job: JobSpec) -> list[Command]:
         self.held.update(job.given)
