@@ -103,6 +103,7 @@ class FleetNode:
     free_at         when its GPUs should be free, on average; for a request when it should be up
     ends_at         when it will be gone; infinity if no notice came
     is_starting     it was never up
+    is_overdue      it was never up, and much more time has passed than a start takes: it may be out of stock
     is_leaving      it was given up, and ends with its runs
     idle_gpus       of its GPUs, those that run nothing
     idle_since      since when all its GPUs are idle; None if one is not. For a request, since when it has no use
@@ -119,6 +120,7 @@ class FleetNode:
     free_at: float
     ends_at: float = inf
     is_starting: bool = False
+    is_overdue: bool = False
     is_leaving: bool = False
     idle_gpus: int = 0
     idle_since: float | None = None
