@@ -24,7 +24,7 @@ from modelpool.scheduler.autoscaling.outlook import (
     RequestNodes,
     WaitingWork,
 )
-from modelpool.scheduler.autoscaling.shadow_fleets import ShadowFleets
+from modelpool.scheduler.autoscaling.recent_work import WorkHistory
 from modelpool.scheduler.autoscaling.steady_arrivals import SteadyArrivals
 from modelpool.scheduler.autoscaling.wanted import (
     HOUR,
@@ -103,7 +103,7 @@ class Autoscaler:
         #: component -> workers that must hold it
         self.pins: dict[ComponentKey, int] = {}
         self._draining: dict[NodeId, float] = {}
-        self._shadows = ShadowFleets()
+        self._history = WorkHistory()
         self._arrivals = SteadyArrivals(config.autoscaling.interval_seconds)
         self._at = 0.0
         self._evaluated_at = -inf
@@ -282,8 +282,8 @@ class Autoscaler:
         if backlog.tasks:
             self._unused_since = at
         nodes, members = self._nodes(outlooks, reference, backlog.tasks > 0, at)
-        self._pass_time(nodes, levels, arrived, outlooks, at)
-        fleet = Fleet(nodes, self.spent, self._shadows.enough(), self._pins_missing())
+        tolerated = self._pass_time(backlog, levels, arrived, outlooks, at)
+        fleet = Fleet(nodes, self.spent, self._history.recent(tolerated), self._pins_missing())
         decisions = self.decide(backlog, outlooks, fleet, at, limits, self._config.deadline_margin_seconds)
         for decision in decisions:
             self.decisions.append(decision.why)
@@ -445,25 +445,26 @@ class Autoscaler:
 
     def _pass_time(
         self,
-        nodes: Iterable[FleetNode],
+        backlog: PendingWork,
         levels: list[float],
         arrived: list[float],
         outlooks: Sequence[GroupOutlook],
         at: float,
-    ) -> None:
-        """Give the shadow fleets the work that arrived."""
+    ) -> float:
+        """Add the work that arrived to the history. Returns the time for which work may queue."""
+        waiting = {work.level_bytes: work.seconds for work in backlog.levels}
+        is_unknown = any(outlook.gpu_bytes == inf for outlook in outlooks)
+        found, came, there = [], 0.0, 0.0
+        for place in range(len(levels) - 1, -1, -1):
+            came += arrived[place]
+            there += waiting.get(levels[place], 0.0)
+            if levels[place] < inf or is_unknown:
+                found.append((levels[place], came, there))
+        self._history.pass_time(at, found)
         tolerated = self._config.autoscaling.wait_seconds
         if self._free_at < at - FORGET_SECONDS and self._slack.value is not None:
             tolerated = max(tolerated, SLACK_PART * self._slack.value)
-        staying = [node for node in nodes if not node.is_leaving and node.ends_at == inf]
-        unit = min((outlook.speed for outlook in outlooks), default=1.0)
-        found, above = [], 0.0
-        for place in range(len(levels) - 1, -1, -1):
-            above += arrived[place]
-            if levels[place] < inf or any(outlook.gpu_bytes == inf for outlook in outlooks):
-                capacity = sum(node.capacity for node in staying if node.gpu_bytes >= levels[place])
-                found.append((levels[place], above, capacity))
-        self._shadows.pass_time(at, unit, found, tolerated)
+        return tolerated
 
     # ---- pins --------------------------------------------------------------------------------------------------------
 

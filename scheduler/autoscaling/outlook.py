@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from modelpool.scheduler.autoscaling.recent_work import RecentWork
 from modelpool.scheduler.tables.node_groups import NodeGroup
 from modelpool.scheduler.tables.scaling_record import ScalingWhy
 
@@ -135,30 +136,15 @@ class FleetNode:
 
 
 @dataclass(frozen=True, slots=True)
-class EnoughCapacity:
-    """The least capacity that has been enough for the work of one level and above, by how long.
-
-    steps  pairs of a time and a capacity: since that time, this capacity has been enough; ascending by capacity
-    """
-
-    level_bytes: float
-    steps: tuple[tuple[float, float], ...] = ()
-
-    def least(self, since: float) -> float:
-        """The least capacity that has been enough since then; infinity if none was."""
-        return next((capacity for begun_at, capacity in self.steps if begun_at <= since), inf)
-
-
-@dataclass(frozen=True, slots=True)
 class Fleet:
-    """All nodes, the money spent on them so far, and the capacity that has been enough.
+    """All nodes, the money spent on them so far, and the work of the recent past.
 
     pins_missing  for groups: nodes that pinned components need besides those that exist, by memory
     """
 
     nodes: tuple[FleetNode, ...] = ()
     spent: float = 0.0
-    enough: tuple[EnoughCapacity, ...] = ()
+    recent: tuple[RecentWork, ...] = ()
     pins_missing: tuple[tuple[float, int], ...] = ()
 
 
