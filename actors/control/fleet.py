@@ -40,7 +40,7 @@ class SentRun:
     """A run that was sent.
 
     report  waits for its end. Raises WorkerLost or InputsLost
-    result  its output; valid only if the report has no error
+    result  its output, or its state; valid only if the report has no error, or has a state
     """
 
     report: Awaitable[TaskReport]
@@ -75,8 +75,8 @@ class WorkerFleet(Protocol):
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """Send a batch to a started worker."""
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
-        """Stop a run at its next step. It may be over already."""
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
+        """Stop a run at its next step, with its state as its result if `keep_state`. It may be over already."""
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """Let a started worker prefetch these files, in place of earlier ones. Nobody waits for it."""
@@ -85,6 +85,9 @@ class WorkerFleet(Protocol):
         """Let a started worker preload the weights of these tasks during that run, which may be over already. Nobody
         waits for it.
         """
+
+    async def copy_result(self, ref: ResultRef) -> ResultRef:
+        """Copy a result to the machine of the caller; return the reference of the copy. Raises InputsLost."""
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""

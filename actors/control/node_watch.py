@@ -39,8 +39,11 @@ class NodeWatch:
         clock: Clock,
         interval_seconds: float,
         unix_time: Callable[[], float] = time.time,
+        on_view: Callable[[ClusterView], None] = lambda view: None,
     ) -> None:
+        """`on_view` is called with every view, after its notices were posted."""
         self._nodes = nodes
+        self._on_view = on_view
         self._post = post
         self._clock = clock
         self._interval_seconds = interval_seconds
@@ -71,6 +74,7 @@ class NodeWatch:
             for node in gone & notices.keys():
                 del notices[node]
         self._post_changes()
+        self._on_view(view)
 
     async def notice(self, node: NodeId, deadline: float | None, reason: str) -> None:
         """Note a notice that a worker of `node` received; None withdraws it. The cluster is asked to drain the node

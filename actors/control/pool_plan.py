@@ -40,6 +40,7 @@ class PoolPlan:
     open_engine      called in each worker's process
     open_catalog     called in the controller's process
     record           the file for the scheduler's event log; None records nothing
+    elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -50,6 +51,7 @@ class PoolPlan:
     scheduler: SchedulerConfig
     record: Path | None = None
     nodes: NodeSettings = NodeSettings()
+    elastic: bool = False
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -70,10 +72,14 @@ def most_workers(config: PoolConfig) -> int:
 def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
     """Plan a pool for a cluster with `gpu_count` GPUs now; one that `can_grow` may request more than that.
 
-    Each worker detects the kind of its GPU and the default policy itself: this machine may have no GPU. Raises
-    UserError if there are not enough GPUs.
+    Each worker detects the kind of its GPU and the default policy itself: this machine may have no GPU. A pool of all
+    GPUs of a cluster waits for nodes that join. Raises UserError if there are not enough GPUs, and for the device
+    "auto" on a cluster without any: whether to wait for GPUs or to simulate them is the user's decision.
     """
     wanted = config.pool
+    if wanted.device == AUTO and can_grow and gpu_count == 0 and not config.scheduler.groups:
+        expected = '"cuda" (or another GPU kind) to wait for GPU nodes, or "sim" or "cpu": the cluster has no GPU now'
+        raise unusable_field("device", AUTO, expected)
     kind = _kind(config, gpu_count)
     on_ray_gpus = kind in RAY_COUNTS or (kind is DeviceKind.SIM and can_grow and gpu_count > 0)
     groups = config.scheduler.groups
@@ -103,6 +109,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         ),
         scheduler=config.scheduler,
         record=config.output.record,
+        elastic=on_ray_gpus and can_grow and wanted.workers == "all" and not groups,
         nodes=NodeSettings(
             poll_seconds=config.cluster.poll_seconds,
             start_timeout_seconds=config.cluster.start_timeout,
@@ -122,7 +129,7 @@ def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool
     """Return the number of workers. Raises UserError for more than can be isolated from each other."""
     if on_ray_gpus:
         count = wanted if isinstance(wanted, int) else gpu_count
-        if count == 0:
+        if count == 0 and not can_grow:
             raise unusable_field("device", kind.value, "sim or cpu on a machine without GPUs in Ray")
         if count > gpu_count and not can_grow:
             raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU in Ray")

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -132,11 +132,11 @@ class RayFleet:
         reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
         return SentBatch(self._awaited(worker, reports), results)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
-            worker.handle.stop.options(concurrency_group=CONTROL).remote(run)
+            worker.handle.stop.options(concurrency_group=CONTROL).remote(run, keep_state)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""
@@ -149,6 +149,17 @@ class RayFleet:
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
             worker.handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request)
+
+    async def copy_result(self, ref: ResultRef) -> ResultRef:
+        """See `WorkerFleet`. A packed result is here already: Ray sent it with the answer of the call."""
+        try:
+            value = await cast(ray.ObjectRef[Any], ref)
+        except (ObjectLostError, *WORKER_GONE) as lost:
+            raise InputsLost(str(lost).splitlines()[0]) from lost
+        if isinstance(value, bytes):
+            return ref
+        copy: ResultRef = await asyncio.get_running_loop().run_in_executor(None, ray.put, value)
+        return copy
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """See `WorkerFleet`."""

@@ -336,7 +336,9 @@ def _autoscaler_view(status: autoscaler_pb2.GetClusterStatusReply) -> Autoscaler
         NodeLaunch(instance.ray_node_type_name, 1, details=instance.details) for instance in state.pending_instances
     ]
     failed = [
-        NodeLaunch(launch.ray_node_type_name, launch.count, at=float(launch.failed_ts), failure=launch.reason or _NO_REASON)
+        NodeLaunch(
+            launch.ray_node_type_name, launch.count, at=float(launch.failed_ts), failure=launch.reason or _NO_REASON
+        )
         for launch in state.failed_instance_requests
     ]
     infeasible = tuple(_demand(request, 1) for request in state.infeasible_resource_requests)

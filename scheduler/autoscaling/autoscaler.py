@@ -25,6 +25,7 @@ from modelpool.scheduler.autoscaling.outlook import (
     WaitingWork,
 )
 from modelpool.scheduler.autoscaling.shadow_fleets import ShadowFleets
+from modelpool.scheduler.autoscaling.steady_arrivals import SteadyArrivals
 from modelpool.scheduler.autoscaling.wanted import HOUR, LAST_RUN_SECONDS, LAST_SECONDS, wanted
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.demand import Demand
@@ -90,6 +91,7 @@ class Autoscaler:
         self.pins: dict[ComponentKey, int] = {}
         self._draining: dict[NodeId, float] = {}
         self._shadows = ShadowFleets()
+        self._arrivals = SteadyArrivals(config.autoscaling.interval_seconds)
         self._at = 0.0
         self._evaluated_at = -inf
         #: price of all nodes, requested ones included, and the number of workers that it was computed for
@@ -123,7 +125,8 @@ class Autoscaler:
                     self._free_at = at
                 else:
                     self._slack.add(max(0.0, event.job.deadline - at))
-                self._due(max(at, self._evaluated_at + LEAST_SECONDS))
+                if not self._worker_table.worker_index.count or self.next_at == inf:
+                    self._due(max(at, self._evaluated_at + LEAST_SECONDS))
             case NodeDraining():
                 if event.deadline == inf:
                     self._draining.pop(event.node, None)
@@ -339,8 +342,11 @@ class Autoscaler:
             sums[level] += seconds
             loads[level] += load_bytes * seconds
             longest[level] = max(longest[level], ratio * cost_class.pattern.run_seconds)
+        arriving = self._arrivals.note(at, arrived if self._free_at > at - FORGET_SECONDS else [0.0] * len(levels))
         found = tuple(
-            WaitingWork(levels[i], int(counts[i]), sums[i], loads[i] / sums[i] if sums[i] else 0.0, longest[i])
+            WaitingWork(
+                levels[i], int(counts[i]), sums[i], loads[i] / sums[i] if sums[i] else 0.0, longest[i], arriving[i]
+            )
             for i in range(len(levels))
             if counts[i]
         )

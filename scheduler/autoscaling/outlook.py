@@ -21,6 +21,7 @@ class WaitingWork:
     seconds      GPU-seconds
     load_bytes   weights to load before the first of them runs on a new GPU: the average, weighted by seconds
     longest      GPU-seconds of the longest task
+    arriving     GPU-seconds per second that keep coming without a deadline
     """
 
     level_bytes: float
@@ -28,6 +29,7 @@ class WaitingWork:
     seconds: float
     load_bytes: float
     longest: float
+    arriving: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Rules, in this order
 1. A node is worth requesting when the work that it would take over lasts longer than its start and its cold load: when
-   all work, shared with it, would still last twice as long. Work that no GPU can run is always worth one.
+   all work, shared with it, would still last twice as long. Work that keeps coming counts for the time of the start.
+   Work that no GPU can run is always worth a node.
 2. Work with a deadline gets the fewest nodes that meet the deadline, and those at once: fewer nodes for longer pay for
    fewer starts.
 3. The group is the one whose nodes do the work for the least money, of those whose GPUs have the memory and that may be
@@ -258,16 +259,18 @@ class _Evaluation:
             if there and hurried <= 0.0:
                 return
             before = finish_at(there, seconds)
+            coming = sum(one.arriving for one in self.backlog.levels if one.level_bytes >= work.level_bytes)
 
-            def worth(
-                outlook: GroupOutlook, there: list[Server] = there, hurried: float = hurried, before: float = before
-            ) -> int:
-                cold_seconds = outlook.cold_seconds(work.load_bytes)
-                if there and before <= self.at + 2.0 * cold_seconds:
+            def expected(outlook: GroupOutlook, coming: float = coming) -> float:
+                return seconds + coming * outlook.cold_seconds(work.load_bytes)
+
+            def worth(outlook: GroupOutlook, there: list[Server] = there, hurried: float = hurried) -> int:
+                cold_seconds, total = outlook.cold_seconds(work.load_bytes), expected(outlook)
+                if there and finish_at(there, total) <= self.at + 2.0 * cold_seconds:
                     return 0
-                most = hurried / (outlook.node_speed * max(cold_seconds, 1e-3))
+                most = (hurried + total - seconds) / (outlook.node_speed * max(cold_seconds, 1e-3))
                 count = _most(
-                    lambda n: self._finish(there, outlook, work, seconds, n) > self.at + 2.0 * cold_seconds,
+                    lambda n: self._finish(there, outlook, work, total, n) > self.at + 2.0 * cold_seconds,
                     min(max(0, floor(most)), MOST_AT_ONCE),
                 )
                 return count if there else max(1, count)
@@ -285,6 +288,8 @@ class _Evaluation:
             figures: tuple[tuple[str, float], ...] = (("waiting tasks", self.backlog.tasks), ("GPU-seconds", seconds))
             if there:
                 figures += (("seconds to the end without", before - self.at),)
+            if coming:
+                figures += (("GPU-seconds per second coming", coming),)
             figures += (("seconds to the end", self._finish(there, outlook, work, seconds, count) - self.at),)
             self.request(outlook, count, rule, figures, work.load_bytes, others)
 

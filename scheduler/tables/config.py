@@ -43,6 +43,15 @@ class SchedulerConfig:
     switch_share: float = 0.05
     #: preload weights to GPUs during their runs (`scheduler.placement.preload`)
     upload_ahead: bool = True
+    #: stop a run with its state, to resume it later, for a task of higher priority that would otherwise wait longer
+    #: than `preemption_wait_seconds` and than the stop and the loads cost
+    preemption: bool = True
+    #: see there. Longer than the run of an image, so that only long runs (videos) are stopped
+    preemption_wait_seconds: float = 30.0
+    #: times that one task is stopped so at most
+    preemption_limit: int = 3
+    #: save the state of a sampling run this often, so that no more is lost with its worker; None: never
+    checkpoint_seconds: float | None = None
     #: lines of waiting tasks, in order, that one placement considers
     window: int = 32
     #: shares of users; UserId("*") stands for all that are not named, by default weight 1 and no limit
@@ -100,7 +109,7 @@ class SchedulerConfig:
 
 
 #: booleans, not numbers
-_SWITCHES = frozenset({"upload_ahead"})
+_SWITCHES = frozenset({"preemption", "upload_ahead"})
 
 _LEAST = {
     "max_attempts": 1,

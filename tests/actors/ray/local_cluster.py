@@ -28,6 +28,7 @@ import os
 import pickle
 import queue
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -64,6 +65,10 @@ QUICK_HEALTH_CHECKS = {
 _OBJECT_STORE_BYTES = 100 << 20
 #: variables that would connect a cluster or a driver to something else
 _FOREIGN = ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "CUDA_VISIBLE_DEVICES", "MODELPOOL_CONFIG", "PYTHONPATH")
+
+
+#: a command in a mount namespace of its own
+_OWN_MOUNTS = ("unshare", "--mount") if os.getuid() == 0 else ("unshare", "--user", "--map-root-user", "--mount")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +131,14 @@ class LocalCluster:
         cpus: int = 2,
         labels: Mapping[str, str] | None = None,
         resources: Mapping[str, float] | None = None,
+        hides: Sequence[Path] = (),
     ) -> LocalNode:
-        """Start a raylet and wait until it has joined. No hardware is needed for `gpus`."""
-        node: LocalNode = self._ask("add_node", name, gpus, cpus, dict(labels or {}), dict(resources or {}))
+        """Start a raylet and wait until it has joined. No hardware is needed for `gpus`. The folders `hides` are empty
+        for all processes of the node, as if its machine lacked their files; see `can_hide`.
+        """
+        node: LocalNode = self._ask(
+            "add_node", name, gpus, cpus, dict(labels or {}), dict(resources or {}), tuple(map(str, hides))
+        )
         return node
 
     def kill(self, node: LocalNode) -> None:
@@ -220,12 +230,25 @@ class Running(contextlib.AbstractContextManager["Running[T]"]):
         self.process.wait()
 
 
+def can_hide() -> bool:
+    """Whether this machine allows mount namespaces, which hide folders from single nodes."""
+    return subprocess.run([*_OWN_MOUNTS, "true"], capture_output=True, check=False).returncode == 0
+
+
+def new_folder() -> Path:
+    """Return an empty folder with a short path that only this user can read, as sockets of Ray need it."""
+    return Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
+
+
 @contextlib.contextmanager
-def local_cluster(head_gpus: int = 0, head_cpus: int = 2, code: bool = True) -> Iterator[LocalCluster]:
+def local_cluster(
+    head_gpus: int = 0, head_cpus: int = 2, code: bool = True, head_hides: Sequence[Path] = ()
+) -> Iterator[LocalCluster]:
     """Start a cluster of one node, the head. With `code`, its processes find our packages and tests where they are;
-    otherwise only what drivers ship to it.
+    otherwise only what drivers ship to it. `head_hides` as in `LocalCluster.add_node`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
+    folder = new_folder()
+    hidden = tuple(map(str, head_hides))
     log = (folder / "cluster.log").open("w+b")
     (folder / "ray").mkdir()  # for Ray's note of the latest cluster
     (folder / "token").touch(mode=0o600)
@@ -235,7 +258,7 @@ def local_cluster(head_gpus: int = 0, head_cpus: int = 2, code: bool = True) -> 
         [
             sys.executable,
             "-c",
-            f"from {__name__} import _serve; _serve({str(folder)!r}, {head_gpus}, {head_cpus}, {code})",
+            f"from {__name__} import _serve; _serve({str(folder)!r}, {head_gpus}, {head_cpus}, {code}, {hidden})",
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -313,6 +336,12 @@ def expected_of(requests: Sequence[GenerateRequest]) -> Finished:
         return finish(pool.submit(requests, output=False))
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait until `condition` holds; the time limit of the test ends it otherwise."""
+    while not condition():
+        time.sleep(0.05)
+
+
 def _ray_environment(folder: Path) -> dict[str, str]:
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # listens on loopback only
@@ -338,13 +367,16 @@ def _family(pid: int) -> list[psutil.Process]:
 class _Server:
     """Executes the commands of `LocalCluster`, in the cluster's process."""
 
-    def __init__(self, folder: Path, head_gpus: int, head_cpus: int) -> None:
+    def __init__(self, folder: Path, head_gpus: int, head_cpus: int, head_hides: tuple[str, ...]) -> None:
         from ray.cluster_utils import Cluster
 
         self._folder = folder
         self._cluster: Any = Cluster()
         self._nodes: dict[str, Any] = {}
-        self._start("head", head_gpus, head_cpus, {}, {}, _system_config=QUICK_HEALTH_CHECKS, include_dashboard=False)
+        self._start(
+            "head", head_gpus, head_cpus, {}, {}, head_hides,
+            _system_config=QUICK_HEALTH_CHECKS, include_dashboard=False,
+        )  # fmt: skip
 
     def address(self) -> str:
         return str(self._cluster.address)
@@ -353,11 +385,17 @@ class _Server:
         return {name: self._described(name) for name in self._nodes}
 
     def add_node(
-        self, name: str, gpus: int, cpus: int, labels: dict[str, str], resources: dict[str, float]
+        self,
+        name: str,
+        gpus: int,
+        cpus: int,
+        labels: dict[str, str],
+        resources: dict[str, float],
+        hides: tuple[str, ...],
     ) -> LocalNode:
         if name in self._nodes:
             raise ValueError(f"there is a node called {name!r} already")
-        return self._start(name, gpus, cpus, labels, resources)
+        return self._start(name, gpus, cpus, labels, resources, hides)
 
     def kill(self, node: LocalNode) -> None:
         family = _family(node.pid)
@@ -395,19 +433,42 @@ class _Server:
         cpus: int,
         labels: dict[str, str],
         resources: dict[str, float],
+        hides: tuple[str, ...],
         **more: Any,
     ) -> LocalNode:
-        self._nodes[name] = self._cluster.add_node(
-            node_name=name,
-            num_cpus=cpus,
-            num_gpus=gpus,
-            labels=labels,
-            resources=resources,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            temp_dir=str(self._folder / name),
-            **more,
-        )
+        with self._hidden(name, hides):
+            self._nodes[name] = self._cluster.add_node(
+                node_name=name,
+                num_cpus=cpus,
+                num_gpus=gpus,
+                labels=labels,
+                resources=resources,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                temp_dir=str(self._folder / name),
+                **more,
+            )
         return self._described(name)
+
+    @contextlib.contextmanager
+    def _hidden(self, name: str, folders: tuple[str, ...]) -> Iterator[None]:
+        """Start raylets, and so their workers, with empty file systems over `folders`."""
+        from ray._private import services
+
+        if not folders:
+            yield
+            return
+        raylet = services.RAYLET_EXECUTABLE
+        mounts = " && ".join(f"mount -t tmpfs none {shlex.quote(folder)}" for folder in folders)
+        script = self._folder / f"raylet-{name}"
+        inside = f'{mounts} && exec {shlex.quote(raylet)} "$@"'
+        outside = f'exec {shlex.join(_OWN_MOUNTS)} sh -c {shlex.quote(inside)} raylet "$@"'
+        script.write_text(f"#!/bin/sh\n{outside}\n")
+        script.chmod(0o700)
+        services.RAYLET_EXECUTABLE = str(script)
+        try:
+            yield
+        finally:
+            services.RAYLET_EXECUTABLE = raylet
 
     def _described(self, name: str) -> LocalNode:
         node = self._nodes[name]
@@ -418,12 +479,12 @@ class _Server:
 _DRAIN_REASONS = {"preemption": "PREEMPTION", "idle": "IDLE_TERMINATION"}
 
 
-def _serve(path: str, head_gpus: int, head_cpus: int, code: bool) -> None:
+def _serve(path: str, head_gpus: int, head_cpus: int, code: bool, hides: tuple[str, ...]) -> None:
     """Run a cluster until standard input ends."""
     folder = Path(path)
     if not code:
         del os.environ["PYTHONPATH"]
-    server = _Server(folder, head_gpus, head_cpus)
+    server = _Server(folder, head_gpus, head_cpus, hides)
     listener = Listener(str(folder / "control"), "AF_UNIX")
     # Ray installs signal handlers, and ties the life of raylets to a thread: commands are executed by the main one
     commands: queue.Queue[tuple[Connection, str, tuple[Any, ...]] | None] = queue.Queue()

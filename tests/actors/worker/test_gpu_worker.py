@@ -179,9 +179,9 @@ def test_what_is_to_come_reaches_the_run_that_it_was_told_for_and_no_other() -> 
     class Listening(FakeEngine):
         heard: PreloadRequest | None = None
 
-        def run(self, task, work, inputs, hooks, fresh=False, needed_next=()):
+        def run(self, task, work, inputs, hooks, fresh=False, needed_next=(), state=None):
             self.heard = hooks.preload_request()
-            return super().run(task, work, inputs, hooks, fresh, needed_next)
+            return super().run(task, work, inputs, hooks, fresh, needed_next, state)
 
     engine = Listening()
     bench = Bench(engine)
