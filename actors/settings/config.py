@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
+from modelpool.actors.settings.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
 from modelpool.actors.settings.separate_models import SeparateModel, separate_models
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
@@ -36,6 +37,9 @@ CONFIG_NAME = "modelpool.toml"
 _USERS = "users"
 #: nodes of the controller: the cluster's head, or the node of the program that starts the pool
 ControllerPlace: TypeAlias = Literal["head", "driver"]
+_AUTOSCALING = "autoscaling"
+#: keys of the scheduler that are tables of their own in the file, with an example of each
+_TABLES: Mapping[str, str] = {"shares": "[users.ann]", "groups": "[groups.a100]", "autoscaling": "[autoscaling]"}
 #: zero bytes, in any unit
 _ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
 
@@ -270,13 +274,14 @@ class PoolConfig(Strict):
         for section in type(self).model_fields:
             value = getattr(self, section)
             keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
-            keys.pop("shares", None)
-            keys.pop("separate", None)
+            for other in (*_TABLES, "separate"):
+                keys.pop(other, None)
             lines += [f"[{section}]", *(f"{key} = {_toml_value(item)}" for key, item in keys.items()), ""]
         lines += [line for model in self.models.separate for line in model.describe()]
         for share in self.scheduler.shares:
             limit = _toml_value(share.running_limit)
             lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]
+        lines += describe_groups(self.scheduler.groups, self.scheduler.autoscaling)
         return "\n".join(lines)
 
 
@@ -319,10 +324,10 @@ def _bytes_or_zero(size: str | int | None) -> int | None:
 def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
     sections: dict[str, Any] = {}
     for section, table in tables.items():
-        if section == _USERS:
+        if section in (_USERS, GROUPS, _AUTOSCALING):
             continue
         if section not in PoolConfig.model_fields:
-            raise unknown_name("section", section, (*PoolConfig.model_fields, _USERS))
+            raise unknown_name("section", section, (*PoolConfig.model_fields, _USERS, GROUPS, _AUTOSCALING))
         if not isinstance(table, dict):
             raise unusable_field(section, table, f"a table, [{section}]")
         own, more = dict(table), {}
@@ -336,6 +341,11 @@ def _from_tables(tables: Mapping[str, Any], folder: Path) -> PoolConfig:
     if _USERS in tables:
         known = sections.get("scheduler", SchedulerConfig())
         sections["scheduler"] = dataclasses.replace(known, shares=_shares(tables[_USERS]))
+    if GROUPS in tables or _AUTOSCALING in tables:
+        known = sections.get("scheduler", SchedulerConfig())
+        groups = node_groups(tables.get(GROUPS, {}))
+        limits = autoscaling_of(tables.get(_AUTOSCALING, {}), groups)
+        sections["scheduler"] = dataclasses.replace(known, groups=groups, autoscaling=limits)
     return PoolConfig(**sections)
 
 
@@ -366,8 +376,9 @@ def _section(name: str, keys: Mapping[str, Any]) -> Strict | SchedulerConfig:
 
 
 def _scheduler_config(keys: Mapping[str, Any]) -> SchedulerConfig:
-    if "shares" in keys:
-        raise unusable_field("shares", keys["shares"], "no such key here; write tables such as [users.ann]")
+    for key, table in _TABLES.items():
+        if key in keys:
+            raise unusable_field(key, keys[key], f"no such key here; write tables such as {table}")
     for key, found in keys.items():
         if (
             isinstance(found, bool) and key != "placement"

@@ -24,9 +24,16 @@ from modelpool.scheduler.autoscaling.outlook import (
     RequestNodes,
     WaitingWork,
 )
-from modelpool.scheduler.autoscaling.shadow_fleets import ShadowFleets
+from modelpool.scheduler.autoscaling.recent_work import WorkHistory
 from modelpool.scheduler.autoscaling.steady_arrivals import SteadyArrivals
-from modelpool.scheduler.autoscaling.wanted import HOUR, LAST_RUN_SECONDS, LAST_SECONDS, wanted
+from modelpool.scheduler.autoscaling.wanted import (
+    HOUR,
+    LAST_RUN_SECONDS,
+    LAST_SECONDS,
+    fits_limits,
+    least_cost,
+    wanted,
+)
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -53,6 +60,9 @@ LEAST_SECONDS = 1.0
 MOST_DECISIONS = 64
 #: seconds of a restart of a process on a node that exists
 RESTART_SECONDS = 20.0
+#: a start is overdue after this multiple of its expected time, and these seconds
+OVERDUE = 1.5
+OVERDUE_SECONDS = 30.0
 #: part of the time that jobs with deadlines leave, for which their work may queue for fewer GPUs
 SLACK_PART = 0.25
 #: work without a deadline counts as absent after this time without any
@@ -61,6 +71,9 @@ FORGET_SECONDS = 1800.0
 SIMILAR_MEMORY = 1.05
 #: weight of the past in the ratio of loading to running, per run
 KEPT_PART = 0.99
+#: seconds of runs without loads that this ratio begins with: the first runs of a worker load, and say little
+PRIOR_SECONDS = 300.0
+MOST_LOADING = 1.0
 #: causes that concern the process, not the supply of nodes
 _OF_THE_PROCESS = (LossCause.CRASH, LossCause.OUT_OF_MEMORY)
 _OF_THE_NODE = (LossCause.NODE_LOST, LossCause.PREEMPTED)
@@ -90,14 +103,13 @@ class Autoscaler:
         #: component -> workers that must hold it
         self.pins: dict[ComponentKey, int] = {}
         self._draining: dict[NodeId, float] = {}
-        self._shadows = ShadowFleets()
+        self._history = WorkHistory()
         self._arrivals = SteadyArrivals(config.autoscaling.interval_seconds)
         self._at = 0.0
         self._evaluated_at = -inf
         #: price of all nodes, requested ones included, and the number of workers that it was computed for
         self.cost_per_hour = 0.0
         self._counted = 0
-        self._is_spent = False
         #: workers whose runs must end now: `max_cost` is spent
         self.expired: list[Worker] = []
         #: since when no task waits
@@ -108,6 +120,8 @@ class Autoscaler:
         #: seconds that jobs with deadlines had at submission, and when one without was submitted
         self._slack = Estimate()
         self._free_at = -inf
+        #: groups that jobs may count on
+        self._usable = self._usable_groups()
 
     # ---- events ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +192,7 @@ class Autoscaler:
                 elif not worker.group:
                     return None
         for name, record in self.groups.items():
-            if record.group.max_nodes and record.blocked_until < inf:
+            if name in self._usable:
                 if record.gpu_bytes == inf:
                     return None
                 found.append((int(record.gpu_bytes), f"a node of {name}"))
@@ -188,17 +202,33 @@ class Autoscaler:
         """Why no task can ever run; None if a worker exists or could."""
         if any(w.wanted and w.status is not WorkerState.GIVEN_UP for w in self._worker_table.workers.values()):
             return None
-        if self._is_spent:
-            return f"no worker is left: max_cost {self._config.autoscaling.max_cost:g} is spent on nodes"
+        if self._usable:
+            return None
+        limits = self._config.autoscaling
         reasons = []
         for name, record in self.groups.items():
             if not record.group.max_nodes:
                 reasons.append(f"{name}: max_nodes is 0")
-            elif record.blocked_until < inf:
-                return None
-            else:
+            elif record.blocked_until == inf:
                 reasons.append(f"{name}: {record.reason}")
+            elif not fits_limits(record.group, self._config.groups, limits):
+                reasons.append(f"{name}: a node exceeds the limits over all groups")
+            else:
+                reasons.append(f"{name}: {self.spent:.4g} of max_cost {limits.max_cost:g} is spent")
         return f"no worker is left, and no group can start one ({'; '.join(reasons)})"
+
+    def _usable_groups(self) -> frozenset[str]:
+        """The groups that have nodes, or may get some now or later."""
+        limits, counts = self._config.autoscaling, self.node_counts()
+        left = inf if limits.max_cost is None else limits.max_cost - self.spent
+        return frozenset(
+            name
+            for name, record in self.groups.items()
+            if record.group.max_nodes
+            and record.blocked_until < inf
+            and fits_limits(record.group, self._config.groups, limits)
+            and (counts.get(name) or least_cost(record.group, record.start_seconds) <= left)
+        )
 
     # ---- evaluation --------------------------------------------------------------------------------------------------
 
@@ -252,8 +282,8 @@ class Autoscaler:
         if backlog.tasks:
             self._unused_since = at
         nodes, members = self._nodes(outlooks, reference, backlog.tasks > 0, at)
-        self._pass_time(nodes, levels, arrived, outlooks, at)
-        fleet = Fleet(nodes, self.spent, self._shadows.enough(), self._pins_missing())
+        tolerated = self._pass_time(backlog, levels, arrived, outlooks, at)
+        fleet = Fleet(nodes, self.spent, self._history.recent(tolerated), self._pins_missing())
         decisions = self.decide(backlog, outlooks, fleet, at, limits, self._config.deadline_margin_seconds)
         for decision in decisions:
             self.decisions.append(decision.why)
@@ -263,20 +293,10 @@ class Autoscaler:
                 self._give_up(decision, members[decision.node])
         if decisions:
             self._count()
-        was_spent, self._is_spent = self._is_spent, self._no_money_left()
+        usable = self._usable_groups()
+        has_changed, self._usable = bool(decisions) or usable != self._usable, usable
         self.next_at = self._next_at(nodes, bool(decisions), at)
-        return bool(decisions) or self._is_spent != was_spent
-
-    def _no_money_left(self) -> bool:
-        """Whether the rest of `max_cost` pays for no node of any group that could be requested."""
-        limit = self._config.autoscaling.max_cost
-        if limit is None:
-            return False
-        return all(
-            (2.0 * r.start_seconds + LAST_RUN_SECONDS) * r.group.price_per_hour / HOUR > limit - self.spent
-            for r in self.groups.values()
-            if r.group.max_nodes
-        )
+        return has_changed
 
     def _next_at(self, nodes: tuple[FleetNode, ...], has_changed: bool, at: float) -> float:
         """When to look again: at the interval, while something may change by itself."""
@@ -290,7 +310,7 @@ class Autoscaler:
             for name, record in self.groups.items():
                 mine = [node for node in nodes if node.group == name]
                 spare = sum(not node.is_kept for node in mine)
-                is_short = len(mine) < record.group.min_nodes and record.blocked_until < inf and not self._is_spent
+                is_short = len(mine) < record.group.min_nodes and name in self._usable
                 is_busy = is_busy or (spare > 0 and len(mine) > record.group.min_nodes) or is_short
         return at + min(left + 1e-6, limits.interval_seconds if is_busy else inf)
 
@@ -315,7 +335,7 @@ class Autoscaler:
 
     def _backlog(self, levels: list[float], reference: str, at: float) -> tuple[PendingWork, list[float]]:
         """The waiting work, and GPU-seconds that arrived since the last evaluation, by level."""
-        overhead = 1.0 + (self._loading / self._running if self._running > 0.0 else 0.0)
+        overhead = 1.0 + min(MOST_LOADING, self._loading / (self._running + PRIOR_SECONDS))
         running: dict[CostClass, tuple[int, float]] = {}
         tasks = self._demand.tasks
         for worker in self._worker_table.workers.values():
@@ -351,19 +371,19 @@ class Autoscaler:
             if counts[i]
         )
         total = sum(sums)
-        due = (
-            tuple(
-                DueWork(deadline, overhead * seconds)
-                for deadline, seconds, _, _ in self._demand.fair_queue.deadlines.groups()
-                if deadline > at and seconds > 0.0
-            )
-            if found
-            else ()
-        )
-        free = max(0.0, total - sum(one.seconds for one in due))
-        if due and free < 1e-6 * total:
-            free = 0.0
-        return PendingWork(found, due, free), arrived
+        ahead = over = 0.0
+        due: list[DueWork] = []
+        deadlines = self._demand.fair_queue.deadlines
+        for deadline, seconds, _, _ in deadlines.groups() if found else ():
+            if deadline > at and seconds > 0.0:
+                due.append(DueWork(deadline, overhead * seconds))
+                ahead += seconds
+            else:
+                over += max(0.0, seconds)
+        # by number: the sums are of estimates that differ a little
+        with_deadline = len(deadlines) / max(1, len(self._demand.jobs)) if due else 0.0
+        free = total * (1.0 - with_deadline * ahead / (ahead + over)) if due else total
+        return PendingWork(found, tuple(due), free), arrived
 
     def _ratio(self, cost_class: CostClass, device_name: str) -> float:
         ratio = cost_class.ratios.get(device_name)
@@ -412,6 +432,7 @@ class Autoscaler:
                     free_at=free_at,
                     ends_at=inf if first.spec is None else self._draining.get(first.spec.node, inf),
                     is_starting=is_starting,
+                    is_overdue=is_starting and at - first.requested_at > OVERDUE * start_seconds + OVERDUE_SECONDS,
                     is_leaving=not any(worker.wanted for worker in workers),
                     idle_gpus=sum(worker.is_idle for worker in live),
                     idle_since=idle_since,
@@ -424,25 +445,26 @@ class Autoscaler:
 
     def _pass_time(
         self,
-        nodes: Iterable[FleetNode],
+        backlog: PendingWork,
         levels: list[float],
         arrived: list[float],
         outlooks: Sequence[GroupOutlook],
         at: float,
-    ) -> None:
-        """Give the shadow fleets the work that arrived."""
+    ) -> float:
+        """Add the work that arrived to the history. Returns the time for which work may queue."""
+        waiting = {work.level_bytes: work.seconds for work in backlog.levels}
+        is_unknown = any(outlook.gpu_bytes == inf for outlook in outlooks)
+        found, came, there = [], 0.0, 0.0
+        for place in range(len(levels) - 1, -1, -1):
+            came += arrived[place]
+            there += waiting.get(levels[place], 0.0)
+            if levels[place] < inf or is_unknown:
+                found.append((levels[place], came, there))
+        self._history.pass_time(at, found)
         tolerated = self._config.autoscaling.wait_seconds
         if self._free_at < at - FORGET_SECONDS and self._slack.value is not None:
             tolerated = max(tolerated, SLACK_PART * self._slack.value)
-        staying = [node for node in nodes if not node.is_leaving and node.ends_at == inf]
-        unit = min((outlook.speed for outlook in outlooks), default=1.0)
-        found, above = [], 0.0
-        for place in range(len(levels) - 1, -1, -1):
-            above += arrived[place]
-            if levels[place] < inf or any(outlook.gpu_bytes == inf for outlook in outlooks):
-                capacity = sum(node.capacity for node in staying if node.gpu_bytes >= levels[place])
-                found.append((levels[place], above, capacity))
-        self._shadows.pass_time(at, unit, found, tolerated)
+        return tolerated
 
     # ---- pins --------------------------------------------------------------------------------------------------------
 

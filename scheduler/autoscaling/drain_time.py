@@ -13,8 +13,13 @@ Server: TypeAlias = tuple[float, float]
 
 
 def servers(nodes: Iterable[FleetNode], level_bytes: float, at: float) -> list[Server]:
-    """The nodes with at least this memory that take new work, by the time at which they are free."""
-    able = [node for node in nodes if node.gpu_bytes >= level_bytes and not node.is_leaving and node.ends_at == inf]
+    """The nodes with at least this memory that take new work, by the time at which they are free. Overdue requests do
+    not count: they may never come."""
+    able = [
+        node
+        for node in nodes
+        if node.gpu_bytes >= level_bytes and not node.is_leaving and not node.is_overdue and node.ends_at == inf
+    ]
     return sorted((max(at, node.free_at), node.capacity) for node in able)
 
 

@@ -67,6 +67,8 @@ class GroupRecord:
     def start_failed(self, at: float, reason: str, is_crash: bool, crash_limit: int) -> None:
         """A node did not come, or its process failed: back off. After `crash_limit` failed processes in a row the group
         is not tried any more: the reason is with the software, not with the supply."""
+        if at < self.blocked_until:
+            return  # requested together with the one that failed before
         self.failures += 1
         self._crashes += is_crash
         if self._crashes >= crash_limit:

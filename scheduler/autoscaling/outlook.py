@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from modelpool.scheduler.autoscaling.recent_work import RecentWork
 from modelpool.scheduler.tables.node_groups import NodeGroup
 from modelpool.scheduler.tables.scaling_record import ScalingWhy
 
@@ -103,6 +104,7 @@ class FleetNode:
     free_at         when its GPUs should be free, on average; for a request when it should be up
     ends_at         when it will be gone; infinity if no notice came
     is_starting     it was never up
+    is_overdue      it was never up, and much more time has passed than a start takes: it may be out of stock
     is_leaving      it was given up, and ends with its runs
     idle_gpus       of its GPUs, those that run nothing
     idle_since      since when all its GPUs are idle; None if one is not. For a request, since when it has no use
@@ -119,6 +121,7 @@ class FleetNode:
     free_at: float
     ends_at: float = inf
     is_starting: bool = False
+    is_overdue: bool = False
     is_leaving: bool = False
     idle_gpus: int = 0
     idle_since: float | None = None
@@ -133,30 +136,15 @@ class FleetNode:
 
 
 @dataclass(frozen=True, slots=True)
-class EnoughCapacity:
-    """The least capacity that has been enough for the work of one level and above, by how long.
-
-    steps  pairs of a time and a capacity: since that time, this capacity has been enough; ascending by capacity
-    """
-
-    level_bytes: float
-    steps: tuple[tuple[float, float], ...] = ()
-
-    def least(self, since: float) -> float:
-        """The least capacity that has been enough since then; infinity if none was."""
-        return next((capacity for begun_at, capacity in self.steps if begun_at <= since), inf)
-
-
-@dataclass(frozen=True, slots=True)
 class Fleet:
-    """All nodes, the money spent on them so far, and the capacity that has been enough.
+    """All nodes, the money spent on them so far, and the work of the recent past.
 
     pins_missing  for groups: nodes that pinned components need besides those that exist, by memory
     """
 
     nodes: tuple[FleetNode, ...] = ()
     spent: float = 0.0
-    enough: tuple[EnoughCapacity, ...] = ()
+    recent: tuple[RecentWork, ...] = ()
     pins_missing: tuple[tuple[float, int], ...] = ()
 
 

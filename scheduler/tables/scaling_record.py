@@ -21,9 +21,9 @@ class ScalingRule(Enum):
     DEADLINE = "a deadline requires it"
     IDLE = "idling cost as much as restoring it"
     SURPLUS = "the other nodes would have kept up without it"
+    ROOM = "work that no other GPU can run needs its place"
     BUDGET = "max_cost is reached"
     FAILED = "it did not start"
-    LOST = "its machine is gone"
 
 
 @dataclass(frozen=True, slots=True)
