@@ -49,16 +49,7 @@ class MachineReport:
 
 
 #: the deaths that Ray's report explains; the machine need not be examined
-EXPLAINED = frozenset(
-    (
-        Death.EXITED,
-        Death.START_FAILED,
-        Death.ENDED_BY_RAY,
-        Death.MEMORY_MONITOR,
-        Death.NODE_SHUT_DOWN,
-        Death.NODE_DRAINED,
-    )
-)
+EXPLAINED = frozenset(Death) - {Death.PROCESS_ENDED, Death.NODE_DIED, Death.NODE_SHUT_DOWN}
 
 
 def loss_of(death: Death, message: str, machine: MachineReport = MachineReport()) -> Loss:

@@ -99,6 +99,7 @@ class RayFleet:
         except RayTaskError as raised:
             raise raised.cause from raised
         worker.node = spec.node
+        self._examiner.prepare(spec.node)
         return spec
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:

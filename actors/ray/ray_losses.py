@@ -38,6 +38,8 @@ EXAMINE_SECONDS = 2.0
 #: of that, for an answer from another worker of the node, which can be slow only if the machine is
 _NEIGHBOUR_SECONDS = 0.5
 _REASON_CHARACTERS = 600
+#: nodes that are known to be prepared
+_NODES_REMEMBERED = 4096
 
 
 def trace_folder() -> Path:
@@ -73,6 +75,8 @@ class LossExaminer:
     def __init__(self, nodes: RayNodes, examine_seconds: float = EXAMINE_SECONDS) -> None:
         self._nodes = nodes
         self._examine_seconds = examine_seconds
+        #: nodes on which `prepare` was called, oldest first
+        self._prepared: dict[NodeId, None] = {}
 
     async def loss_cause(
         self, error: RayError, node_id: NodeId, trace: str, neighbour: NeighbourCall | None = None
@@ -99,6 +103,16 @@ class LossExaminer:
             # a dying node ends its processes one after the other: its raylet may have been the last
             report, machine = await self._machine(node_id, report)
         return loss_of(report.death or Death.PROCESS_ENDED, report.message, machine)
+
+    def prepare(self, node_id: NodeId) -> None:
+        """Let a task run on a node that has workers now. Ray keeps its process, which can read traces at once; a new
+        one takes seconds on a busy machine."""
+        if node_id in self._prepared or node_id == ray.get_runtime_context().get_node_id():
+            return
+        self._prepared[node_id] = None
+        for oldest in tuple(self._prepared)[:-_NODES_REMEMBERED]:
+            del self._prepared[oldest]
+        _probe(node_id).remote("")
 
     async def has_node(self, handle: ActorHandle[Any]) -> bool:
         """Return whether Ray has found a node for an actor; False if that cannot be found out."""
@@ -130,7 +144,7 @@ class LossExaminer:
             return report, MachineReport()
         if node is None:
             return report, MachineReport()
-        draining = node.drain_deadline is not None
+        draining = self._nodes.was_draining(node_id)
         if node.end is not None:
             death = death_of_node(node.end)
             return ActorReport(node_id, death, node.end_reason or report.message), MachineReport(False, draining)
@@ -143,11 +157,7 @@ class LossExaminer:
         if neighbour is not None:
             with contextlib.suppress(TimeoutError, RayError):
                 return await asyncio.wait_for(neighbour(trace), _NEIGHBOUR_SECONDS)
-        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        probe = ray.remote(take_evidence).options(
-            num_cpus=0, max_retries=0, scheduling_strategy=on_node, name="why a worker was lost"
-        )
-        answer = probe.remote(trace)
+        answer = _probe(node_id).remote(trace)
         try:
             evidence: CrashEvidence = await answer
         except RayError as failed:
@@ -157,6 +167,14 @@ class LossExaminer:
             ray.cancel(answer)
             raise
         return evidence
+
+
+def _probe(node_id: NodeId) -> Any:
+    """Return a task without resources that reads traces on that node, and nowhere else."""
+    on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(take_evidence).options(
+        num_cpus=0, max_retries=0, scheduling_strategy=on_node, name="why a worker was lost"
+    )
 
 
 def short_reason(error: RayError) -> str:

@@ -42,6 +42,8 @@ _Value = TypeVar("_Value")
 CALL_SECONDS, CONNECT_SECONDS = 5.0, 0.5
 #: dead nodes are part of the view for this long
 DEAD_NODE_SECONDS = 3600.0
+#: nodes whose drain is remembered after their end
+_DRAINED_REMEMBERED = 4096
 #: calls to the control service that wait at the same time
 _THREADS = 2
 
@@ -155,13 +157,17 @@ class RayNodes:
         """Raises RuntimeError if this Ray lacks a name that is needed."""
         self_test()
         self._threads = ThreadPoolExecutor(_THREADS, "ray nodes")
+        #: nodes that were drained at some poll, oldest first
+        self._drained: dict[NodeId, None] = {}
         #: the latest poll, or the one that is under way
         self._latest: asyncio.Task[ClusterView] | None = None
 
     async def poll(self) -> ClusterView:
         """Return the nodes, waiting demand and the autoscaler's report. Raises TimeoutError or Ray's errors if the
         control service does not answer."""
-        return await self._in_thread(self._poll)
+        view = await self._in_thread(self._poll)
+        self._note_drained(node.node_id for node in view.nodes if node.drain_deadline is not None)
+        return view
 
     async def recent(self, max_age_seconds: float) -> ClusterView:
         """Return a view that is at most this old. Callers that ask at the same time share one poll."""
@@ -171,6 +177,10 @@ class RayNodes:
         if latest is None or (latest.done() and time.time() - latest.result().at > max_age_seconds):
             latest = self._latest = asyncio.ensure_future(self.poll())
         return await asyncio.shield(latest)
+
+    def was_draining(self, node_id: NodeId) -> bool:
+        """Return whether a poll has found the node draining, even if it is gone now."""
+        return node_id in self._drained
 
     async def actor(self, actor_id: str) -> ActorReport | None:
         """Return the control service's record of the actor with this id (hex); None if it has none."""
@@ -190,11 +200,18 @@ class RayNodes:
             )
             return "" if accepted else str(message)
 
+        self._note_drained((node_id,))
         return await self._in_thread(request)
 
     def close(self) -> None:
         """End the threads; calls that wait are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _note_drained(self, node_ids: Iterable[NodeId]) -> None:
+        for node_id in node_ids:
+            self._drained[node_id] = None
+        for oldest in tuple(self._drained)[:-_DRAINED_REMEMBERED]:
+            del self._drained[oldest]
 
     async def _in_thread(self, call: Callable[[], _Value]) -> _Value:
         loop = asyncio.get_running_loop()

@@ -34,7 +34,7 @@ def test_every_death_on_every_machine_has_a_cause_and_a_sentence() -> None:
 
 
 def test_the_machine_cannot_overrule_an_explained_death() -> None:
-    for death in EXPLAINED - {Death.NODE_SHUT_DOWN}:
+    for death in EXPLAINED:
         assert len({loss_of(death, "message", machine) for machine in MACHINES}) == 1
 
 
@@ -64,6 +64,6 @@ def test_a_crash_on_a_draining_node_is_a_crash_and_a_kill_there_is_a_preemption(
 
 
 def test_a_node_that_does_not_answer_is_lost_or_preempted() -> None:
-    for death in (Death.PROCESS_ENDED, Death.NODE_DIED):
+    for death in (Death.PROCESS_ENDED, Death.NODE_DIED, Death.NODE_SHUT_DOWN):
         assert loss_of(death, "m", MachineReport(False)).cause is LossCause.NODE_LOST
         assert loss_of(death, "m", MachineReport(False, draining=True)).cause is LossCause.PREEMPTED

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from modelpool.actors.settings.config import PoolConfig
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -37,21 +37,15 @@ def node_types() -> dict[str, dict[str, Any]]:
     return {name: kind for name, kind in derived["available_node_types"].items() if name != derived["head_node_type"]}
 
 
-def pool_tables() -> Mapping[str, Any]:
-    """The pool's configuration in the ConfigMap."""
+def pool_config() -> PoolConfig:
+    """The pool's configuration in the ConfigMap, read as the pool reads it."""
     (config,) = documents(KUBERAY / "config.yaml")
-    return tomllib.loads(config["data"]["modelpool.toml"])
-
-
-def groups_in(tables: Mapping[str, Any]) -> tuple[NodeGroup, ...]:
-    """The groups of a configuration."""
-    groups = []
-    for name, keys in tables["groups"].items():
-        labels = tuple(keys.get("labels", {}).items())
-        groups.append(NodeGroup(name=name, **{**keys, "labels": labels}))
-    return tuple(groups)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "modelpool.toml"
+        path.write_text(config["data"]["modelpool.toml"])
+        return PoolConfig.load(path)
 
 
 def configured_groups() -> tuple[NodeGroup, ...]:
     """The groups of the ConfigMap."""
-    return groups_in(pool_tables())
+    return pool_config().scheduler.groups

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import Any
 
 import yaml
 
+from modelpool.actors.settings.config import PoolConfig
 from tests.actors.ray.kuberay_manifests import (
     CONFIGS,
     GROUP_LABEL,
@@ -15,12 +15,11 @@ from tests.actors.ray.kuberay_manifests import (
     cluster_manifest,
     configured_groups,
     documents,
-    groups_in,
     node_types,
-    pool_tables,
+    pool_config,
 )
 
-PRESET = tomllib.loads((CONFIGS / "autoscaling.toml").read_text())
+PRESET = PoolConfig.load(CONFIGS / "autoscaling.toml")
 
 
 def aws() -> dict[str, Any]:
@@ -44,7 +43,7 @@ def test_every_group_of_the_pool_is_a_worker_group_with_its_label_and_gpus() -> 
 
 
 def test_the_presets_for_kubernetes_and_for_others_name_the_same_groups() -> None:
-    assert groups_in(PRESET) == configured_groups()
+    assert PRESET.scheduler.groups == configured_groups()
 
 
 def test_the_head_has_no_gpu_and_keeps_the_state() -> None:
@@ -55,9 +54,9 @@ def test_the_head_has_no_gpu_and_keeps_the_state() -> None:
     assert head["rayStartParams"]["num-gpus"] == "0"
     (container,) = head["template"]["spec"]["containers"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
-    output = pool_tables()["output"]
-    for path in (output["folder"], output["record"]):
-        assert any(path.startswith(f"{mount}/") for mount in mounts), path
+    output = pool_config().output
+    for path in (output.folder, output.record):
+        assert any(str(path).startswith(f"{mount}/") for mount in mounts), path
     (variable,) = [one for one in container["env"] if one["name"] == "MODELPOOL_CONFIG"]
     assert variable["value"].rpartition("/")[0] in mounts
 
@@ -104,7 +103,7 @@ def test_everything_that_kustomize_applies_exists() -> None:
 def test_the_cluster_launcher_accepts_its_configuration_and_has_every_group() -> None:
     config = aws()
     kinds = {name: kind for name, kind in config["available_node_types"].items() if name != config["head_node_type"]}
-    groups = groups_in(PRESET)
+    groups = PRESET.scheduler.groups
     assert {group.name for group in groups} == kinds.keys()
     for group in groups:
         kind = kinds[group.name]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
+from modelpool import GenerateRequest, ModelPool, PoolConfig
 from modelpool.actors.control.losses import Death
 from modelpool.actors.ray.ray_losses import death_by_error, one_line
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.ray.ray_nodes import RayNodes
+from modelpool.actors.settings.config import ClusterSection
+from modelpool.pool.specs.spec import WorkerId
 from tests.actors.fakes import start_fake_pool
 from tests.actors.ray.crashing_engine import ENDS, CrashingEngine
+from tests.actors.ray.local_autoscaler import eventually
+from tests.actors.ray.local_cluster import SHAPES, LocalCluster, local_cluster
 
 SENTENCES = {
     "SEGMENTATION-FAULT": ("crash", "its process crashed: Segmentation fault in "),
@@ -61,3 +70,88 @@ def test_messages_of_ray_become_one_line_without_ids() -> None:
     text = "The actor died.\n\tclass_name: W\n\tactor_id: 3f\n\tpid: 7\n\tip: 127.0.0.1\nThe actor is dead."
     assert one_line(text) == "The actor died. The actor is dead."
     assert len(one_line("x" * 5000)) < 500
+
+
+def pool_of(cluster: LocalCluster, record: Path, notice: Path) -> ModelPool:
+    """A pool of simulated GPUs that polls often."""
+    settings = ClusterSection(notice_command=f"cat {notice}", notice_seconds=0.5, poll_seconds=0.5)
+    config = PoolConfig(cluster=settings).override(
+        address=cluster.address, device="sim", vram="64MiB", models=[SHAPES / "models"], record=record
+    )
+    return ModelPool.start(config)
+
+
+def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> dict[str, tuple[str, str]]:
+    """Lose the workers of two nodes in all ways; return cause and reason of each loss."""
+    found: dict[str, tuple[str, str]] = {}
+
+    def next_loss(name: str) -> None:
+        known = len(found)
+        eventually(lambda: len(losses(record)) > known, f"{name} is reported")
+        found[name] = losses(record)[known]
+
+    with pool_of(cluster, record, notice) as pool:
+        pool.wait_ready(200)
+        nodes = {worker.id: worker.node for worker in pool.status().workers}
+        names = {node.node_id: name for name, node in cluster.nodes.items()}
+        of_a = next(worker for worker, node in nodes.items() if names[node] == "a")
+        os.kill(pool.memory()[WorkerId(of_a)].pid, signal.SIGKILL)
+        next_loss("killed on another node")
+        pool.wait_ready(200)
+        cluster.kill(cluster.nodes["b"])
+        next_loss("node lost")
+        cluster.drain(cluster.nodes["a"], 60.0)
+        eventually(lambda: bool(notices(record)), "the drain is noticed")
+        cluster.remove(cluster.nodes["a"])
+        next_loss("drained node")
+    return found
+
+
+def notices(record: Path) -> list[dict[str, Any]]:
+    """The drain notices in an event log."""
+    events = [json.loads(line).get("event", {}) for line in record.read_text().splitlines()]
+    return [event["NodeDraining"] for event in events if "NodeDraining" in event]
+
+
+@pytest.mark.ray
+def test_losses_on_other_nodes_are_told_apart(tmp_path) -> None:
+    record = tmp_path / "record.jsonl"
+    with local_cluster() as cluster:
+        for name in ("a", "b"):
+            cluster.add_node(name, gpus=1)
+        found = cluster.run(lose_workers, record, tmp_path / "no notice")
+    assert {name: cause for name, (cause, _) in found.items()} == {
+        "killed on another node": "killed",
+        "node lost": "node lost",
+        "drained node": "preempted",
+    }, found
+    (notice,) = notices(record)
+    assert notice["reason"] == "Ray drains its node"
+    assert 0 < notice["deadline"] - notice["at"] <= 60.0
+
+
+def get_a_notice(cluster: LocalCluster, record: Path, notice: Path) -> list[str]:
+    """Let the notice command of a machine report; return the nodes that Ray drains then."""
+    with pool_of(cluster, record, notice) as pool:
+        pool.wait_ready(200)
+        notice.write_text("+300\n")
+        eventually(lambda: bool(notices(record)), "the notice arrives")
+        eventually(lambda: bool(ray_drains()), "Ray drains the node too")
+        return ray_drains()
+
+
+def ray_drains() -> list[str]:
+    """The nodes that Ray drains, in a process that is connected to it."""
+    return [node.node_id for node in asyncio.run(RayNodes().poll()).nodes if node.drain_deadline is not None]
+
+
+@pytest.mark.ray
+def test_a_notice_command_drains_its_node(tmp_path) -> None:
+    record = tmp_path / "record.jsonl"
+    with local_cluster() as cluster:
+        node = cluster.add_node("a", gpus=1)
+        assert cluster.run(get_a_notice, record, tmp_path / "notice") == [node.node_id]
+    notice = notices(record)[0]
+    assert notice["node"] == node.node_id
+    assert notice["reason"] == "its notice command reports that it will be taken back"
+    assert 200 < notice["deadline"] - notice["at"] <= 300.0
