@@ -27,6 +27,7 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
+from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, JobId, Role, RunCost, TaskId, TaskSpec
 
 if TYPE_CHECKING:
@@ -64,17 +65,23 @@ def open_catalog(
     registry_folder: Path | None = None,
     allow_pickle: bool = False,
     assemblies: Sequence[Assembly] = (),
+    sources: Sequence[str] = (),
+    cache: CacheSettings | None = None,
+    host: str = "",
 ) -> ListingCatalog:
-    """Open the real catalog of these folders, models of separate files, and models added to the registry.
+    """Open the real catalog of these folders, models of separate files, models added to the registry, and files of
+    sources, whose descriptions are kept in `cache`; `host` is the address at which other nodes get its files.
 
     Sizes are estimated for the weakest local GPU of one kind, or for the assumptions about such GPUs. `device` is the
     name of the kind, or "auto"; `allow_pickle` permits PyTorch pickles. Imports torch; allocates no GPU memory.
     """
     from modelpool.pool.catalog.catalog import Catalog as PoolCatalog
     from modelpool.pool.devices.detection import capabilities_here
+    from modelpool.pool.registry.remote_models import open_remote
 
     found = capabilities_here(device)
-    return PoolCatalog(model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies)
+    remote = open_remote(sources, cache, host)
+    return PoolCatalog(model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies, remote)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 
@@ -26,17 +27,19 @@ class PoolPlan:
 
     gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead
     open_engine      called in each worker's process
-    open_catalog     called in the controller's process
+    open_catalog     called in the controller's process; with sources, with `cache` and `host` of its node
     record           the file for the scheduler's event log; None records nothing
+    cache            the folder of each node for fetched files; None without sources
     """
 
     worker_ids: tuple[WorkerId, ...]
     gpus_per_worker: int
     budget_bytes: int | None
     open_engine: Callable[[], WorkerEngine]
-    open_catalog: Callable[[], ListingCatalog]
+    open_catalog: Callable[..., ListingCatalog]
     scheduler: SchedulerConfig
     record: Path | None = None
+    cache: CacheSettings | None = None
 
 
 def most_workers(config: PoolConfig) -> int:
@@ -74,9 +77,11 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             config.models.registry,
             config.models.allow_pickle,
             config.models.assemblies,
+            config.models.sources,
         ),
         scheduler=config.scheduler,
         record=config.output.record,
+        cache=config.models.cache_settings,
     )
 
 

@@ -10,9 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import ResultRef, RunRequest
+from modelpool.actors.wire.messages import FetchOrder, ResultRef, RunRequest
+from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import (
+    ControlRef,
+    EmbeddingRef,
     EncodeParams,
+    LoraRef,
+    ModelRef,
     PreloadRequest,
     SampleParams,
     StageParams,
@@ -21,9 +26,12 @@ from modelpool.pool.core.stage_params import (
     roles_of,
 )
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, Role, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, Role, TaskId, TaskReport, TaskSpec
 from modelpool.scheduler.tables.messages import Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
+
+#: other nodes that a run is referred to for its files; those learn of each other
+MOST_PEERS = 16
 
 
 @dataclass(slots=True)
@@ -53,6 +61,10 @@ class TaskStore:
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
         #: the latest file of each component that a task ever named; a few hundred bytes each
         self._files: dict[ComponentKey, FilePart] = {}
+        #: whether any file was ever of a source
+        self._has_remote = False
+        #: addresses of the file servers, by node
+        self.file_servers: dict[NodeId, str] = {}
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._inputs)
@@ -92,6 +104,7 @@ class TaskStore:
             fresh=command.fresh,
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
+            fetch=self._fetch_order(entry.work, command, run) if self._has_remote else None,
         )
         return request, tuple(self._held(need) for need in entry.spec.needs)
 
@@ -141,18 +154,31 @@ class TaskStore:
         entry = self._entries.get(task_id)
         return next(iter(entry.jobs), None) if entry else None
 
+    def _fetch_order(self, work: StageParams, command: RunTask, run: int) -> FetchOrder | None:
+        """Return the files of sources that a run reads; None if all are local."""
+        sets = remote_sets(work)
+        if not sets:
+            return None
+        soon = [file.sha256 for part in self.file_parts(command.needed_next) for file in part.files]
+        servers = tuple(self.file_servers.values())
+        first = run % len(servers) if len(servers) > MOST_PEERS else 0
+        return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
+
     def _note_files(self, task: TaskSpec, work: StageParams) -> None:
+        if not self._has_remote and remote_sets(work):
+            self._has_remote = True
         for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
             if role is Role.CONTROLNET:
-                self._files[use.component] = FilePart(_control_path(work, use.component))
+                control = _control(work, use.component)
+                self._files[use.component] = FilePart(control.path, files=control.files)
                 continue
             known = self._files.get(use.component)
             if known is None or known.path != work.model.path:
-                self._files[use.component] = FilePart(work.model.path, role, work.model.assembly)
+                self._files[use.component] = FilePart(work.model.path, role, work.model.assembly, work.model.files)
             if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
-                paths = {lora_key(lora): lora.path for lora in work.loras}
+                loras = {lora_key(lora): lora for lora in work.loras}
                 for key in use.adapters:
-                    self._files[key] = FilePart(paths[key])
+                    self._files[key] = FilePart(loras[key].path, files=loras[key].files)
 
     def _held(self, task_id: TaskId) -> ResultRef:
         if task_id in self._inputs:
@@ -167,10 +193,22 @@ class TaskStore:
             del self._entries[task_id]
 
 
-def _control_path(work: StageParams, key: ComponentKey) -> str:
-    """Return the path of a ControlNet."""
+def _control(work: StageParams, key: ComponentKey) -> ControlRef:
+    """Return a ControlNet of a run."""
     assert isinstance(work, SampleParams), f"{key} is used by {work}"
-    return next(control.path for control in work.controls if control_key(control) == key)
+    return next(control for control in work.controls if control_key(control) == key)
+
+
+def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
+    """Return the files of sources that a run reads, by model, LoRA, ControlNet and embedding."""
+    refs: list[ModelRef | LoraRef | ControlRef | EmbeddingRef] = [work.model]
+    if isinstance(work, (EncodeParams, SampleParams)):
+        refs += work.loras
+    if isinstance(work, SampleParams):
+        refs += work.controls
+    if isinstance(work, EncodeParams):
+        refs += work.embeddings
+    return tuple(dict.fromkeys(ref.files for ref in refs if ref.files))
 
 
 def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:

@@ -11,9 +11,12 @@ import asyncio
 import ctypes
 import gc
 import os
+import secrets
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +60,18 @@ class ControllerActor(Controller):
     """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
     def __init__(self, plan: PoolPlan) -> None:
+        open_catalog = plan.open_catalog
+        if plan.cache is not None:
+            # known to this pool's processes only: whoever has it can read the files of its nodes
+            plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
+            open_catalog = partial(open_catalog, cache=plan.cache, host=ray.util.get_node_ip_address())
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         super().__init__(
             state=SchedulerState(plan.scheduler),
             fleet=RayFleet(lambda worker_id, incarnation: _create_worker(plan, worker_id, incarnation, me)),
             clock=SystemClock(),
-            catalog=CatalogService(plan.open_catalog),
+            catalog=CatalogService(open_catalog),
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
@@ -80,7 +88,8 @@ class GpuWorkerActor(GpuWorker):
             controller.step_done.remote(step)
 
         node = NodeId(ray.get_runtime_context().get_node_id())
-        super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node)
+        host = "" if plan.cache is None else ray.util.get_node_ip_address()
+        super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node, cache=plan.cache, host=host)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
         """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""

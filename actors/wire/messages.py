@@ -14,6 +14,7 @@ from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import StageParams
 from modelpool.pool.specs.spec import ComponentKey, JobId, OomStep, RunError, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import Outcome
@@ -21,6 +22,20 @@ from modelpool.scheduler.tables.messages import Outcome
 ClientId = NewType("ClientId", str)  #: the connection of one driver
 SubmissionId = NewType("SubmissionId", str)  #: one `submit` call
 ResultRef: TypeAlias = object
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOrder:
+    """Files of sources that a run reads; the worker brings them to its node first.
+
+    sets         the files of each model, LoRA, ControlNet and embedding
+    peers        addresses of the file servers of other nodes
+    needed_next  hashes of files that are expected to be needed on that node afterwards, soonest first
+    """
+
+    sets: tuple[tuple[RemoteFile, ...], ...]
+    peers: tuple[str, ...] = ()
+    needed_next: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +47,7 @@ class RunRequest:
     fresh  evict all weights first: an earlier attempt ran out of memory
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first
     rungs  steps taken after running out of memory before this attempt; its report begins with them
+    fetch  files to fetch first; None if all are local
     """
 
     task: TaskSpec
@@ -41,6 +57,7 @@ class RunRequest:
     fresh: bool = False
     needed_next: tuple[ComponentKey, ...] = ()
     oom_steps: tuple[OomStep, ...] = ()
+    fetch: FetchOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)

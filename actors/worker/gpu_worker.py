@@ -16,12 +16,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from modelpool.actors.wire.messages import RunRequest, StepDone
+from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.storage_meter import StorageMeter
@@ -46,7 +48,9 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.fetch.cache_settings import CacheSettings
+from modelpool.pool.formats.byte_ranges import ByteRange
+from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -62,6 +66,7 @@ from modelpool.pool.specs.spec import (
 )
 
 if TYPE_CHECKING:
+    from modelpool.actors.worker.worker_files import WorkerFiles
     from modelpool.pool.engine.engine import EngineFacts
 
 #: interval of step reports, counted from the start of a run; the report covers the last step. A message costs the
@@ -98,6 +103,9 @@ class WorkerEngine(Protocol):
     def residency(self) -> Residency:
         """Return the weights on the device."""
 
+    def close_unused_models(self) -> None:
+        """Close all models that no run uses, with their files."""
+
     def close(self) -> None:
         """Free all memory of the device."""
 
@@ -130,8 +138,11 @@ class GpuWorker:
         on_step: Callable[[StepDone], None],
         progress_seconds: float = PROGRESS_SECONDS,
         node: NodeId = ALONE,
+        cache: CacheSettings | None = None,
+        host: str = "",
     ) -> None:
-        """`node` is the machine, whose memory and disks its workers share."""
+        """`node` is the machine, whose memory and disks its workers share. `cache` is its folder for fetched files, and
+        `host` the address at which other nodes get them; empty: they do not."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -139,7 +150,10 @@ class GpuWorker:
         self._progress_seconds = progress_seconds
         self._node = node
         self._engine: WorkerEngine | None = None
-        self._prefetcher = Prefetcher()
+        self._cache = cache
+        self._host = host
+        self._files: WorkerFiles | None = None
+        self._prefetcher = Prefetcher(self._ranges_of)
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
@@ -151,6 +165,10 @@ class GpuWorker:
         """Open the engine. Raises what the engine raises: UserError if there is no such device."""
         self._engine = self._open_engine()
         facts = self._engine.introduce()
+        if self._cache is not None:
+            from modelpool.actors.worker.worker_files import WorkerFiles
+
+            self._files = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
         return WorkerSpec(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -159,20 +177,26 @@ class GpuWorker:
             device_name=facts.device_name,
             node=self._node,
             host_bytes=available_memory().available_bytes,
+            files_address="" if self._files is None else self._files.address,
+            cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error."""
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
+        fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         try:
+            if request.fetch is not None:
+                fetched = self._fetch((request,))
+                read_before = self._storage_bytes()
             outcome = self._engine.run(
                 request.task, request.work, inputs, self._hooks(request), request.fresh, request.needed_next
             )
         except Exception as raised:
             outcome = raised
-        return self._report(request, outcome, self._storage_bytes() - read_before)
+        return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before)
 
     def run_batch(
         self, requests: Sequence[RunRequest], *inputs: Result
@@ -188,14 +212,21 @@ class GpuWorker:
             own = tuple(islice(rest, len(request.task.needs)))
             members.append(BatchMember(request.task, request.work, own, self._hooks(request)))
         outcomes: Sequence[Outcome]
+        fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         try:
+            if any(request.fetch is not None for request in requests):
+                fetched = self._fetch(requests)
+                read_before = self._storage_bytes()
             outcomes = self._engine.run_batch(members, requests[0].needed_next)
         except Exception as raised:
             outcomes = [raised] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
+        if fetched is not None:
+            fetched = fetched.share(len(requests))
         request_and_run = [
-            self._report(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)
+            self._report(request, _with_fetch(outcome, fetched), share_bytes)
+            for request, outcome in zip(requests, outcomes, strict=True)
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
@@ -234,7 +265,24 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close()
         self._prefetcher.close()
+        if self._files is not None:
+            self._files.close()
         self._ended.set()
+
+    def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
+        """Bring the files of these runs to this node."""
+        assert self._files is not None, "a pool with sources has a cache"
+        cost = FetchCost()
+        for request in requests:
+            if request.fetch is not None:
+                cost += self._files.bring(request.fetch, partial(self._should_stop, request))
+        return cost
+
+    def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
+        """Return what to prefetch, after fetching it to this node."""
+        if part.files and self._files is not None:
+            self._files.prefetch(part.files, self._ended.is_set)
+        return byte_ranges(part)
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(
@@ -293,6 +341,16 @@ class GpuWorker:
                 self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
 
         return report
+
+
+def _with_fetch(outcome: Outcome, fetched: FetchCost | None) -> Outcome:
+    """Return the outcome with the cost of fetching its files."""
+    if fetched is None or isinstance(outcome, Exception):
+        return outcome
+    result, cost = outcome
+    return result, replace(
+        cost, fetched_bytes=fetched.source_bytes, peer_bytes=fetched.peer_bytes, fetch_seconds=fetched.seconds
+    )
 
 
 def run_error(raised: Exception) -> RunError:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
@@ -52,6 +53,9 @@ from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.chunks import expand_embeddings
 
+if TYPE_CHECKING:
+    from modelpool.pool.registry.remote_models import RemoteModels
+
 WEIGHTS_SUFFIX = ".safetensors"
 
 #: maximum number of cached needs of combinations of models and LoRAs; each LoRA strength adds some
@@ -78,6 +82,7 @@ class Catalog:
         uses_added: bool = False,
         allow_pickle: bool = False,
         assemblies: Sequence[Assembly] = (),
+        remote: RemoteModels | None = None,
     ) -> None:
         """`device` is what the models will run on, or the name of its kind if no more is known.
 
@@ -85,10 +90,11 @@ class Catalog:
         uses_added       include the files that users added to the registry
         allow_pickle     allow reading PyTorch's pickles; otherwise they are listed with that as their problem
         assemblies       models of separate files that a configuration names
+        remote           files of sources; they are described without fetching them
         """
         #: the files by name, with their hashes
         self.registry = open_registry(
-            model_folders, lora_folders, registry_folder, uses_added, allow_pickle, assemblies
+            model_folders, lora_folders, registry_folder, uses_added, allow_pickle, assemblies, remote
         )
         self._allow_pickle = allow_pickle
         self._device = device
@@ -128,7 +134,8 @@ class Catalog:
             expect_complete(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
         if whole:
             check_runs(file, self._allow_pickle)  # before reading all of it
-        ref = ModelRef(*self._found(file), assembly=file.assembly)
+        path, files = self.registry.locate(file)
+        ref = ModelRef(*self._found(file, path), assembly=file.assembly, files=files)
         name = self._refs.setdefault(ref.sha256, ref).name
         ref = replace(ref, name=name)  # the file may have been renamed since
         return replace(ref, components=self._component_keys(ref))
@@ -138,7 +145,8 @@ class Catalog:
         the one in its folder, or the only one. Raises UnusableField for an unsuitable model, for one that reads texts
         of another width, or if several would do; MissingParts if there is none; and as `find_model`."""
         families = self._open(model).checkpoint.family.sampling.decoders
-        found = self.find_model(name or choose_decoder(self.models(), model.name, model.path, families))
+        path = self.registry.described_path(model.path)
+        found = self.find_model(name or choose_decoder(self.models(), model.name, path, families))
         if self._open(found).checkpoint.family.name not in families:
             raise unusable_field("decoder", name, f"a model of {' or '.join(decoder_titles(families))}")
         width, reads = self._pooled_width(model), self._pooled_width(found)
@@ -149,7 +157,10 @@ class Catalog:
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """Return the LoRA named `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
-        return LoraRef(*self._found(self.registry.find(name, LORAS, "LoRA")), strength)
+        file = self.registry.find(name, LORAS, "LoRA")
+        path, files = self.registry.locate(file)
+        self.registry.bring(files)  # matching its patches reads numbers all over the file
+        return LoraRef(*self._found(file, path), strength, files=files)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
         """Return the sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
@@ -235,7 +246,7 @@ class Catalog:
 
         def find() -> tuple[tuple[Role, ComponentKey], ...]:
             try:
-                header = read_weights_header(model.source, allow_pickle=self._allow_pickle)
+                header = read_weights_header(self._at_hand(model).source, allow_pickle=self._allow_pickle)
                 family = refine_family(detect(header), header)
                 digests = component_digests(family, header, layers_in_file(header), self.registry.digests)
             except UserError:
@@ -251,9 +262,14 @@ class Catalog:
         checkpoint = self._open(model).checkpoint
         return pooled_width(checkpoint.family.bare_shapes_of(Role.DIFFUSION_MODEL, checkpoint.shapes))
 
-    def _found(self, file: WeightsFile) -> tuple[str, str, str]:
-        """Return the name, path and hash of a file for a reference."""
-        return without_suffix(file.path.name), str(file.real_path), self.registry.hashes(file).sha256
+    def _found(self, file: WeightsFile, path: str) -> tuple[str, str, str]:
+        """Return the name, path and hash of a file for a reference; `path` is that on the nodes."""
+        return without_suffix(file.path.name), path, self.registry.hashes(file).sha256
+
+    def _at_hand(self, model: ModelRef) -> ModelRef:
+        """Return the model as it can be described here: its outline, if it is of a source."""
+        path = self.registry.described_path(model.path)
+        return model if path == model.path else replace(model, path=path)
 
     def _open(self, model: ModelRef) -> OpenModel:
-        return self._opened.get(model.sha256, lambda: OpenModel(model, self._device))
+        return self._opened.get(model.sha256, lambda: OpenModel(self._at_hand(model), self._device))

@@ -41,7 +41,8 @@ class ControlNetIndex:
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
         known_name = self._names.setdefault(digest, without_suffix(file.path.name))
-        found = ControlRef(known_name, str(file.real_path), digest, strength, start, end)
+        path, files = self._registry.locate(file)
+        found = ControlRef(known_name, path, digest, strength, start, end, files=files)
         opened = self.opened(found)
         number, said, bright = opened.mode_of(mode), opened.settings_at(file.path), opened.reads_bright_at(file.path)
         latent, hole = opened.kind.reads_latent, opened.mask_form_at(file.path, mode)
@@ -56,4 +57,5 @@ class ControlNetIndex:
 
     def opened(self, control: ControlRef) -> OpenControlNet:
         """Return the ControlNet, built. Raises CorruptFile or UnknownArchitecture."""
-        return self._opened.get(control.content, lambda: OpenControlNet(control, self._device))
+        described = replace(control, path=self._registry.described_path(control.path))
+        return self._opened.get(control.content, lambda: OpenControlNet(described, self._device))

@@ -216,6 +216,10 @@ class WorkerSpec(WireValue):
     host_bytes: int = 0
     #: of that machine's disks; 0 is unknown and treated as equal to the link
     storage_bytes_per_second: float = 0.0
+    #: address of its file server, for other nodes; "" without one
+    files_address: str = ""
+    #: maximum size of fetched files on that machine's disk; 0 is unlimited
+    cache_bytes: int = 0
 
 
 class RunErrorKind(Enum):
@@ -272,6 +276,9 @@ class RunCost(WireValue):
     storage_bytes               bytes that this process read from disks during the run
     ahead_bytes                 weights of other tasks moved host to device during the run (preloaded)
     batched                     tasks of the batch, including this one; all other figures are its share
+    fetched_bytes               fetched from the source of the weights before the run
+    peer_bytes                  fetched from other nodes before the run
+    fetch_seconds               until the files of the run were on the node's disk, not part of load_seconds
     """
 
     load_seconds: float = 0.0
@@ -288,6 +295,9 @@ class RunCost(WireValue):
     storage_bytes: int = 0
     ahead_bytes: int = 0
     batched: int = 1
+    fetched_bytes: int = 0
+    peer_bytes: int = 0
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
