@@ -95,7 +95,8 @@ class ControlRef:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRef:
-    """A textual inversion that a prompt names; `rows` is the number of tokens that it replaces; `files` as of a model."""
+    """A textual inversion that a prompt names; `rows` is the number of tokens that it replaces; `files` as of a
+    model."""
 
     name: str
     path: str
