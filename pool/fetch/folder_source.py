@@ -55,6 +55,15 @@ class FolderSource:
         except OSError as error:
             raise Interrupted(error.strerror or str(error)) from error
 
+    def check(self, file: RemoteFile) -> None:
+        """See `Source`."""
+        try:
+            status = url_path(file.url).stat()
+        except OSError as error:
+            raise FileGone(f"{file.url}: {error.strerror or error}") from None
+        if _version(status) != file.version:
+            raise FileGone(f"{file.url}: was replaced since it was listed")
+
     def _describe(self, name: str, path: Path) -> RemoteFile:
         try:
             status = path.stat()

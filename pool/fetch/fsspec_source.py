@@ -75,6 +75,20 @@ class FsspecSource:
             yield piece
             begin = stop
 
+    def check(self, file: RemoteFile) -> None:
+        """See `Source`. fsspec reads ranges without a condition: if the version is the listed one after all reads, it
+        was so during them."""
+        name = str(self._system._strip_protocol(file.url))
+        try:
+            self._system.invalidate_cache()
+            now = self._describe(file.path, name, self._system.info(name))
+        except FileNotFoundError:
+            raise FileGone(f"{file.url}: no such file") from None
+        except Exception as error:
+            raise SourceFailed(f"{file.url}: cannot be checked: {type(error).__name__}: {error}") from error
+        if (now.version, now.size_bytes) != (file.version, file.size_bytes):
+            raise FileGone(f"{file.url}: was replaced since it was listed")
+
     def _describe(self, path: str, name: str, facts: Mapping[str, Any]) -> RemoteFile:
         version = next((str(facts[key]).strip('"') for key in _VERSION_KEYS if facts.get(key)), "")
         stored = facts.get("lfs")  # of the Hugging Face hub: large files are stored by their SHA-256

@@ -17,6 +17,7 @@ from pathlib import Path
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.chunk_plan import ChunkPlan
+from modelpool.pool.fetch.fetch_errors import FileGone
 from modelpool.pool.fetch.file_cache import FileCache, Lease, cache_key
 from modelpool.pool.fetch.file_server import FileServer, PeerClient, node_folder
 from modelpool.pool.fetch.open_source import open_source
@@ -117,11 +118,12 @@ class NodeFiles:
             uses_peers = bool(self._token) and not is_alone
             # without other nodes, from the beginning: the disk, and the hash, read it in that order
             plan = ChunkPlan(partial.progress, self._start if uses_peers and self.peers.addresses() else 0.0)
+            source = self._source_of(file)
             Transfer(
                 partial,
                 file,
                 cache_key(file),
-                self._source_of(file),
+                source,
                 plan,
                 self.peers.addresses,
                 lambda address: PeerClient(address, self._token, self.address),
@@ -130,6 +132,12 @@ class NodeFiles:
                 self.peers.is_own,
                 moved,
             ).run(uses_peers)
+            if not file.sha256 and partial.progress.is_complete:
+                try:
+                    source.check(file)
+                except FileGone:
+                    partial.reset()
+                    raise
             return moved.peer_bytes > before_bytes
 
         return fill
