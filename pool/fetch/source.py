@@ -42,8 +42,8 @@ class Source(Protocol):
         """Return its files that models may need, by path. Raises SourceFailed, LibraryMissing."""
 
     def read(self, file: RemoteFile, begin: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes from `begin` to `end`, in order. Raises Interrupted if the transfer breaks off, SourceFailed if
-        trying again makes no sense, FileGone if it is missing or, where reads show that, was replaced."""
+        """Yield the bytes from `begin` to `end`, in order. Raises Interrupted if the transfer breaks off, SourceFailed
+        if trying again makes no sense, FileGone if it is missing or, where reads show that, was replaced."""
 
     def check(self, file: RemoteFile) -> None:
         """Raise FileGone if the file was replaced since it was listed. Called after a file without a published hash was
