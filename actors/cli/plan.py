@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.plan.eviction_plan import ModuleBytes
+    from modelpool.pool.registry.remote_models import open_remote
     from modelpool.pool.specs.spec import ComponentKey
 
 #: assumed bytes per second to the GPU: pinned memory over PCIe 4.0 x8, or unpinned over x16
@@ -129,7 +130,10 @@ def memory_plan(
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
     models = config.models
-    catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies)
+    remote = open_remote(models.sources, models.cache_settings)
+    catalog = Catalog(
+        models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies, remote
+    )
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     request = with_placeholders(request, catalog.model_defaults(catalog.find_model(model)))
     recipe, graph = build_graph(request, JobId("planned"), catalog)

@@ -179,6 +179,7 @@ class GpuWorker:
             host_bytes=available_memory().available_bytes,
             files_address="" if self._files is None else self._files.address,
             cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
+            cached_files=() if self._files is None else self._files.on_disk(),
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:

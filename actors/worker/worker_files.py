@@ -18,10 +18,14 @@ from modelpool.pool.core.stage_params import Stopped
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.fetch_errors import CacheFull
 from modelpool.pool.fetch.file_cache import Lease
+from modelpool.pool.fetch.file_key import file_key
 from modelpool.pool.fetch.node_files import NodeFiles
+from modelpool.pool.specs.spec import FileOnDisk
 
 #: sets of files whose leases are kept before unmapped ones are given up
 SETS_KEPT = 256
+#: files on the disk that the scheduler is informed of when the worker starts; small ones take no time to fetch
+MAX_TOLD, LEAST_TOLD_BYTES = 4096, 1 << 20
 
 
 class WorkerFiles:
@@ -38,6 +42,14 @@ class WorkerFiles:
     def address(self) -> str:
         """The address at which other nodes get files."""
         return self._nodes.address
+
+    def on_disk(self) -> tuple[FileOnDisk, ...]:
+        """Return the large files on this node's disk, the least recently used first."""
+        files = [file for file in self._nodes.cache.use().files if not file.is_partial]
+        known = sorted(files, key=lambda file: file.used_at)[-MAX_TOLD:]
+        return tuple(
+            FileOnDisk(file_key(file.key), file.size_bytes) for file in known if file.size_bytes >= LEAST_TOLD_BYTES
+        )
 
     def bring(self, order: FetchOrder, should_stop: Callable[[], bool]) -> FetchCost:
         """Return when all files are on this node. Raises Stopped, and as `NodeFiles.bring`."""

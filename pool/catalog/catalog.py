@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
+from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
@@ -167,7 +168,7 @@ class Catalog:
 
         def find() -> dict[Role, ComponentSpec]:
             opened = self._open(model)
-            return {role: opened.component(role).spec() for role in opened.checkpoint.roles}
+            return {role: with_fetch(opened.component(role).spec(), model.files) for role in opened.checkpoint.roles}
 
         return self._specs.get(model.sha256, find)
 
@@ -196,7 +197,7 @@ class Catalog:
             file_bytes = sum(Path(file).stat().st_size for file in files_of(lora.path))
         except OSError as error:
             raise CorruptFile(f"{lora.path}: cannot be read: {error}") from error
-        return ComponentSpec(lora_key(lora), Role.LORA, file_bytes, file_bytes)
+        return with_fetch(ComponentSpec(lora_key(lora), Role.LORA, file_bytes, file_bytes), lora.files)
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether a LoRA changes this component. Raises AdapterMismatch."""

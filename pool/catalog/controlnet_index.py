@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import ControlRef, ModelRef
@@ -53,7 +54,7 @@ class ControlNetIndex:
         UnknownArchitecture, or UnusableField for one that was trained for other models."""
         opened = self.opened(control)
         opened.check_fits(self._open_model(model))
-        return opened.spec(), opened.use(passes)
+        return with_fetch(opened.spec(), control.files), opened.use(passes)
 
     def opened(self, control: ControlRef) -> OpenControlNet:
         """Return the ControlNet, built. Raises CorruptFile or UnknownArchitecture."""

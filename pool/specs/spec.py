@@ -66,12 +66,17 @@ class ComponentSpec(WireValue):
 
     weight_bytes  VRAM when fully resident, in compute dtype
     upload_bytes  bytes on the bus to make it fully resident, in storage dtype
+    fetch_key     of the files that a machine fetches before it reads any of them: the first digits of the SHA-256 of
+                  the largest; "" for local files
+    fetch_bytes   size of these files
     """
 
     key: ComponentKey
     role: Role
     weight_bytes: int
     upload_bytes: int
+    fetch_key: str = ""
+    fetch_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.weight_bytes <= 0 or self.upload_bytes <= 0:
@@ -199,6 +204,14 @@ class JobSpec(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class FileOnDisk(WireValue):
+    """A fetched file; its key is as in `ComponentSpec.fetch_key`."""
+
+    key: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSpec(WireValue):
     """One live worker, as registered."""
 
@@ -220,6 +233,8 @@ class WorkerSpec(WireValue):
     files_address: str = ""
     #: maximum size of fetched files on that machine's disk; 0 is unlimited
     cache_bytes: int = 0
+    #: fetched files on that machine's disk when the worker started
+    cached_files: tuple[FileOnDisk, ...] = ()
 
 
 class RunErrorKind(Enum):

@@ -142,6 +142,8 @@ class SchedulerState:
                 self._workers_changed()
             case WorkerUp():
                 lost = self.worker_table.up(event.worker, self.at)
+                if event.worker.cached_files:
+                    self.costs.worker_up(event.worker)
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():
@@ -322,6 +324,8 @@ class SchedulerState:
         if report.error is None:
             self._learn(task, worker, report)
             self.recovery.ended_well(task)
+        else:
+            self.costs.run_failed(worker)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.worker_table.run_ended(worker, report, self.at)
@@ -371,6 +375,8 @@ class SchedulerState:
         """Workers came or went, `lost` tasks with one of them by `error`: run these again, and check all waiting
         tasks."""
         self._update_capacities()
+        if self.costs.fetched.disks:
+            self.costs.keep_disks(self.worker_table.worker_index.on_node)
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
