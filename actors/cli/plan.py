@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog
     from modelpool.pool.plan.eviction_plan import ModuleBytes
-    from modelpool.pool.registry.remote_models import open_remote
     from modelpool.pool.specs.spec import ComponentKey
 
 #: assumed bytes per second to the GPU: pinned memory over PCIe 4.0 x8, or unpinned over x16
@@ -118,6 +117,7 @@ def memory_plan(
     from modelpool.pool.devices.kind_names import DeviceKind
     from modelpool.pool.devices.vram_policy import capacity_bytes as usable_bytes
     from modelpool.pool.devices.vram_policy import choose_policy, rules_for
+    from modelpool.pool.registry.remote_models import open_remote
 
     config = settings_for(options)
     link_bytes = _link_bytes(link)

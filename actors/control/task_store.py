@@ -227,4 +227,6 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         rungs=tuple(rung.value for rung in cost.oom_steps),
         why=entry.why,
         batched=cost.batched,
+        fetch_seconds=cost.fetch_seconds,
+        fetched_bytes=cost.fetched_bytes + cost.peer_bytes,
     )

@@ -36,6 +36,8 @@ class TaskSummary:
     rungs            the steps taken after running out of memory, in order
     why              the placement decision; None if unknown
     batched          tasks in the same batch, including this one; figures are its share
+    fetch_seconds    until its files were on the node's disk, not part of `seconds`
+    fetched_bytes    fetched for it from sources and other nodes
     """
 
     stage: Stage
@@ -51,6 +53,8 @@ class TaskSummary:
     rungs: tuple[str, ...] = ()
     why: Why | None = None
     batched: int = 1
+    fetch_seconds: float = 0.0
+    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,8 +1,9 @@
 """`ChunkPlan`: decides which chunk of a file to fetch next, and from where. Pure: no clock, no I/O, no threads.
 
 So that N nodes take a file from its source once and not N times, a node takes from the source only chunks that no other
-node has or is taking at that moment, and everything else from other nodes. Each node begins at another place of the
-file, so that they rarely choose the same chunk.
+node has or is taking at that moment, and everything else from other nodes. What it knows of them is some tenths of a
+second old, so nodes must not follow each other through the file: a node takes consecutive chunks until it meets what
+another one has, and then continues within the longest range that nobody has, at a place of its own.
 
 A node whose claims make no progress is not waited for longer than `patience_seconds`: then the chunk is taken from the
 source after all. If the source is much faster than the other nodes, what they have is ignored.
@@ -10,6 +11,7 @@ source after all. If the source is much faster than the other nodes, what they h
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from modelpool.pool.fetch.fetch_progress import FetchProgress
@@ -33,14 +35,18 @@ class _PeerState:
 class ChunkPlan:
     """The chunks of one file on one node that fetches it."""
 
-    def __init__(self, progress: FetchProgress, start: float = 0.0, patience_seconds: float = 5.0) -> None:
-        """`start` is the place of the file at which this node begins, as a part of it."""
+    def __init__(
+        self, progress: FetchProgress, start: float = 0.0, patience_seconds: float = 5.0, is_alone: bool = False
+    ) -> None:
+        """`start` is the place of a range at which this node begins, as a part of the range: another one for each
+        node. One that `is_alone` begins at the beginning of the file."""
         self._progress = progress
         self._patience_seconds = patience_seconds
         #: not complete and not in flight
         self._left: set[int] = set(range(progress.chunks)) - progress.done
         self._in_flight: set[int] = set()
-        self._next = int(start * progress.chunks) % max(1, progress.chunks)
+        self._start = start
+        self._next = 0 if is_alone else int(start * progress.chunks) % max(1, progress.chunks)
         self._peers: dict[str, _PeerState] = {}
         #: when a claim of another node was first seen, by peer and chunk
         self._claimed_since: dict[tuple[str, int], float] = {}
@@ -102,10 +108,12 @@ class ChunkPlan:
                 for chunk in state.progress.claimed
                 if at - self._claimed_since.get((peer, chunk), at) < self._patience_seconds
             )
-        chunk = self._first_of(self._left - elsewhere)
-        if chunk is not None:
-            self._next = (chunk + 1) % self._progress.chunks
-            self._take(chunk)
+        free = self._left - elsewhere
+        if not free:
+            return None
+        chunk = self._next if self._next in free else _within_longest(free, self._start)
+        self._next = (chunk + 1) % self._progress.chunks
+        self._take(chunk)
         return chunk
 
     def done(self, chunk: int, seconds: float, peer: str | None = None) -> None:
@@ -141,6 +149,18 @@ class ChunkPlan:
 
     def _source_is_better(self, state: _PeerState) -> bool:
         return 0.0 < MUCH_FASTER * state.bytes_per_second < self._source_speed
+
+
+def _within_longest(chunks: Collection[int], part: float) -> int:
+    """Return the chunk at this part of the longest range of consecutive `chunks`."""
+    ordered = sorted(chunks)
+    begin = best_begin = best_length = 0
+    for index in range(len(ordered)):
+        if index and ordered[index] != ordered[index - 1] + 1:
+            begin = index
+        if index - begin + 1 > best_length:
+            best_begin, best_length = begin, index - begin + 1
+    return ordered[best_begin + min(best_length - 1, int(part * best_length))]
 
 
 def _averaged(known: float, measured: float) -> float:

@@ -116,8 +116,7 @@ class NodeFiles:
         def fill(partial: PartialFile, file: RemoteFile, is_alone: bool) -> bool:
             before_bytes = moved.peer_bytes
             uses_peers = bool(self._token) and not is_alone
-            # without other nodes, from the beginning: the disk, and the hash, read it in that order
-            plan = ChunkPlan(partial.progress, self._start if uses_peers and self.peers.addresses() else 0.0)
+            plan = ChunkPlan(partial.progress, self._start, is_alone=not (uses_peers and self.peers.addresses()))
             source = self._source_of(file)
             Transfer(
                 partial,

@@ -22,7 +22,7 @@ from modelpool.pool.fetch.source import Source, read_range
 #: connections to the source, and to other nodes, for one file
 SOURCE_CONNECTIONS, PEER_CONNECTIONS = 4, 4
 #: other nodes that are asked what they have, and the interval
-MAX_ASKED, ASK_SECONDS = 12, 0.2
+MAX_ASKED, ASK_SECONDS = 12, 0.1
 #: longest time that the source is not used because other nodes have not answered yet
 FIRST_ASK_SECONDS = 1.0
 #: pause after a node did not answer
