@@ -152,6 +152,11 @@ class CatalogService:
 
         return await self._run(graph)
 
+    @property
+    def files_address(self) -> str:
+        """The address at which other nodes get files that this node fetched to hash them; "" without sources."""
+        return str(getattr(self._plain, "files_address", ""))  # catalogs without sources need not have one
+
     async def models(self) -> tuple[ModelListing, ...]:
         """Every checkpoint."""
         return await self._run(lambda catalog: catalog.models())

@@ -65,6 +65,8 @@ class TaskStore:
         self._has_remote = False
         #: addresses of the file servers, by node
         self.file_servers: dict[NodeId, str] = {}
+        #: address of the catalog's file server; "" without one
+        self.catalog_address = ""
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._inputs)
@@ -160,7 +162,7 @@ class TaskStore:
         if not sets:
             return None
         soon = [file.sha256 for part in self.file_parts(command.needed_next) for file in part.files]
-        servers = tuple(self.file_servers.values())
+        servers = (*self.file_servers.values(), *filter(None, (self.catalog_address,)))
         first = run % len(servers) if len(servers) > MOST_PEERS else 0
         return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
 

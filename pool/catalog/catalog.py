@@ -114,6 +114,11 @@ class Catalog:
         self._names: LruCache[str, ComponentKey] = LruCache(FILES_REMEMBERED)
         self._components: LruCache[str, tuple[tuple[Role, ComponentKey], ...]] = LruCache(FILES_REMEMBERED)
 
+    @property
+    def files_address(self) -> str:
+        """The address at which other nodes get fetched files of this one; "" without sources."""
+        return "" if self.registry.remote is None else self.registry.remote.files_address
+
     def models(self) -> tuple[ModelListing, ...]:
         """Return every checkpoint, by name."""
         return self.registry.models()

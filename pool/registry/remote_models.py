@@ -78,6 +78,11 @@ class RemoteModels:
         #: outlines by the path on the nodes
         self._outlines: dict[str, Path] = {}
 
+    @property
+    def files_address(self) -> str:
+        """The address of the file server of this process; "" if there is none."""
+        return self._nodes.address
+
     def folders(self) -> tuple[Path, ...]:
         """Return the folders with outlines, updated if they are old.
 
