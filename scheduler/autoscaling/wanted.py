@@ -242,7 +242,11 @@ class _Evaluation:
                 return max((ceil(s / (outlook.node_speed * (d - up_at))) for d, s in short if d > up_at), default=0)
 
             last, first = short[-1][0], short[0]
-            chosen = self._choose(work, tried, enough, lambda outlook, count, last=last: (count, last - self.at))
+
+            def rank(outlook: GroupOutlook, count: int, last: float = last) -> tuple[float, float]:
+                return count, last - self.at
+
+            chosen = self._choose(work, tried, enough, rank)
             if chosen is None:
                 return
             outlook, count, others = chosen

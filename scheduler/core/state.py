@@ -190,6 +190,8 @@ class SchedulerState:
                 if self.autoscaler is not None:
                     self.autoscaler.came_up(event.worker, self.at)
                 lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
+                if event.worker.cached_files:
+                    self.costs.worker_up(event.worker)
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():
@@ -392,10 +394,12 @@ class SchedulerState:
             if self.costs.nodes.lacking and (machine := self.costs.nodes.of(worker.spec)) is not None:
                 machine.has_all((*task.cost_class.components, *task.cost_class.adapters))
                 self._update_restriction(machine.node)
-        elif report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
-            machine.lacks(report.error.components, report.error.message, self.at)
-            self._update_restriction(machine.node)
-            self.ticks.request(UNAVAILABLE_SECONDS, self.at)
+        else:
+            self.costs.run_failed(worker)
+            if report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+                machine.lacks(report.error.components, report.error.message, self.at)
+                self._update_restriction(machine.node)
+                self.ticks.request(UNAVAILABLE_SECONDS, self.at)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.worker_table.run_ended(worker, report, self.at)
@@ -515,6 +519,8 @@ class SchedulerState:
         """Workers came or went, `lost` tasks with one of them by `error` and `cause`: run these again, and check all
         waiting tasks."""
         self._update_capacities()
+        if self.costs.fetched.disks:
+            self.costs.keep_disks(self.worker_table.worker_index.on_node)
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
