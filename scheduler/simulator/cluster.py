@@ -44,6 +44,7 @@ from modelpool.scheduler.tables.messages import (
     LossCause,
     NodeDraining,
     Outcome,
+    PinComponents,
     Prefetch,
     Preload,
     PruneComponents,
@@ -215,7 +216,7 @@ class VirtualCluster(Generic[CoreT_co]):
                 self.held.update(job.given)
             case ComponentsKnown(components=components):
                 self._components.update((spec.key, spec) for spec in components)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents() | Tick():
                 pass
             case _:
                 self.held.discard(event.task_id)

@@ -15,6 +15,8 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
     Event,
+    NodeDraining,
+    PinComponents,
     PruneComponents,
     ResultLost,
     RunEnded,
@@ -128,6 +130,10 @@ def describe(event: Event) -> str:
             return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
         case ResultLost():
             return f"result of {event.task_id} lost"
+        case NodeDraining():
+            return f"{event.node} ends at {event.deadline:.1f} s: {event.reason}"
+        case PinComponents():
+            return f"{len(event.components)} components pinned to {event.replicas} workers"
         case Tick():
             return "time passed"
         case RunEnded():
