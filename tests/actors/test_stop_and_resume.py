@@ -17,6 +17,7 @@ import torch
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.worker.gpu_worker import WorkerEngine
 from modelpool.pool.core.stage_params import (
@@ -264,7 +265,7 @@ def test_a_run_resumes_from_its_checkpoint_when_its_worker_is_lost(undisturbed: 
         task = state.demand.tasks[moved.worker.task_id]  # type: ignore[index]
         assert task.kept is not None
         assert (task.kept.step, task.kept.steps) == (2, moved.STEPS), "the state after the step before"
-        moved.do(lambda controller: controller._dispatcher._lose(worker_id, 1, "it was pulled out"))
+        moved.do(lambda controller: controller._dispatcher._lose(worker_id, 1, Loss("it was pulled out")))
         assert moved.pixels() == undisturbed["uni_pc"]
         assert moved.runs()[1][1], "it began anew"
         moved.gate.set()
@@ -278,7 +279,7 @@ def test_a_lost_state_costs_time_only(undisturbed: dict[str, bytes]) -> None:
 
         def lose(controller: Controller) -> None:
             controller._tasks._entries[name].state.lost = True  # type: ignore[union-attr]
-            controller._dispatcher._lose(worker_id, 1, "it was pulled out")
+            controller._dispatcher._lose(worker_id, 1, Loss("it was pulled out"))
 
         moved.do(lose)
         assert moved.pixels() == undisturbed["uni_pc"]

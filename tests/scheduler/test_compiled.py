@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import pickle
 import subprocess
@@ -35,7 +36,7 @@ from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import CancelRequested, Command, Event, PruneComponents
+from modelpool.scheduler.tables.messages import CancelRequested, Command, Event, NodeDraining, PruneComponents
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 from modelpool.scheduler.workloads.arrivals import poisson
@@ -116,6 +117,8 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
         if rng.random() < 0.05:
             cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))
     cluster.post(PruneComponents(last))
+    cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
+    cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
     for gpu in gpus:
         cluster.lose(gpu.worker_id, rng.uniform(0.0, last))
     cluster.run()
@@ -193,10 +196,7 @@ def test_the_streams_have_everything_in_them(streams: dict[str, Stream]) -> None
     """What the comparison is worth: each kind of event and of command, runs of several tasks, runs that ended badly."""
     told = {type(event) for _, events in streams.values() for event in events}
     said = {command for stream in streams.values() for given in answer(stream)["commands"] for command in given}
-    assert {kind.__name__ for kind in typing.get_args(Event)} - {kind.__name__ for kind in told} <= {
-        "NodeDraining",
-        "ResultLost",
-    }
+    assert {kind.__name__ for kind in typing.get_args(Event)} - {kind.__name__ for kind in told} <= {"ResultLost"}
     assert {kind.__name__ for kind in typing.get_args(Command)} == {type(command).__name__ for command in said}
     assert any(command.batch_mates for command in said if hasattr(command, "batch_mates"))
     assert any(command.oom_steps for command in said if hasattr(command, "oom_steps"))
