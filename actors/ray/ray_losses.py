@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of
-from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, id_of, raylet_answers
+from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, raylet_answers
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.actors.worker.crash_trace import CrashEvidence, read_evidence, remove_trace
 from modelpool.pool.specs.spec import NodeId
@@ -113,15 +112,6 @@ class LossExaminer:
         for oldest in tuple(self._prepared)[:-_NODES_REMEMBERED]:
             del self._prepared[oldest]
         _probe(node_id).remote("")
-
-    async def has_node(self, handle: ActorHandle[Any]) -> bool:
-        """Return whether Ray has found a node for an actor; False if that cannot be found out."""
-        try:
-            report = await self._nodes.actor(id_of(handle))
-        except Exception as failed:
-            logger.info("Ray's record of a pending worker cannot be read: %s", failed)
-            return False
-        return report is not None and bool(report.node)
 
     async def _recorded(self, error: RayError, report: ActorReport) -> ActorReport:
         """Return the record of the control service if it has one of this end, else `report`."""
