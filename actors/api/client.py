@@ -28,7 +28,7 @@ from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
+from modelpool.actors.wire.messages import ClientId, JobEnded, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.stage_params import Latent
@@ -138,19 +138,32 @@ class ModelPool:
         terms = _Qos(priority, user, deadline)
         submission_id = _new_submission()
         writer = self._writer(output)
-        jobs = Jobs(
-            self._connection, self._client_id, submission_id, writer, on_over=lambda: self._reader.forget(submission_id)
-        )
+        images = InputImages(self._connection.give)
+        name = self._user if terms.user is None else terms.user
+        listened = [submission_id]
+
+        def forget() -> None:
+            for known in listened:
+                self._reader.forget(known)
+
+        def submit_again(job: JobEnded, request: GenerateRequest, again_id: SubmissionId) -> None:
+            listened.append(again_id)
+            self._reader.listen(again_id, jobs)
+            self._connection.call(Controller.result_lost, job.wanted)
+            sent, given = images.bring_all((request,))
+            part = Submission(self._client_id, again_id, job.index, sent, False, name, given)
+            self._connection.call(Controller.submit, part)
+
+        jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again)
         self._reader.listen(submission_id, jobs)
         count = len(requests) if isinstance(requests, Sequence) else 0
-        ended_at, images = 0, InputImages(self._connection.give)
+        ended_at = 0
         try:
             for chunk in _chunks(map(terms.fill_in, requests)):
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                name = self._user if terms.user is None else terms.user
                 part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)

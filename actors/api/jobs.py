@@ -10,7 +10,7 @@ import math
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
     AudioResult,
     ImageResult,
     JobFailure,
     OutputResult,
+    PoolLost,
     Summary,
     TaskSummary,
     VideoResult,
@@ -33,12 +34,15 @@ from modelpool.actors.results.outcomes import (
 )
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.actors.wire.messages import ClientId, JobEnded, SubmissionId, TaskProgress
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
 Kind = TypeVar("Kind", bound=OutputResult)
 
+#: how often an output is generated again that was lost with the node that stored it
+MOST_REPEATS = 3
 #: maximum delay of Ctrl-C, see `Jobs._settled`
 _SIGNAL_SECONDS = 0.5
 
@@ -61,12 +65,15 @@ class Jobs:
         submission_id: SubmissionId,
         writer: ImageWriter | None,
         on_over: Callable[[], None],
+        submit_again: Callable[[JobEnded, GenerateRequest, SubmissionId], None] | None = None,
     ) -> None:
+        """`submit_again` submits a request whose output was lost, as a submission with that id; None if it cannot."""
         self._connection = connection
         self._client_id = client_id
         self._submission_id = submission_id
         self._writer = writer
         self._on_over = on_over
+        self._submit_again = submit_again
         self._started_at = time.monotonic()
         #: guards everything below; notified when a job ends or no more events will come
         self._changed = threading.Condition()
@@ -80,6 +87,9 @@ class Jobs:
         self._tasks: list[TaskSummary] = []
         self._running: tuple[TaskProgress, ...] = ()
         self._lost: Exception | None = None
+        #: submissions of outputs that were lost, and how often each was, by index
+        self._repeated: list[SubmissionId] = []
+        self._losses: Counter[int] = Counter()
 
     def images(self) -> Iterator[ImageResult]:
         """Iterate over the images as they finish, each once: a second iterator continues where the first one
@@ -117,7 +127,8 @@ class Jobs:
             except BaseException:
                 self._put_back(waiting)
                 raise
-            yield result
+            if result is not None:
+                yield result
 
     def wait(self, timeout: float | None = None) -> Summary:
         """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
@@ -131,7 +142,10 @@ class Jobs:
     def cancel(self) -> None:
         """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
         if not self._over and self._lost is None:
-            self._connection.call(Controller.cancel, self._client_id, self._submission_id)
+            with self._changed:
+                submissions = (self._submission_id, *self._repeated)
+            for submission_id in submissions:
+                self._connection.call(Controller.cancel, self._client_id, submission_id)
 
     def progress(self) -> Progress:
         """Return the current progress."""
@@ -179,7 +193,7 @@ class Jobs:
         elif self._writer is None:
             self._finish(job, _ReadyOutput(job, None))
         else:
-            self._writer.write(job, lambda path: self._finish(job, self._written(job, path)))
+            self._writer.write(job, lambda path: self._note_written(job, path))
 
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
@@ -242,11 +256,14 @@ class Jobs:
         with self._changed:
             self._waiting.appendleft(waiting)
 
-    def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure:
+    def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure | None:
+        """Return the output; None if it was lost and is generated again."""
         job = finished.job
         try:
             output = self._connection.fetch(job.result)
         except ResultGone as gone:
+            if self._repeat(job, ended=True):
+                return None
             failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
             with self._changed:
                 self._succeeded -= 1
@@ -271,6 +288,34 @@ class Jobs:
             case AudioSamples():
                 return AudioResult(samples=output.samples_SC, samples_per_second=output.samples_per_second, **about)
         raise AssertionError(f"job {job.job_id} returned {type(output).__name__}")
+
+    def _note_written(self, job: JobEnded, path: Path | Exception) -> None:
+        if not (isinstance(path, ResultGone) and self._repeat(job, ended=False)):
+            self._finish(job, self._written(job, path))
+
+    def _repeat(self, job: JobEnded, ended: bool) -> bool:
+        """Submit a job again whose output was lost with the node that stored it. False if it was lost too often, or if
+        the pool is gone. `ended` jobs were counted as such.
+        """
+        with self._changed:
+            self._losses[job.index] += 1
+            submission_id = SubmissionId(f"{self._submission_id}r{len(self._repeated) + 1}")
+            if self._submit_again is None or self._lost is not None or self._losses[job.index] > MOST_REPEATS:
+                return False
+            self._repeated.append(submission_id)
+            if ended:
+                self._succeeded -= 1
+                self._ended -= 1
+            request = self._requests[job.index]
+        try:
+            self._submit_again(job, request, submission_id)
+        except (PoolLost, UserError, UnknownDriver):
+            with self._changed:
+                if ended:
+                    self._succeeded += 1
+                    self._ended += 1
+            return False
+        return True
 
     def _written(self, job: JobEnded, path: Path | Exception) -> _ReadyOutput | JobFailure:
         if isinstance(path, Exception):

@@ -20,6 +20,7 @@ from modelpool.pool.core.errors import DoesNotFit, UserError, unusable_field
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from modelpool.actors.cli.simulate_groups import ScaledSimulation
     from modelpool.actors.cli.simulate_runs import Setting, Simulated
     from modelpool.scheduler.simulator.gpu_spec import GpuGroup, NodeShape
     from modelpool.scheduler.simulator.sizing import Goal, LeastCount
@@ -45,6 +46,8 @@ class KindPlan:
     simulated: dict[int, Simulated]
     price: float | None
     problem: str = ""
+    #: the same goal with nodes that are requested when needed; None if not simulated
+    scaled: ScaledSimulation | None = None
 
     @property
     def cost(self) -> float | None:
@@ -155,6 +158,7 @@ def _plan_kind(
 ) -> KindPlan:
     """Find the smallest number of the single kind of `setting`."""
     from modelpool.actors.cli.screen import say, user_console
+    from modelpool.actors.cli.simulate_groups import autoscaled
     from modelpool.actors.cli.simulate_runs import simulate_one
     from modelpool.scheduler.simulator.sizing import first_estimate, least_count
 
@@ -172,7 +176,11 @@ def _plan_kind(
     work = {task.task_id: task.run_seconds for one in workload.jobs for task in one.job.tasks}
     estimate = first_estimate(sum(work.values()) / group.speed, goal, workload.seconds)
     try:
-        return KindPlan(group, least_count(does, most, estimate), simulated, price)
+        found = least_count(does, most, estimate)
+        scaled = None
+        if found.count is not None and policy == shared.OURS:
+            scaled = autoscaled(workload, group, setting.shape, goal, min(most, 2 * found.count), price, seed)
+        return KindPlan(group, found, simulated, price, scaled=scaled)
     except DoesNotFit as problem:
         return KindPlan(group, None, simulated, price, str(problem))
 
@@ -210,6 +218,7 @@ def tables_of(found: ClusterPlan) -> tuple[RenderableType, ...]:
 
 def as_plain(found: ClusterPlan) -> dict[str, Any]:
     """Return the result as JSON values, with the figures of everything that was tried."""
+    from modelpool.actors.cli.simulate_groups import as_plain as scaled_as_plain
     from modelpool.actors.cli.simulate_tables import plain_run
 
     kinds = {}
@@ -220,6 +229,7 @@ def as_plain(found: ClusterPlan) -> dict[str, Any]:
             "is_steady": None if kind.found is None else kind.found.is_steady,
             "cost": kind.cost,
             "problem": kind.problem,
+            "autoscaled": None if kind.scaled is None else scaled_as_plain(kind.scaled),
             "tried": {
                 str(count): {"meets": found.goal.is_met(one.figures), **plain_run(one, prices)}
                 for count, one in sorted(kind.simulated.items())
@@ -254,7 +264,22 @@ def _sentences(kind: KindPlan, most: int) -> list[str]:
     if not kind.found.is_steady:
         worse = [str(n) for n, meets in kind.found.tried.items() if meets != (n >= kind.found.count)]
         sentences.append(f"more GPUs are not always better here: exceptions among those tried: {', '.join(worse)}")
+    if kind.scaled is not None:
+        sentences.append(_scaled_words(kind.scaled, kind.price, kind.cost))
     return sentences
+
+
+def _scaled_words(scaled: ScaledSimulation, price: float | None, fixed_cost: float | None) -> str:
+    from modelpool.actors.cli.screen import duration
+
+    figures = scaled.figures
+    met = scaled.deadlines_met + scaled.deadlines_missed
+    cost = "" if price is None or fixed_cost is None else f", cost {figures.cost:.2f} instead of {fixed_cost:.2f}"
+    return (
+        f"autoscaled from 0 (nodes of one GPU that start in 2 to 4 minutes): at most {figures.most_nodes} at a time, "
+        f"{scaled.deadlines_met} of {met} jobs in time, makespan {duration(scaled.seconds)}, "
+        f"{figures.gpu_seconds / 3600.0:.2f} GPU-hours{cost}"
+    )
 
 
 def _tried_table(kind: KindPlan, goal: Goal) -> RenderableType:

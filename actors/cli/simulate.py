@@ -28,6 +28,8 @@ _GPUS = "GPUs by kind, such as 64xH100,32x4090, 4xH100:48GiB (less memory), 4x24
 _POLICIES = "Placement policies: one, several, or all (default: modelpool)."
 _SEEDS = "Repeat a built-in workload with this many seeds and report medians (default: 1)."
 _PLOT = "Plot the timeline of each GPU; with several policies, also a comparison."
+_GROUPS = "Groups of nodes that the scheduler requests: a configuration with tables [groups.NAME]; instead of --gpus."
+_LOST = "Part of the spot nodes that is taken back per hour, such as 0.05 (default: 0)."
 _SAVE = "Write the workload as a trace."
 
 
@@ -55,6 +57,8 @@ class Drawn:
 def simulate(
     trace: shared.Trace,
     gpus: Annotated[str | None, options._option("--gpus", _GPUS, shared.CLUSTER, "LIST")] = None,
+    groups: Annotated[Path | None, options._option("--groups", _GROUPS, shared.CLUSTER, "FILE")] = None,
+    spot_losses: Annotated[float, options._option("--spot-losses", _LOST, shared.CLUSTER, "PART")] = 0.0,
     policy: Annotated[str, options._option("--policy", _POLICIES, shared.WORK, "NAMES")] = shared.OURS,
     seeds: Annotated[int, options._option("--seeds", _SEEDS, shared.WORK, "N")] = 1,
     seed: shared.Seed = 0,
@@ -73,6 +77,7 @@ def simulate(
     failed.
     """
     from modelpool.actors.cli.screen import print_json, say, show, user_console
+    from modelpool.actors.cli.simulate_groups import simulate_groups
     from modelpool.actors.cli.simulate_plots import require_drawable
     from modelpool.actors.cli.simulate_runs import parse_policies, parse_prices, prices_of, setting_of
     from modelpool.actors.cli.simulate_tables import as_plain, tables_of
@@ -80,8 +85,22 @@ def simulate(
 
     if seeds < 1:
         raise unusable_field("--seeds", seeds, "a whole number from 1")
+    if groups is not None:
+        for option, is_set in (
+            ("--gpus", gpus is not None),
+            ("--policy", policy != shared.OURS),
+            ("--config", config is not None),
+            ("--price", bool(price)),
+            ("--plot", plot is not None),
+            ("--save-trace", save_as is not None),
+            ("--seeds", seeds != 1),
+        ):
+            if is_set:
+                raise UserError(f"{option} cannot be combined with --groups")
+        simulate_groups(trace, groups, seed, node, measured_on, spot_losses, as_json)
+        return
     if gpus is None and save_as is None:
-        raise UserError("--gpus is required, such as 64xH100,32x4090 or 4x24GiB")
+        raise UserError("--gpus is required, such as 64xH100,32x4090 or 4x24GiB; or --groups")
     if plot is not None:
         require_drawable(plot)
     if save_as is not None:

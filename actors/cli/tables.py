@@ -13,7 +13,7 @@ from modelpool.actors.cli.screen import duration, visible
 from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
-    from modelpool.actors.control.status import PoolStatus
+    from modelpool.actors.control.status import PoolStatus, WorkerStatus
     from modelpool.actors.results.outcomes import Summary, WorkerSummary
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
@@ -91,10 +91,20 @@ def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:
 
 
 def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
-    """Return what workers without a GPU wait for, and for each worker why it is not up, or its latest trouble."""
+    """Return what workers without a GPU wait for, and for each worker why it is not up, that its node is drained or
+    lacks files, or its latest trouble."""
     facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
-    reasons = ((str(worker.id), worker.not_up or worker.trouble) for worker in status.workers)
+    reasons = ((str(worker.id), _worker_fact(worker)) for worker in status.workers)
     return facts + [(name, reason) for name, reason in reasons if reason and reason != "starting"]
+
+
+def _worker_fact(worker: WorkerStatus) -> str:
+    if worker.not_up:
+        return worker.not_up
+    facts = [] if worker.leaves_in is None else [f"its node ends in {duration(worker.leaves_in)}"]
+    if worker.unavailable:
+        facts.append(f"its node lacks files: {'; '.join(worker.unavailable)}")
+    return "; ".join(facts) or worker.trouble
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:

@@ -22,6 +22,16 @@ def paths_of(models: ModelsSection) -> tuple[Path, ...]:
     return tuple(dict.fromkeys((*models.folders, *models.loras, *separate)))
 
 
+def added_paths(models: ModelsSection) -> tuple[Path, ...]:
+    """Return the files and folders that were added to this machine's registry. Other machines do not know them."""
+    from modelpool.pool.registry.registry_store import RegistryStore, default_folder
+
+    try:
+        return RegistryStore(models.registry or default_folder()).locations()
+    except UserError:  # reported when the registry is used
+        return ()
+
+
 def existing(paths: Iterable[Path]) -> frozenset[Path]:
     """Return those of `paths` that exist on this machine; an empty folder does not count."""
     return frozenset(path for path in paths if _has_content(path))

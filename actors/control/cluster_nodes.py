@@ -1,6 +1,6 @@
 """Nodes of the cluster for users: their names, and what a worker waits for that has not been placed on one. Ray-free.
 
-`actors.ray.cluster_view` reads the facts from Ray.
+`actors.ray.ray_cluster` reads the facts from Ray.
 """
 
 from __future__ import annotations

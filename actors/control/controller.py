@@ -70,6 +70,7 @@ from modelpool.scheduler.tables.messages import (
     Outcome,
     PruneComponents,
     ResolveJob,
+    ResultLost,
     Submitted,
     WorkersWanted,
 )
@@ -252,6 +253,13 @@ class Controller:
     async def recipes(self, requests: tuple[GenerateRequest, ...]) -> tuple[Recipe | UserError, ...]:
         """Return the recipe of each request, whose seeds must be set, or its error. Queues nothing."""
         return await self._catalog.recipes(requests, self._capacity_bytes())
+
+    async def result_lost(self, task_id: TaskId) -> None:
+        """Note that a driver could not fetch the result of a task, which was lost with the node that stored it: a later
+        job that needs it runs the task again.
+        """
+        self._tasks.release(task_id)
+        self._dispatcher.post(ResultLost(self._dispatcher.now, task_id))
 
     async def cancel(self, client_id: ClientId, submission_id: SubmissionId) -> None:
         """Cancel the unfinished jobs of a submission; running tasks stop at their next step. Idempotent."""

@@ -157,7 +157,7 @@ class Dispatcher:
         if worker is None or worker.spec.incarnation != saved.incarnation:
             return
         known = worker.runs.get(saved.task_id)
-        if known is None or known.run != saved.run or not self._tasks.keep_state(saved.task_id, state):
+        if known is None or known.run != saved.run or not self._tasks.keep_state(saved, state):
             return
         self.post(
             StateKept(
@@ -297,7 +297,11 @@ class Dispatcher:
         self._runs_sent += 1
         request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked)
         worker.runs[command.task_id] = StepDone(
-            command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
+            command.worker_id,
+            command.incarnation,
+            command.task_id,
+            request.run,
+            *self._tasks.steps_before(command),
         )
         return request, inputs
 

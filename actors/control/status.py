@@ -47,9 +47,12 @@ class WorkerStatus:
     resident        components with bytes on the GPU, least recently used first
     task            the stage that is running; None if idle
     trouble         the latest reason why it was lost or did not start; "" if there is none
+    unavailable     why files cannot be used on its node: they are missing there, or differ
+    leaves_in       seconds until its node ends, as announced; None if nothing was
     node            Ray's id of its node; "" if unknown
     node_name       display name of the node; "" if unknown
-    not_up          why it is not up: "pending: ...", "starting ...", "lost: ..." or "refused: ..."; "" if it is
+    not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
+                    "" if it is up
     parts           `resident` with bytes
     run             the current run; None if idle
     runs            completed runs over all incarnations; of these, `runs_resident` had every component resident
@@ -73,6 +76,8 @@ class WorkerStatus:
     runs_resident: int = 0
     uploaded_bytes: int = 0
     streamed_bytes: int = 0
+    unavailable: tuple[str, ...] = ()
+    leaves_in: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,9 @@ def pool_status(
     runs = {task.task_id: _run_status(task, done.get(task.task_id)) for task in snapshot.running}
     ready, blocked = snapshot.ready, snapshot.blocked
     return PoolStatus(
-        workers=tuple(_worker_status(w, runs, troubles.get(w.worker_id, ""), where) for w in snapshot.workers),
+        workers=tuple(
+            _worker_status(w, runs, troubles.get(w.worker_id, ""), snapshot.at, where) for w in snapshot.workers
+        ),
         waiting={stage: ready.get(stage, 0) + blocked.get(stage, 0) for stage in (*ready, *blocked)},
         jobs={"live": snapshot.jobs_live, **snapshot.resolved},
         uploaded_bytes=snapshot.uploaded_bytes,
@@ -175,18 +182,19 @@ def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:
 
 def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
     """Explain why a worker does not run tasks; "" if it does."""
+    node = where.placed.get((worker.worker_id, worker.incarnation))
     if worker.status == "given_up":
-        return f"refused: {trouble}" if trouble else "refused"
+        return f"refused{_on(node, where)}: {trouble}" if trouble else f"refused{_on(node, where)}"
     if worker.status != "starting":
         return ""
-    before = f"; before: {trouble}" if trouble else ""
-    node = where.placed.get((worker.worker_id, worker.incarnation))
+    last = where.placed.get((worker.worker_id, worker.incarnation - 1))
+    before = f"; before{_on(last, where)}: {trouble}" if trouble else ""
     if node is not None:
         return f"starting on {short_name(node, where.names)}{before}"
     if where.use is not None and where.use.free < 1:
         return f"pending: no node with a free GPU{before}"
     if trouble:
-        return f"lost: {trouble}; it starts again"
+        return f"starts again{before}"
     return "starting"
 
 
@@ -203,8 +211,13 @@ def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
     )
 
 
+def _on(node: NodeId | None, where: Whereabouts) -> str:
+    name = "" if node is None else short_name(node, where.names)
+    return f" on {name}" if name else ""
+
+
 def _worker_status(
-    worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], trouble: str, where: Whereabouts
+    worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], trouble: str, at: float, where: Whereabouts
 ) -> WorkerStatus:
     residency = worker.residency
     entries = residency.entries if residency else ()
@@ -233,4 +246,6 @@ def _worker_status(
         runs_resident=worker.runs_resident,
         uploaded_bytes=worker.uploaded_bytes,
         streamed_bytes=worker.streamed_bytes,
+        unavailable=worker.unavailable,
+        leaves_in=None if worker.drain_deadline is None else max(0.0, worker.drain_deadline - at),
     )

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import ExpectedFile, ResultRef, RunRequest
+from modelpool.actors.wire.messages import ExpectedFile, ResultRef, RunRequest, StateSaved
 from modelpool.pool.core.stage_params import PreloadRequest, StageParams
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec, WorkerId
@@ -32,8 +32,9 @@ class _Entry:
     running: bool = False
     #: set when there is a result, until the core releases it
     result: ResultRef | None = None
-    #: the state that its next run resumes from, until the core releases it
+    #: the state that its next run resumes from, until the core releases it, and its steps done and total
     state: ResultRef | None = None
+    steps: tuple[int, int] = (0, 0)
     #: of the run that produced the result, and the job that the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
@@ -128,15 +129,19 @@ class TaskStore:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
         elif report.has_state:
-            entry.state = result
+            entry.state, entry.steps = result, (report.step, report.steps)
 
-    def keep_state(self, task_id: TaskId, state: ResultRef) -> bool:
+    def keep_state(self, saved: StateSaved, state: ResultRef) -> bool:
         """Hold a state of a task, in place of an earlier one; return False if the task is not known any more."""
-        entry = self._entries.get(task_id)
+        entry = self._entries.get(saved.task_id)
         if entry is None:
             return False
-        entry.state = state
+        entry.state, entry.steps = state, (saved.step, saved.steps)
         return True
+
+    def steps_before(self, command: RunTask) -> tuple[int, int]:
+        """Return the steps that are done when this run starts, and all of them; 0 and 0 if it does not resume."""
+        return self._entries[command.task_id].steps if command.resume else (0, 0)
 
     def abandon(self, task_id: TaskId) -> None:
         """Note that a run was lost with its worker."""

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ from modelpool.actors.ray.ray_cluster import RayCluster, cluster_nodes, head_nod
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, take_evidence, trace_folder
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types
-from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes
+from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
@@ -49,6 +50,8 @@ from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
 
 _PR_SET_PDEATHSIG = 1
+#: escape sequences in Ray's messages
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SystemClock:
@@ -66,21 +69,23 @@ class SystemClock:
 class ControllerActor(Controller):
     """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
-    def __init__(self, plan: PoolPlan, name: str, catalog_nodes: tuple[NodeId, ...] | None) -> None:
-        """`catalog_nodes` have the model files, best first; () if this node has them, None on a single machine."""
+    def __init__(self, plan: PoolPlan, name: str, models: ModelsSection, nodes: tuple[NodeId, ...] | None) -> None:
+        """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         catalog: CatalogQueries = (
-            RemoteCatalog(plan.open_catalog, catalog_nodes) if catalog_nodes else CatalogService(plan.open_catalog)
+            RemoteCatalog(plan.open_catalog, nodes, partial(search_again, models, this_node()))
+            if nodes
+            else CatalogService(plan.open_catalog)
         )
-        nodes = RayNodes()
+        ray_nodes = RayNodes()
         super().__init__(
             state=SchedulerState(plan.scheduler),
             fleet=RayFleet(
                 create=lambda new: _create_worker(plan, new, me),
                 needs=partial(_needs, plan),
-                examiner=LossExaminer(nodes),
-                recent_view=partial(nodes.recent, plan.nodes.poll_seconds),
+                examiner=LossExaminer(ray_nodes),
+                recent_view=partial(ray_nodes.recent, plan.nodes.poll_seconds),
                 start_timeout_seconds=plan.start_timeout_seconds,
             ),
             clock=SystemClock(),
@@ -88,10 +93,10 @@ class ControllerActor(Controller):
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
-            cluster=None if catalog_nodes is None else RayCluster(plan.gpus_per_worker),
+            cluster=None if nodes is None else RayCluster(plan.gpus_per_worker),
             name=name,
             node=this_node(),
-            nodes=nodes,
+            nodes=ray_nodes,
             poll_seconds=plan.nodes.poll_seconds,
             elastic=plan.elastic,
         )
@@ -179,7 +184,9 @@ def start_controller(
     if environment is not None:
         options["runtime_env"] = dict(environment)
     try:
-        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan, name, elsewhere)
+        controller: ActorHandle[Any] = (
+            ray.remote(ControllerActor).options(**options).remote(plan, name, models or ModelsSection(), elsewhere)
+        )
     except ValueError as taken:
         raise UserError(f"this Ray cluster already has a pool called {name!r}; choose another name") from taken
     try:
@@ -191,7 +198,7 @@ def start_controller(
     except RayActorError as lost:
         raise UserError(
             f"the controller of the pool could not start on node {names_of(nodes).get(node, node)}: "
-            f"{' '.join(str(lost).split())}"
+            f"{' '.join(_COLOURS.sub('', str(lost)).split())}"
         ) from lost
     return controller
 

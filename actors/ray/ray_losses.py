@@ -36,7 +36,7 @@ WORKER_GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
 EXAMINE_SECONDS = 2.0
 #: of that, for an answer from another worker of the node, which can be slow only if the machine is
 _NEIGHBOUR_SECONDS = 0.5
-_REASON_CHARACTERS = 400
+_REASON_CHARACTERS = 600
 #: nodes that are known to be prepared
 _NODES_REMEMBERED = 4096
 
@@ -177,4 +177,7 @@ def one_line(text: str) -> str:
     lines = (line.strip() for line in text.splitlines())
     ids = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
     parts = " ".join(line for line in lines if line and not line.startswith(ids))
-    return parts if len(parts) <= _REASON_CHARACTERS else f"{parts[:_REASON_CHARACTERS]} ..."
+    if len(parts) <= _REASON_CHARACTERS:
+        return parts
+    # an error at the start of the process is the last line of its traceback
+    return f"{parts[: _REASON_CHARACTERS // 3]} ... {parts[-2 * _REASON_CHARACTERS // 3 :]}"

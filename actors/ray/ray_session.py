@@ -6,7 +6,8 @@ submitted jobs; else a local Ray. A cluster that merely runs on this machine is 
 Ray is imported only when a session opens, because it reads the environment once, at its import. Rules
 1. Only what this process started is shut down.
 2. A Ray that we start listens on loopback only and requires a token, which is kept in our state folder: anyone who can
-   read it may use the pool.
+   read it may use the pool. A note next to it names the address: other clusters on loopback get no token of ours. Ray
+   gives up a driver that has one if its cluster has none.
 3. Ray prints nothing on the user's terminal.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import logging
 import os
 import platform
@@ -47,6 +49,8 @@ SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
 #: how long to wait for an answer from an address
 ANSWER_SECONDS = 10.0
+#: the kernel reports start times in hundredths of a second
+_SAME_START_SECONDS = 0.02
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -68,11 +72,14 @@ class RaySession:
         connected_here: bool,
         folder: tempfile.TemporaryDirectory[str] | None,
         actor_environment: Mapping[str, Any] | None = None,
+        note: Path | None = None,
     ) -> None:
         self.address = address
         self.actor_environment = actor_environment
         self._connected_here = connected_here
         self._folder = folder
+        #: of a Ray that was started here
+        self._note = note
 
     @property
     def is_local(self) -> bool:
@@ -92,6 +99,8 @@ class RaySession:
         if self._connected_here:
             self._connected_here = False
             ray.shutdown()
+        if self._note is not None:
+            self._note.unlink(missing_ok=True)
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -143,7 +152,7 @@ def _connected() -> ModuleType | None:
 
 def _start(namespace: str, local_workers: int) -> RaySession:
     """Start a local Ray. Tried twice: Ray gives its parts a fixed time to start, which a busy machine can exceed."""
-    _prepare_environment()
+    _prepare_environment(with_token=True)
     try:
         folder = _start_once(namespace, local_workers)
     except Exception as failed:
@@ -151,7 +160,28 @@ def _start(namespace: str, local_workers: int) -> RaySession:
         folder = _start_once(namespace, local_workers)
     import ray
 
-    return RaySession(ray.get_runtime_context().gcs_address, True, folder)
+    address = ray.get_runtime_context().gcs_address
+    return RaySession(address, True, folder, note=write_note(address))
+
+
+def write_note(address: str) -> Path:
+    """Note that this process has started the Ray at `address`. Returns the file."""
+    path = _note_of(address)
+    path.write_text(json.dumps({"pid": os.getpid(), "started_at": psutil.Process().create_time()}))
+    return path
+
+
+def is_ours(address: str) -> bool:
+    """Whether the Ray at `address` was started by a process like this one that still runs: it has our token."""
+    try:
+        note = json.loads(_note_of(address).read_text())
+        return bool(abs(psutil.Process(note["pid"]).create_time() - note["started_at"]) < _SAME_START_SECONDS)
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return False
+
+
+def _note_of(address: str) -> Path:
+    return state_folder() / f"ray-at-{address.rpartition(':')[2]}.json"
 
 
 def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirectory[str]:
@@ -178,7 +208,7 @@ def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirecto
 
 def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
     if is_loopback(address):
-        _prepare_environment()
+        _prepare_environment(with_token=is_ours(address))
     if address == AUTO:
         _prove_someone_listens(_found_by_ray())
     elif ":" in address:
@@ -285,12 +315,12 @@ def _log_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         logger.debug("%s: %s", data.get("pid"), line)
 
 
-def _prepare_environment() -> None:
-    """Set what Ray must find before it is imported, or as soon after as possible, to stay on loopback behind a
-    token.
+def _prepare_environment(with_token: bool) -> None:
+    """Set what Ray must find before it is imported, or as soon after as possible, to stay on loopback, behind our
+    token if that is wanted and the user has set none.
     """
     os.environ[LOOPBACK_VARIABLE] = "0"
-    if not any(name in os.environ for name in TOKEN_VARIABLES):
+    if with_token and not any(name in os.environ for name in TOKEN_VARIABLES):
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token_file())
     if "ray" in sys.modules:  # it has already read the environment; these are the two places that keep it

@@ -2,27 +2,28 @@
 
 Imports Ray at once: import this module after a session is open. Rules
 1. If the catalog's node is lost, the next node that has the files takes over, and the question is asked again: answers
-   depend on nothing but the files.
+   depend on nothing but the files. When none is left, the nodes are searched again: others may have joined.
 2. Measurements (`learn`) are sent in batches and may be lost with a node: they only improve estimates.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
-from modelpool.actors.control.catalog_place import existing, nodes_for_catalog, paths_of
+from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import LEARN_BATCH, BuiltRequest, CatalogService, ListingCatalog
 from modelpool.actors.control.cluster_nodes import ClusterNode, names_of
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.ray.ray_cluster import on_node
+from modelpool.actors.ray.ray_cluster import cluster_nodes, on_node
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import ModelsSection
 from modelpool.pool.core.errors import UserError
@@ -31,6 +32,8 @@ from modelpool.pool.specs.spec import JobId, NodeId, RunCost, TaskId, TaskSpec
 if TYPE_CHECKING:
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
+#: nodes on which a question is asked before it fails
+MOST_TRIES = 5
 #: how long a node has to answer which files it has; it may have to start a process
 PROBE_SECONDS = 60.0
 
@@ -47,10 +50,19 @@ class CatalogActor(CatalogService):
 class RemoteCatalog:
     """See `CatalogQueries`."""
 
-    def __init__(self, open_catalog: Callable[[], ListingCatalog], nodes: Sequence[NodeId]) -> None:
-        """`nodes` have the files; the first runs the catalog."""
+    def __init__(
+        self,
+        open_catalog: Callable[[], ListingCatalog],
+        nodes: Sequence[NodeId],
+        find_nodes: Callable[[], Sequence[NodeId]],
+    ) -> None:
+        """`nodes` have the files; the first runs the catalog. `find_nodes` searches them again, in another thread; it
+        raises UserError if no node has the files.
+        """
         self._open_catalog = open_catalog
         self._nodes = list(nodes)
+        self._find_nodes = find_nodes
+        self._finding = asyncio.Lock()
         self._actor: ActorHandle[Any] | None = None
         self._measured: list[tuple[TaskSpec, RunCost]] = []
 
@@ -93,32 +105,30 @@ class RemoteCatalog:
             ray.kill(actor)
 
     async def _ask(self, method: str, *arguments: object) -> object:
-        while True:
-            actor = self._started()
+        problem = ""
+        for _ in range(MOST_TRIES):
+            actor = await self._started()
             self._send_measured()
             try:
                 return await getattr(actor, method).remote(*arguments)
             except RayTaskError as raised:
                 raise raised.cause from None
-            except RayActorError as lost:
-                self._next_node(actor, lost)
+            except RayError as lost:
+                problem = " ".join(str(lost).split())
+                if self._actor is actor:  # the first call that notices
+                    self._actor = None
+                    del self._nodes[:1]
+        raise UserError(f"the catalog of the models was lost {MOST_TRIES} times in a row; the last time: {problem}")
 
-    def _started(self) -> ActorHandle[Any]:
-        if self._actor is None:
+    async def _started(self) -> ActorHandle[Any]:
+        async with self._finding:
             if not self._nodes:
-                raise UserError("no node that has the model files is left in the cluster")
+                self._nodes = list(await asyncio.to_thread(self._find_nodes))
+        if self._actor is None:
             options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
             actor_class: Any = ray.remote(CatalogActor)
             self._actor = actor_class.options(**options, **on_node(self._nodes[0])).remote(self._open_catalog)
         return self._actor
-
-    def _next_node(self, lost: ActorHandle[Any], error: RayError) -> None:
-        """Note the loss of the actor, unless another call already has."""
-        if self._actor is lost:
-            self._actor = None
-            if len(self._nodes) <= 1:
-                raise UserError("the node that has the model files is lost, and no other node has them") from error
-            del self._nodes[0]
 
     def _send_measured(self) -> None:
         measured, self._measured = self._measured, []
@@ -134,17 +144,25 @@ def catalog_nodes(
     environment: Mapping[str, Any] | None = None,
 ) -> tuple[NodeId, ...]:
     """Return the nodes that can run the catalog, best first: () if the controller's node can, since it has the files.
-    Asks the other nodes only if the driver's node, on which this is called, is not the controller's or lacks files.
-    `environment` is the runtime environment of tasks.
+    Asks the other nodes only if the driver's node, on which this is called, is not the controller's or lacks files. If
+    models were added to the driver's registry, its node is the best. `environment` is the runtime environment of tasks.
 
     Raises UserError if no node has the files.
     """
-    paths = paths_of(models)
+    added = added_paths(models)
+    paths = (*paths_of(models), *added)
     if len(nodes) == 1 or not paths or (controller == driver and existing(paths) == frozenset(paths)):
         return ()
     found = dict.fromkeys((node.node_id for node in nodes), frozenset[Path]()) | _probed(paths, nodes, environment)
-    chosen = nodes_for_catalog(paths, found, (controller, driver), names_of(nodes))
+    preferred = (driver, controller) if added else (controller, driver)
+    chosen = nodes_for_catalog(paths, found, preferred, names_of(nodes))
     return () if not chosen or chosen[0] == controller else chosen
+
+
+def search_again(models: ModelsSection, here: NodeId) -> tuple[NodeId, ...]:
+    """Return the nodes that can run the catalog of a controller on `here`, itself included. Raises UserError."""
+    paths, nodes = paths_of(models), cluster_nodes()
+    return nodes_for_catalog(paths, _probed(paths, nodes, None), (here,), names_of(nodes))
 
 
 def _probed(

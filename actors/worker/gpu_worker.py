@@ -181,8 +181,9 @@ class GpuWorker:
         try:
             self._files.check(request.files)
             own, state = _split_inputs(request, inputs)
+            resume = {} if state is None else {"resume": state}
             outcome = self._engine.run(
-                request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, state
+                request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, **resume
             )
         except (Exception, SystemExit) as raised:
             outcome = self._explained(request.task, _as_failure(raised))

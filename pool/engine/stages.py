@@ -52,7 +52,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import HALF
 from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
 from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.partial_run import partial_run_of, run_states, sampler_states
+from modelpool.pool.sampling.partial_run import forgotten_if_failed, partial_run_of, run_states, sampler_states
 from modelpool.pool.sampling.schedules import sigma_table
 from modelpool.pool.specs.spec import ExecutionMode
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
@@ -193,26 +193,27 @@ def sample_batch(
         device = diffusion_model.device
         options = diffusion_model.model_options
         part = partial_run_of(works, inputs, device, resumed, hooks.should_pause)
-        samples_BCHW = denoise_images(
-            predict_noise,
-            work,
-            [each.seed for each in works],
-            shape_CHW,
-            cond,
-            uncond,
-            device,
-            speaking.counting(hooks),
-            table=sigma_table(facts.noise, tokens_of(facts, work), work.steps),
-            options=options,
-            max_batch=max_batch,
-            inpainting=start.inpainting,
-            prediction=facts.prediction,
-            start_BCHW=start.latent_BCHW,
-            regions=regions,
-            without_image=shown.without,
-            guider=guider_config(facts, work, cond, len(works), shape_CHW[1], device),
-            part=part,
-        )
+        with forgotten_if_failed(part):
+            samples_BCHW = denoise_images(
+                predict_noise,
+                work,
+                [each.seed for each in works],
+                shape_CHW,
+                cond,
+                uncond,
+                device,
+                speaking.counting(hooks),
+                table=sigma_table(facts.noise, tokens_of(facts, work), work.steps),
+                options=options,
+                max_batch=max_batch,
+                inpainting=start.inpainting,
+                prediction=facts.prediction,
+                start_BCHW=start.latent_BCHW,
+                regions=regions,
+                without_image=shown.without,
+                guider=guider_config(facts, work, cond, len(works), shape_CHW[1], device),
+                part=part,
+            )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")

@@ -11,6 +11,7 @@ H.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -102,6 +103,10 @@ class PartialRun:
 
         return report
 
+    def forget(self) -> None:
+        """Drop the tensors of a run that failed: a traceback keeps the closures of its functions, and so this."""
+        self.latent_BCHW, self.memory, self.guidance = None, SamplerMemory(), GuidanceMemory()
+
     def _end(self, sigmas: Tensor) -> int:
         return len(sigmas) - 1 if self.end is None else self.end
 
@@ -134,6 +139,16 @@ def partial_run_of(
         predictions = [each.predictions_NCHW[place] for each in found if each.predictions_NCHW is not None]
         part.memory.predictions.append((level, _stacked(predictions, device)))
     return part
+
+
+@contextmanager
+def forgotten_if_failed(part: PartialRun) -> Iterator[None]:
+    """`PartialRun.forget` if the block raises."""
+    try:
+        yield
+    except BaseException:
+        part.forget()
+        raise
 
 
 def run_states(part: PartialRun, work: SampleParams) -> tuple[RunState, ...]:

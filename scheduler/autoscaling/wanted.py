@@ -41,8 +41,8 @@ SAFETY = 1.25
 #: part of the time to restore a node that it idles before it is given up. At 1, idling never costs more than twice the
 #: best decision in hindsight; work that comes back within that time finds the node
 IDLE_PART = 1.0
-#: the same, of the time for which the others have kept up without it. At 2, in benchmarks/autoscaling.py, p50 is shorter and
-#: the cost a tenth higher, with the same p99
+#: the same, of the time for which the others have kept up without it. At 2, in benchmarks/autoscaling.py, p50 is
+#: shorter and the cost a tenth higher, with the same p99
 KEPT_UP_PARTS = 1.0
 #: seconds of the cost of all nodes that are left when all are given up because of `max_cost`: for runs to end
 LAST_RUN_SECONDS = 120.0

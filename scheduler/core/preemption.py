@@ -16,6 +16,7 @@ Runs of unknown length, the first of their kind on a GPU, are not stopped. Pure 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 
 from modelpool.pool.specs.spec import Stage
@@ -57,27 +58,37 @@ class Preemption:
         """Stop runs for the tasks that wait now. Call after ready tasks were started."""
         index, backlog = self._worker_table.worker_index, self._demand.backlog
         busy = index.busy
-        # both checks take constant time, and end it for most events
+        # these checks take constant time, and are the last ones for most events
         if not backlog.count or not busy or busy[-1][0] - at <= self._config.preemption_wait_seconds:
             return
         if not self._demand.fair_queue.has_priorities:
             return
         longest = [worker for _, _, worker in islice(reversed(busy), MOST_WORKERS)]
-        stopping = {worker: self._lowest(worker) for worker in longest if self._is_stopping(worker)}
-        largest_bytes = max((worker.capacity_bytes or 0 for worker in longest), default=0)
+        stopping = [_Stopping(self._priority(worker), worker) for worker in longest if self._is_stopping(worker)]
+        victims = [victim for worker in longest if (victim := self._as_victim(worker, at)) is not None]
+        victims.sort(key=_victim_order)
+        if not victims:
+            return
+        soon, ahead_seconds = self._soon_free(at), 0.0
+        largest_bytes = max((victim.worker.capacity_bytes or 0 for victim in victims), default=0)
         for line in backlog.first_lines(largest_bytes, MOST_WAITING):
             for task in line.tasks.first(MOST_WAITING):
-                served = next((w for w in stopping if self._may_serve(task, w, stopping[w])), None)
-                if served is not None:
-                    del stopping[served]  # that run is stopped for this task, or one like it
-                    continue
-                victim = self._victim(task, longest, at)
-                if victim is None:
+                if not victims or task.priority <= victims[0].priority:
                     break  # the others of the line have no higher priority
-                longest.remove(victim)
-                self.pause(victim, f"for {task.name}, of priority {task.priority}", at)
-                for name in victim.task_ids:
-                    self._demand.tasks[name].preemptions += 1
+                served = next((one for one in stopping if _fits(task, one.worker, one.priority)), None)
+                if served is not None:
+                    stopping.remove(served)  # that run is stopped for this task, or one like it
+                    continue
+                waits = [seconds for seconds, worker in soon if task.cost_class.needed_bytes <= _capacity(worker)]
+                if waits and min(waits) + ahead_seconds / len(soon) <= self._config.preemption_wait_seconds:
+                    ahead_seconds += self._costs.resident_seconds(task.spec, task.cost_class, victims[0].worker)
+                    continue
+                victim = next((one for one in victims if self._pays(task, one)), None)
+                if victim is not None:
+                    victims.remove(victim)
+                    self.pause(victim.worker, f"for {task.name}, of priority {task.priority}", at)
+                    for name in victim.worker.task_ids:
+                        self._demand.tasks[name].preemptions += 1
 
     def pause(self, worker: Worker, reason: str, at: float) -> None:
         """Ask the run of a worker to stop with its state, unless it was asked before."""
@@ -90,59 +101,37 @@ class Preemption:
                 self._story.note(task, f"asked to stop with its state {reason}")
                 self._out.append(StopTask(worker.worker_id, worker.incarnation, name, task.attempt, keep_state=True))
 
-    def _victim(self, task: Task, workers: list[Worker], at: float) -> Worker | None:
-        """The worker whose run is stopped for `task`; None if none is."""
-        found: tuple[int, float] | None = None
-        victim: Worker | None = None
-        for worker in workers:
-            rank = self._rank(task, worker, at)
-            if rank is not None and (found is None or rank < found):
-                found, victim = rank, worker
-        if victim is None or self._waits_shortly(task, victim, at):
-            return None
-        return victim
-
-    def _rank(self, task: Task, worker: Worker, at: float) -> tuple[int, float] | None:
-        """The order in which the run of `worker` is stopped for `task`, lowest first; None if it is not."""
+    def _as_victim(self, worker: Worker, at: float) -> _Victim | None:
+        """The run of `worker`, if it may be stopped; None if it ends soon or has to continue."""
         wait_seconds = worker.wait_seconds(at)
         if wait_seconds is None or (worker.expected_end or 0.0) - at <= self._config.preemption_wait_seconds:
             return None
-        if task.cost_class.needed_bytes > (worker.capacity_bytes or 0) or self._is_stopping(worker):
-            return None
         members = [self._demand.tasks[name] for name in worker.task_ids]
-        lowest = max(member.priority for member in members)
-        if lowest >= task.priority or any(not self._may_stop(member) for member in members):
+        if not all(self._may_stop(member) for member in members) or self._is_stopping(worker):
             return None
         first = members[0]
         run_seconds = self._costs.resident_seconds(first.spec, first.cost_class, worker)
-        load = self._costs.load_estimate(task.cost_class, worker)
-        if load is None:
-            return None
-        # weights that make room for the task are loaded again; at most all that the run uses
-        evicted_bytes = sum(self._costs.components[use.component].upload_bytes for use in first.spec.uses)
-        reload_seconds = evicted_bytes / worker.link_bytes_per_second
-        if wait_seconds <= step_seconds(first.spec, run_seconds, first.remaining) + reload_seconds:
-            return None
-        return lowest, -wait_seconds
+        # weights that make room for the other task are loaded again: at most all that the run uses
+        reload_bytes = sum(self._costs.components[use.component].upload_bytes for use in first.spec.uses)
+        cost_seconds = step_seconds(first.spec, run_seconds, first.remaining)
+        cost_seconds += reload_bytes / worker.link_bytes_per_second
+        return _Victim(max(member.priority for member in members), wait_seconds, cost_seconds, worker)
 
-    def _waits_shortly(self, task: Task, victim: Worker, at: float) -> bool:
-        """Whether another worker takes the task soon without a preemption."""
-        most_seconds = self._config.preemption_wait_seconds
-        index = self._worker_table.worker_index
-        for worker in index.some_idle(MOST_WORKERS):
-            if task.cost_class.needed_bytes <= (worker.capacity_bytes or 0):
-                return True
+    def _pays(self, task: Task, victim: _Victim) -> bool:
+        """Whether stopping that run lets `task` start sooner by more than it costs."""
+        return _fits(task, victim.worker, victim.priority) and victim.wait_seconds > victim.cost_seconds
+
+    def _soon_free(self, at: float) -> list[tuple[float, Worker]]:
+        """Some workers that are free soon without a preemption, and when."""
+        index, most_seconds = self._worker_table.worker_index, self._config.preemption_wait_seconds
+        found = [(0.0, worker) for worker in index.some_idle(MOST_WORKERS)]
         for end, _, worker in islice(index.busy, MOST_WORKERS):
             if end - at > most_seconds:
-                return False
+                break
             seconds = worker.wait_seconds(at)
-            if (
-                seconds is not None
-                and seconds <= most_seconds
-                and task.cost_class.needed_bytes <= (worker.capacity_bytes or 0)
-            ):
-                return True
-        return False
+            if seconds is not None and seconds <= most_seconds:
+                found.append((seconds, worker))
+        return found
 
     def _may_stop(self, task: Task) -> bool:
         return (
@@ -156,8 +145,41 @@ class Preemption:
         tasks = [self._demand.tasks[name] for name in worker.task_ids]
         return all(task.pause_requested_at is not None or task.status is TaskStatus.STOPPING for task in tasks)
 
-    def _lowest(self, worker: Worker) -> int:
+    def _priority(self, worker: Worker) -> int:
+        """The priority of its run: the highest of its tasks."""
         return max((self._demand.tasks[name].priority for name in worker.task_ids), default=0)
 
-    def _may_serve(self, task: Task, worker: Worker, priority: int) -> bool:
-        return priority < task.priority and task.cost_class.needed_bytes <= (worker.capacity_bytes or 0)
+
+@dataclass(slots=True)
+class _Stopping:
+    """A run that was asked to stop."""
+
+    priority: int
+    worker: Worker
+
+
+@dataclass(slots=True)
+class _Victim:
+    """A run that may be stopped.
+
+    wait_seconds  until it ends by itself
+    cost_seconds  of stopping it
+    """
+
+    priority: int
+    wait_seconds: float
+    cost_seconds: float
+    worker: Worker
+
+
+def _victim_order(victim: _Victim) -> tuple[int, float]:
+    return victim.priority, -victim.wait_seconds
+
+
+def _fits(task: Task, worker: Worker, priority: int) -> bool:
+    """Whether `task` may take the place of a run of `priority` on `worker`."""
+    return priority < task.priority and task.cost_class.needed_bytes <= _capacity(worker)
+
+
+def _capacity(worker: Worker) -> int:
+    return worker.capacity_bytes or 0

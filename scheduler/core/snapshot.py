@@ -12,12 +12,17 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import JobId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.tables.cost_classes import STAGE_RANK
 from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
+from modelpool.scheduler.tables.scaling_record import ScalingWhy
 
 if TYPE_CHECKING:
+    from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
     from modelpool.scheduler.core.state import SchedulerState
+    from modelpool.scheduler.tables.workers import Worker
 
 #: payer of a task (the user of the first job that wants it), its stage rank, its status
 _KIND = attrgetter("payer", "cost_class.rank", "status")
+#: reasons of one machine
+MOST_REASONS = 8
 _STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
 
 
@@ -66,6 +71,47 @@ class WorkerSnapshot:
     whole_bytes: tuple[int, ...] = ()
     #: number of tasks that run in a batch with `task_id`
     batch_mates: tuple[TaskId, ...] = ()
+    #: why files cannot be used on its machine, at most MOST_REASONS of them
+    unavailable: tuple[str, ...] = ()
+    #: when its machine ends; None if that is not known to end
+    drain_deadline: float | None = None
+    #: the group of nodes that it was requested from; "" if it was not
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """One group of nodes.
+
+    nodes           that exist or are requested
+    starting        workers of it that are not up
+    start_seconds   from a request to a worker, as learned
+    blocked_seconds until nodes may be requested again; 0 if they may now, infinity if never
+    reason          why not
+    """
+
+    name: str
+    nodes: int
+    min_nodes: int
+    max_nodes: int
+    starting: int
+    start_seconds: float
+    price_per_hour: float
+    spot: bool
+    blocked_seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSnapshot:
+    """The groups of nodes and the money spent on them; the latest decisions with their reasons, oldest first."""
+
+    groups: tuple[GroupSnapshot, ...]
+    spent: float
+    cost_per_hour: float
+    decisions: tuple[ScalingWhy, ...]
+    #: component -> workers that must hold it
+    pins: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +147,8 @@ class Snapshot:
     #: jobs with a deadline that met it, and that missed it, since the start
     deadlines_met: int = 0
     deadlines_missed: int = 0
+    #: None without groups
+    scaling: ScalingSnapshot | None = None
 
 
 def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
@@ -129,6 +177,34 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
         seconds_by_user={str(user): account.seconds for user, account in demand.fair_queue.shares.accounts.items()},
         deadlines_met=demand.fair_queue.deadlines.met,
         deadlines_missed=demand.fair_queue.deadlines.missed,
+        scaling=None if state.autoscaler is None else _scaling(state, state.autoscaler, at),
+    )
+
+
+def _scaling(state: SchedulerState, autoscaler: Autoscaler, at: float) -> ScalingSnapshot:
+    counts = autoscaler.node_counts()
+    starting = Counter(w.group for w in state.worker_table.workers.values() if w.group and not w.live)
+    groups = tuple(
+        GroupSnapshot(
+            name=name,
+            nodes=counts.get(name, 0),
+            min_nodes=record.group.min_nodes,
+            max_nodes=record.group.max_nodes,
+            starting=starting[name],
+            start_seconds=record.start_seconds,
+            price_per_hour=record.group.price_per_hour,
+            spot=record.group.spot,
+            blocked_seconds=max(0.0, record.blocked_until - at),
+            reason=record.reason if record.blocked_until > at else "",
+        )
+        for name, record in autoscaler.groups.items()
+    )
+    return ScalingSnapshot(
+        groups,
+        autoscaler.spent,
+        autoscaler.cost_per_hour,
+        tuple(autoscaler.decisions),
+        {str(component): replicas for component, replicas in autoscaler.pins.items()},
     )
 
 
@@ -173,6 +249,15 @@ def _whole_bytes(state: SchedulerState, residency: Residency | None) -> tuple[in
     return tuple(known[e.component].weight_bytes if e.component in known else e.resident_bytes for e in entries)
 
 
+def _unavailable(state: SchedulerState, worker: Worker) -> tuple[str, ...]:
+    node = state.costs.nodes.of(worker.spec) if state.costs.nodes.lacking and worker.live else None
+    if node is None:
+        return ()
+    return tuple(dict.fromkeys(file.reason for file in node.unavailable.values() if state.at < file.until))[
+        :MOST_REASONS
+    ]
+
+
 def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
     return tuple(
         WorkerSnapshot(
@@ -192,6 +277,9 @@ def _workers(state: SchedulerState) -> tuple[WorkerSnapshot, ...]:
             node="" if worker.spec is None else worker.spec.node,
             whole_bytes=_whole_bytes(state, worker.residency),
             batch_mates=worker.batch_mates,
+            unavailable=_unavailable(state, worker),
+            drain_deadline=worker.drain_deadline,
+            group=worker.group,
         )
         for worker in state.worker_table.workers.values()
     )

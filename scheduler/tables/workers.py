@@ -231,13 +231,16 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
-        """Start new workers; end workers that are no longer named (when idle). Those of groups are not concerned."""
+        """Start new workers; end workers that are no longer named: busy ones when their run has ended, and those that
+        start at once, since they may wait for a GPU forever. Workers of groups are not concerned."""
         named = dict.fromkeys(worker_ids)
         for worker in list(self.workers.values()):
             if worker.group:
                 continue
             worker.wanted = worker.worker_id in named
-            if not worker.wanted and worker.status in (WorkerState.IDLE, WorkerState.GIVEN_UP):
+            if not worker.wanted and worker.status is not WorkerState.BUSY:
+                if worker.status is WorkerState.STARTING:
+                    self._out.append(EndWorker(worker.worker_id, worker.incarnation))
                 self._forget(worker)
             self._note(worker)
         for worker_id in named:

@@ -17,6 +17,7 @@ from modelpool.actors.control.catalog_service import CatalogService, ListingCata
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
@@ -51,7 +52,7 @@ class ThreadFleet:
         self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         self.on_step: Callable[[StepDone], None] = lambda step: None
 
-    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
         worker = GpuWorker(
             worker_id,
             incarnation,
@@ -65,9 +66,9 @@ class ThreadFleet:
         self._workers[worker_id, incarnation] = (worker, thread)
         return await asyncio.get_running_loop().run_in_executor(thread, worker.start)
 
-    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         await asyncio.Event().wait()
-        return "never"
+        return Loss("never")
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         if known := self._workers.pop((worker_id, incarnation), None):

@@ -233,8 +233,6 @@ def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
 JOIN = """
 import os, sys
 from modelpool.actors.ray import ray_session
-ray_session.is_loopback = lambda address: False  # as if it were another machine
-ray_session._prepare_environment()
 session = ray_session.open_session(sys.argv[1], "joined", bring_code=True)
 import ray
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from modelpool.actors.api.client import CHUNK, ModelPool, WorkersFailed
+from modelpool.actors.api.jobs import MOST_REPEATS
+from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
@@ -402,7 +404,7 @@ def test_readiness_tells_of_workers_that_do_not_come_up() -> None:
         def __init__(self) -> None:
             raise RuntimeError("no such device")
 
-    says = r"gpu-0 \(RuntimeError: no such device\)"
+    says = r"gpu-0 \(starts again; before: RuntimeError: no such device\)"
     with open_pool(workers=1, make_engine=Dead) as pool, pytest.raises(TimeoutError, match=says):
         pool.wait_ready(0.2)
 
@@ -444,12 +446,54 @@ def test_a_pool_that_goes_away_is_told_to_everyone_who_waits(endless_pool) -> No
         endless_pool.submit(request())
 
 
-def test_a_image_that_was_lost_is_a_failure(pool) -> None:
+def test_an_image_that_was_lost_is_generated_again(pool) -> None:
+    """Its node can go between the end of the job and the moment at which the driver fetches it."""
     jobs = pool.submit([request(seed=1), request(seed=2)])
     jobs.wait(60)
-    jobs._waiting[0].job.result.lost = True
-    lost, kept = jobs.results()
-    assert lost.kind is RunErrorKind.INPUT_LOST
-    assert isinstance(kept, ImageResult)
+    gone = jobs._waiting[0].job
+    gone.result.lost = True
+    images = {image.index: image for image in jobs.results()}
+    assert sorted(images) == [0, 1]
+    for index, image in images.items():
+        assert isinstance(image, ImageResult)
+        assert (image.pixels == expected(request(seed=index + 1))).all()
+    assert images[gone.index].job_id != gone.job_id
+    summary = jobs.summary()
+    assert (summary.succeeded, summary.failed) == (2, 0)
+
+
+def test_a_file_whose_image_was_lost_is_written_after_another_run(pool, tmp_path, monkeypatch) -> None:
+    fetch, lost = pool._connection.fetch, []
+
+    def fetch_later(ref):
+        if not lost:
+            lost.append(ref)
+            raise ResultGone("its node is gone")
+        return fetch(ref)
+
+    monkeypatch.setattr(pool._connection, "fetch", fetch_later)
+    images = sorted(pool.submit([request(seed=1), request(seed=2)], output=tmp_path).images(), key=lambda i: i.index)
+    assert [image.index for image in images] == [0, 1]
+    assert len({image.path for image in images}) == 2
+    assert len((tmp_path / "manifest.jsonl").read_text().splitlines()) == 2
+
+
+def test_an_image_that_is_lost_again_and_again_is_a_failure(pool, monkeypatch) -> None:
+    lost = expected(request(seed=1))
+    fetch, losses = pool._connection.fetch, []
+
+    def fetch_others(ref):
+        result = fetch(ref)
+        if (result.pixels_HWC == lost).all():
+            losses.append(ref)
+            raise ResultGone("its node is gone")
+        return result
+
+    monkeypatch.setattr(pool._connection, "fetch", fetch_others)
+    jobs = pool.submit([request(seed=1), request(seed=2)])
+    failure, image = sorted(jobs.results(), key=lambda end: end.index)
+    assert isinstance(image, ImageResult)
+    assert failure.kind is RunErrorKind.INPUT_LOST
+    assert len(losses) == 1 + MOST_REPEATS
     summary = jobs.summary()
     assert (summary.succeeded, summary.failed) == (1, 1)

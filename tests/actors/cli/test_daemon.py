@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from modelpool.actors.cli.daemon import start_in_background, stop_running_pool
+from modelpool.actors.api.opening import start_pool
+from modelpool.actors.cli.daemon import serve_forever, start_in_background, stop_running_pool
+from modelpool.actors.ray.ray_session import RaySession
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -43,6 +46,26 @@ def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch)
     assert stop_running_pool() is None
     with pytest.raises(UserError, match="no pool is running on this machine"):
         _connect()
+
+
+def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    places = []
+
+    def start_controller(plan, namespace, name, place, models, environment):
+        places.append(place)
+        raise UserError("as far as this test goes")
+
+    session = RaySession("127.0.0.1:1", False, None)
+    monkeypatch.setattr("modelpool.actors.api.opening.open_session", lambda *args, **more: session)
+    monkeypatch.setattr(RaySession, "gpu_count", lambda self: 0)
+    monkeypatch.setattr("modelpool.actors.ray.cluster.start_controller", start_controller)
+    for configured in (None, "head", "driver"):
+        config = PoolConfig().override(controller=configured, device="sim")
+        for start in (partial(serve_forever, config, lambda: None), partial(start_pool, config)):
+            with pytest.raises(UserError, match="as far as"):
+                start()
+    assert places == ["head", "driver", "head", "head", "driver", "driver"]
 
 
 def test_a_pool_that_cannot_start_says_why(tmp_path, monkeypatch) -> None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool import PoolConfig
-from modelpool.actors.control.catalog_place import existing, nodes_for_catalog, paths_of
+from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
+from modelpool.actors.settings.config import ModelsSection
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.registry.registry_store import RegistryStore
 from modelpool.pool.specs.spec import NodeId
 
 HEAD, DRIVER, A, B = (NodeId(name) for name in ("head", "driver", "a", "b"))
@@ -49,6 +51,13 @@ def test_every_chosen_node_has_every_file_that_any_node_has(found: dict[NodeId, 
     else:
         with pytest.raises(UserError):
             chosen(found)
+
+
+def test_added_models_are_those_of_the_registry(tmp_path: Path) -> None:
+    models = ModelsSection(registry=tmp_path / "registry")
+    assert added_paths(models) == ()
+    RegistryStore(tmp_path / "registry").add_location(tmp_path / "a.safetensors")
+    assert added_paths(models) == (tmp_path / "a.safetensors",)
 
 
 def test_empty_folders_do_not_count(tmp_path: Path) -> None:

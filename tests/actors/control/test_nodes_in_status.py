@@ -68,9 +68,9 @@ async def test_a_lost_worker_says_what_happened_until_it_is_up_again() -> None:
     desk.fleet.starts_by_itself = False
     desk.fleet.kill(WorkerId("gpu-0"))
     await settle()
-    assert await not_up(desk) == ["pending: no node with a free GPU; before: killed by the test"]
+    assert await not_up(desk) == ["pending: no node with a free GPU; before on box: killed by the test"]
     await desk.controller.worker_placed(WorkerId("gpu-0"), 2, BOX)
-    assert await not_up(desk) == ["starting on box; before: killed by the test"]
+    assert await not_up(desk) == ["starting on box; before on box: killed by the test"]
 
 
 @dialogue

@@ -150,8 +150,8 @@ class LocalCluster:
         self._ask("remove", node)
 
     def drain(self, node: LocalNode, seconds: float, reason: str = "preemption") -> None:
-        """Announce through the GCS that the node ends after `seconds`, because of "preemption" or "idle". Ends
-        nothing.
+        """Announce through the GCS that the node ends after `seconds`, because of "preemption" or "idle". Ray ends it
+        as soon as nothing runs on it, at once if it is idle. Meanwhile `ray.nodes()` shows no resources of it.
         """
         self._ask("drain", node, seconds, reason)
 

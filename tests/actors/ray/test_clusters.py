@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from modelpool import GenerateRequest
 from tests.actors.ray.local_cluster import (
     SHAPES,
     Finished,
@@ -112,6 +113,27 @@ def test_jobs_with_packages_of_their_own_keep_them_and_get_ours(tmp_path: Path, 
             done, packages = cluster.run(packages_of_workers, connects_first, **variables)
             assert done == expected
             assert sorted(packages) == ["modelpool", "of_the_user"]
+
+
+def lose_finished_images(cluster: LocalCluster, wanted: list[GenerateRequest]) -> Finished:
+    """Lose a node with finished images that the driver has not fetched."""
+    with sim_pool(cluster) as pool:
+        pool.wait_ready(READY_SECONDS)
+        jobs = pool.submit(wanted, output=False)
+        assert jobs.wait().succeeded == len(wanted)
+        cluster.kill(cluster.nodes["a"])
+        done = finish(jobs)
+        assert jobs.summary().succeeded == len(wanted)
+        return done
+
+
+def test_finished_images_that_are_lost_with_their_node_are_generated_again() -> None:
+    """Larger ones than Ray sends with its answers: they stay on the node until they are fetched."""
+    wanted = shapes_requests(4, width=256, height=256, steps=1)
+    with local_cluster() as cluster:
+        cluster.add_node("a", gpus=1)
+        cluster.add_node("b", gpus=1)
+        assert cluster.run(lose_finished_images, wanted) == expected_of(wanted)
 
 
 def first_pool(cluster: LocalCluster) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from modelpool.actors.ray.code_folder import JOB_VARIABLE, code_for_other_machines, job_environment, with_user_modules
-from modelpool.actors.ray.ray_session import chosen_address, join_problem
+from modelpool.actors.ray.ray_session import chosen_address, is_ours, join_problem, write_note
 from modelpool.pool.core.errors import UserError
 
 THERE = {"RAY_ADDRESS": "head:6379"}
@@ -55,6 +58,23 @@ def test_other_problems_are_reported_with_all_of_rays_lines() -> None:
         == "could not join the Ray cluster at 'x:1': first line second line"
     )
     assert "RAY_AUTH_TOKEN_PATH" in join_problem("x:1", "InvalidAuthToken: wrong token")
+
+
+def test_only_a_ray_of_a_living_process_of_ours_gets_our_token(tmp_path, monkeypatch) -> None:
+    """Found in a trial: a cluster without authentication gave up every driver that had a token."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert not is_ours("127.0.0.1:6379")
+    note = write_note("127.0.0.1:6379")
+    assert is_ours("127.0.0.1:6379")
+    assert is_ours("localhost:6379")
+    assert not is_ours("127.0.0.1:6380")
+    for text in ("", "{}", '{"pid": "x", "started_at": 0}', note.read_text().replace("started_at", "since")):
+        note.write_text(text)
+        assert not is_ours("127.0.0.1:6379")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    note.write_text(json.dumps({"pid": ended.pid, "started_at": psutil.Process().create_time()}))
+    assert not is_ours("127.0.0.1:6379")
 
 
 def test_the_users_packages_stay_before_ours_and_nothing_is_listed_twice() -> None:

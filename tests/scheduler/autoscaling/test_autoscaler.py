@@ -253,8 +253,8 @@ def worlds(draw: st.DrawFn) -> tuple[Scaled, list[Submitted]]:
     least_gpus = sum(group.min_nodes * group.gpus_per_node for group in groups)
     least_cost = sum(group.min_nodes * group.price_per_hour for group in groups)
     limits = AutoscalingConfig(
-        max_gpus=draw(st.none() | st.integers(max(3, least_gpus), 8)),
-        max_cost_per_hour=draw(st.none() | st.floats(max(9.0, least_cost), 12.0)),
+        max_gpus=draw(st.none() | st.integers(least_gpus + 3, least_gpus + 6)),
+        max_cost_per_hour=draw(st.none() | st.floats(least_cost + 3.0, least_cost + 9.0)),
         max_cost=draw(st.none() | st.floats(0.2, 5.0)),
         wait_seconds=draw(st.sampled_from([0.0, 10.0])),
     )

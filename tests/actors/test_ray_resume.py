@@ -1,0 +1,93 @@
+"""Runs that stop and resume on a real Ray, with real engines: pixels are those of runs that nothing disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from modelpool import GenerateRequest, ModelPool
+from modelpool.actors.control.controller import Controller
+from modelpool.actors.results.progress import RunningJob
+
+pytestmark = pytest.mark.ray
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "laptop.toml"
+#: of a run that lasts seconds
+STEPS = 200
+#: between two looks at the progress, which takes the time of the workers
+LOOK_SECONDS = 0.02
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPool]:
+    folder = tmp_path_factory.mktemp("resume")
+    text = CONFIG.read_text().replace("../examples", str(ROOT / "examples")).replace("../outputs", str(folder))
+    config = folder / "resume.toml"
+    config.write_text(f"{text}\n[scheduler]\ncheckpoint_seconds = 0.05\npreemption_wait_seconds = 0\n")
+    with ModelPool.start(config, device="cpu", workers=1, name="resume") as opened:
+        opened.wait_ready(120)
+        yield opened
+
+
+def long(seed: int, **fields: object) -> GenerateRequest:
+    prompt = {"model": "shapes", "prompt": "a blue square", "seed": seed, "steps": STEPS, "sampler": "uni_pc"}
+    return GenerateRequest.model_validate({**prompt, **fields})
+
+
+def pixels(jobs) -> dict[int, bytes]:
+    found = {image.request.seed: image.pixels.tobytes() for image in jobs.images()}
+    assert jobs.failures == ()
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(pool: ModelPool) -> dict[int, bytes]:
+    return pixels(pool.submit([long(1), long(2)], output=False))
+
+
+def running_at(jobs, step: int) -> RunningJob:
+    """Wait until a run has done that step."""
+    while True:
+        for one in jobs.progress().running:
+            if one.steps == STEPS and one.step >= step:
+                return one
+        time.sleep(LOOK_SECONDS)
+
+
+def steps_until_the_end(jobs) -> list[int]:
+    """The steps that the runs of a submission were seen to have done until it ended."""
+    seen: list[int] = []
+    while jobs.progress().ended == 0:
+        seen += [one.step for one in jobs.progress().running if one.step]
+        time.sleep(LOOK_SECONDS)
+    return seen
+
+
+def test_a_killed_worker_loses_no_more_than_a_checkpoint_interval(pool: ModelPool, expected: dict[int, bytes]) -> None:
+    (victim,) = pool._connection.call(Controller.memory_reports).values()
+    jobs = pool.submit([long(1)], output=False)
+    before = running_at(jobs, STEPS // 2)
+    os.kill(victim.pid, signal.SIGKILL)
+    seen = steps_until_the_end(jobs)
+    assert pixels(jobs) == {1: expected[1]}
+    assert before.steps == STEPS
+    later = [step for step in seen if step < STEPS // 4]
+    assert not later, f"steps {later[:5]} were done again"
+
+
+def test_a_long_run_makes_way_for_a_higher_priority_and_resumes(pool: ModelPool, expected: dict[int, bytes]) -> None:
+    jobs = pool.submit([long(2)], output=False)
+    running_at(jobs, 10)
+    urgent = pool.submit([long(3, steps=2, priority=5)], output=False)
+    ((_, image),) = pixels(urgent).items()
+    assert image
+    assert jobs.progress().ended == 0, "the long run was not overtaken"
+    seen = steps_until_the_end(jobs)
+    assert pixels(jobs) == {2: expected[2]}
+    assert min(seen) >= 10, "its steps were counted from the first again"
