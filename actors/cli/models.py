@@ -236,6 +236,7 @@ def _models(config: Path | None, allow_pickle: bool = False) -> ModelsSection:
 def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
     """Open the registry that a pool started here would use."""
     from modelpool.pool.registry.registry import open_registry
+    from modelpool.pool.registry.remote_models import open_remote
 
     models = _models(config, allow_pickle)
     return open_registry(
@@ -244,6 +245,7 @@ def _registry(config: Path | None, allow_pickle: bool = False) -> Registry:
         models.registry,
         allow_pickle=models.allow_pickle,
         assemblies=models.assemblies,
+        remote=open_remote(models.sources, models.cache_settings),
     )
 
 

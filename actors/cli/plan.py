@@ -117,6 +117,7 @@ def memory_plan(
     from modelpool.pool.devices.kind_names import DeviceKind
     from modelpool.pool.devices.vram_policy import capacity_bytes as usable_bytes
     from modelpool.pool.devices.vram_policy import choose_policy, rules_for
+    from modelpool.pool.registry.remote_models import open_remote
 
     config = settings_for(options)
     link_bytes = _link_bytes(link)
@@ -129,7 +130,10 @@ def memory_plan(
     ahead_bytes = ahead_bytes_of(kind, room_bytes)
     capacity_bytes = room_bytes - ahead_bytes
     models = config.models
-    catalog = Catalog(models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies)
+    remote = open_remote(models.sources, models.cache_settings)
+    catalog = Catalog(
+        models.folders, models.loras, kind, models.registry, True, models.allow_pickle, models.assemblies, remote
+    )
     request = GenerateRequest(model=model, prompt=prompt, seed=0, **fields)
     request = with_placeholders(request, catalog.model_defaults(catalog.find_model(model)))
     recipe, graph = build_graph(request, JobId("planned"), catalog)

@@ -29,6 +29,7 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
+from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import (
@@ -78,17 +79,23 @@ def open_catalog(
     registry_folder: Path | None = None,
     allow_pickle: bool = False,
     assemblies: Sequence[Assembly] = (),
+    sources: Sequence[str] = (),
+    cache: CacheSettings | None = None,
+    host: str = "",
 ) -> ListingCatalog:
-    """Open the real catalog of these folders, models of separate files, and models added to the registry.
+    """Open the real catalog of these folders, models of separate files, models added to the registry, and files of
+    sources, whose descriptions are kept in `cache`; `host` is the address at which other nodes get its files.
 
     Sizes are estimated for the weakest local GPU of one kind, or for the assumptions about such GPUs. `device` is the
     name of the kind, or "auto"; `allow_pickle` permits PyTorch pickles. Imports torch; allocates no GPU memory.
     """
     from modelpool.pool.catalog.catalog import Catalog as PoolCatalog
     from modelpool.pool.devices.detection import capabilities_here
+    from modelpool.pool.registry.remote_models import open_remote
 
     found = capabilities_here(device)
-    return PoolCatalog(model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies)
+    remote = open_remote(sources, cache, host)
+    return PoolCatalog(model_folders, lora_folders, found, registry_folder, True, allow_pickle, assemblies, remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,10 @@ class BuiltRequest:
 
 class CatalogQueries(Protocol):
     """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
+
+    @property
+    def files_address(self) -> str:
+        """See `CatalogService`."""
 
     async def build_requests(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
@@ -191,6 +202,11 @@ class CatalogService:
 
         return await self._run(graph)
 
+    @property
+    def files_address(self) -> str:
+        """The address at which other nodes get files that this node fetched to hash them; "" without sources."""
+        return str(getattr(self._plain, "files_address", ""))  # catalogs without sources need not have one
+
     async def models(self) -> tuple[ModelListing, ...]:
         """Every checkpoint."""
         return await self._run(lambda catalog: catalog.models())
@@ -224,11 +240,11 @@ class CatalogService:
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
         """Add the fingerprints of all files, so that workers on other machines notice if theirs differ. Files that
-        cannot be read here are left out: they are not checked."""
+        cannot be read here are left out: they are not checked. Those of sources are verified when they are fetched."""
         found: dict[ComponentKey, str] = {}
         for task in graph.job.tasks:
             for key, part in task_files(task, graph.works[task.task_id]).items():
-                if key not in found:
+                if key not in found and not part.files:
                     with contextlib.suppress(UserError):
                         found[key] = self._fingerprints.get((key, part), partial(fingerprint, part))
         return replace(graph, fingerprints=found)

@@ -224,6 +224,7 @@ class Controller:
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
             images = await self._catalog.build_requests(wanted, first, self._capacity_bytes())
+            self._tasks.catalog_address = self._catalog.files_address
             for i, image in enumerate(images, start=first):
                 graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
                 given = {task_id: submission.given[task_id] for task_id in graph.job.given}

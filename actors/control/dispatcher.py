@@ -238,6 +238,8 @@ class Dispatcher:
             return
         self._starts.pop((worker_id, incarnation), None)
         self._live[worker_id] = _LiveWorker(spec)
+        if spec.files_address:
+            self._tasks.file_servers[spec.node] = spec.files_address
         self._watches[worker_id, incarnation] = self._spawn(self._watch(worker_id, incarnation))
         self.post(WorkerUp(self.now, spec))
 
@@ -276,7 +278,11 @@ class Dispatcher:
         worker = self._live.get(worker_id)
         if worker is None or worker.spec.incarnation != incarnation:
             return None
-        return self._live.pop(worker_id)
+        lost = self._live.pop(worker_id)
+        if lost.spec.files_address:  # another worker of its node may have one too
+            specs = [worker.spec for worker in self._live.values()]
+            self._tasks.file_servers = {spec.node: spec.files_address for spec in specs if spec.files_address}
+        return lost
 
     def _run(self, command: RunTask) -> None:
         worker = self._live[command.worker_id]

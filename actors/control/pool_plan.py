@@ -13,6 +13,7 @@ from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.node_groups import NodeGroup
@@ -38,20 +39,22 @@ class PoolPlan:
     gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead. Simulated GPUs of a joined cluster
                      occupy its GPUs if it has any (they may be simulated too), so that they spread as real ones would
     open_engine      called in each worker's process
-    open_catalog     called in the controller's process
+    open_catalog     called in the controller's process; with sources, with `cache` and `host` of its node
     record           the file for the scheduler's event log; None records nothing
     elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
+    cache            the folder of each node for fetched files; None without sources
     """
 
     worker_ids: tuple[WorkerId, ...]
     gpus_per_worker: int
     budget_bytes: int | None
     open_engine: Callable[[], WorkerEngine]
-    open_catalog: Callable[[], ListingCatalog]
+    open_catalog: Callable[..., ListingCatalog]
     scheduler: SchedulerConfig
     record: Path | None = None
     nodes: NodeSettings = NodeSettings()
     elastic: bool = False
+    cache: CacheSettings | None = None
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -106,6 +109,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             config.models.registry,
             config.models.allow_pickle,
             config.models.assemblies,
+            config.models.sources,
         ),
         scheduler=config.scheduler,
         record=config.output.record,
@@ -116,6 +120,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             notice_command=config.cluster.notice_command,
             notice_seconds=config.cluster.notice_seconds,
         ),
+        cache=config.models.cache_settings,
     )
 
 

@@ -12,15 +12,27 @@ from types import MappingProxyType
 
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import ExpectedFile, ResultRef, RunRequest, StateSaved
-from modelpool.pool.core.stage_params import PreloadRequest, StageParams
+from modelpool.actors.wire.messages import ExpectedFile, FetchOrder, ResultRef, RunRequest, StateSaved
+from modelpool.pool.core.remote_file import RemoteFile
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    EmbeddingRef,
+    EncodeParams,
+    LoraRef,
+    ModelRef,
+    PreloadRequest,
+    SampleParams,
+    StageParams,
+)
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, TaskId, TaskReport, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, TaskId, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
 NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
+#: other nodes that a run is referred to for its files; those learn of each other
+MOST_PEERS = 16
 
 
 @dataclass(slots=True)
@@ -62,6 +74,12 @@ class TaskStore:
         self._files: dict[ComponentKey, FilePart] = {}
         #: of those, what the controller's machine has
         self._fingerprints: dict[ComponentKey, str] = {}
+        #: whether any file was ever of a source
+        self._has_remote = False
+        #: addresses of the file servers, by node
+        self.file_servers: dict[NodeId, str] = {}
+        #: address of the catalog's file server; "" without one
+        self.catalog_address = ""
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._inputs)
@@ -113,6 +131,7 @@ class TaskStore:
             oom_steps=command.oom_steps,
             files=self._unchecked(entry.spec, checked),
             resume=command.resume,
+            fetch=self._fetch_order(entry.work, command, run) if self._has_remote else None,
         )
         inputs = [self._held(need) for need in entry.spec.needs]
         if command.resume:
@@ -211,7 +230,19 @@ class TaskStore:
         entry = self._entries.get(task_id)
         return next(iter(entry.jobs), None) if entry else None
 
+    def _fetch_order(self, work: StageParams, command: RunTask, run: int) -> FetchOrder | None:
+        """Return the files of sources that a run reads; None if all are local."""
+        sets = remote_sets(work)
+        if not sets:
+            return None
+        soon = [file.sha256 for part in self.file_parts(command.needed_next) for file in part.files]
+        servers = (*self.file_servers.values(), *filter(None, (self.catalog_address,)))
+        first = run % len(servers) if len(servers) > MOST_PEERS else 0
+        return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
+
     def _note_files(self, task: TaskSpec, work: StageParams) -> None:
+        if not self._has_remote and remote_sets(work):
+            self._has_remote = True
         self._files.update(task_files(task, work))
 
     def _unchecked(self, task: TaskSpec, checked: Container[ComponentKey]) -> tuple[ExpectedFile, ...]:
@@ -241,6 +272,18 @@ class TaskStore:
             del self._entries[task_id]
 
 
+def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
+    """Return the files of sources that a run reads, by model, LoRA, ControlNet and embedding."""
+    refs: list[ModelRef | LoraRef | ControlRef | EmbeddingRef] = [work.model]
+    if isinstance(work, (EncodeParams, SampleParams)):
+        refs += work.loras
+    if isinstance(work, SampleParams):
+        refs += work.controls
+    if isinstance(work, EncodeParams):
+        refs += work.embeddings
+    return tuple(dict.fromkeys(ref.files for ref in refs if ref.files))
+
+
 def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
     cost = report.cost
     return TaskSummary(
@@ -258,4 +301,6 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         why=entry.why,
         batched=cost.batched,
         node=entry.node,
+        fetch_seconds=cost.fetch_seconds,
+        fetched_bytes=cost.fetched_bytes + cost.peer_bytes,
     )

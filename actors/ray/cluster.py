@@ -12,9 +12,11 @@ import ctypes
 import gc
 import os
 import re
+import secrets
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,12 +73,18 @@ class ControllerActor(Controller):
 
     def __init__(self, plan: PoolPlan, name: str, models: ModelsSection, nodes: tuple[NodeId, ...] | None) -> None:
         """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
+        open_catalog = open_elsewhere = plan.open_catalog
+        if plan.cache is not None:
+            # known to this pool's processes only: whoever has it can read the files of its nodes
+            plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
+            open_elsewhere = partial(plan.open_catalog, cache=plan.cache)
+            open_catalog = partial(open_elsewhere, host=ray.util.get_node_ip_address())
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         catalog: CatalogQueries = (
-            RemoteCatalog(plan.open_catalog, nodes, partial(search_again, models, this_node()))
+            RemoteCatalog(open_elsewhere, nodes, partial(search_again, models, this_node()))
             if nodes
-            else CatalogService(plan.open_catalog)
+            else CatalogService(open_catalog)
         )
         ray_nodes = RayNodes()
         super().__init__(
@@ -136,6 +144,8 @@ class GpuWorkerActor(GpuWorker):
             node=node,
             on_state=on_state,
             checkpoint_seconds=checkpoint_seconds,
+            cache=plan.cache,
+            host="" if plan.cache is None else ray.util.get_node_ip_address(),
         )
         self._notices = NoticePoller(
             plan.nodes.notice_command,

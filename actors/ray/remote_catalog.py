@@ -50,6 +50,9 @@ class CatalogActor(CatalogService):
 class RemoteCatalog:
     """See `CatalogQueries`."""
 
+    #: files that its node fetched to hash them are not offered to other nodes
+    files_address = ""
+
     def __init__(
         self,
         open_catalog: Callable[[], ListingCatalog],

@@ -37,6 +37,8 @@ class TaskSummary:
     why              the placement decision; None if unknown
     batched          tasks in the same batch, including this one; figures are its share
     node             display name of the worker's node; "" on a single machine
+    fetch_seconds    until its files were on the node's disk, not part of `seconds`
+    fetched_bytes    fetched for it from sources and other nodes
     """
 
     stage: Stage
@@ -53,6 +55,8 @@ class TaskSummary:
     why: Why | None = None
     batched: int = 1
     node: str = ""
+    fetch_seconds: float = 0.0
+    fetched_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
@@ -23,6 +23,8 @@ from modelpool.actors.settings.separate_models import SeparateModel, separate_mo
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from modelpool.pool.devices.vram_policy import VramPolicy
+from modelpool.pool.fetch.cache_settings import CacheSettings
+from modelpool.pool.fetch.source_url import checked_source
 from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
@@ -118,6 +120,10 @@ class ModelsSection(Strict):
     registry      folder where `modelpool models` keeps added paths and hashes; by default one of the user
     allow_pickle  whether to read PyTorch's pickles (.ckpt, .pt, .pth, .bin); only weights are read, no code is run
     separate      models of separate files, each a table [models.NAME] in the file
+    sources       URLs of folders or files of weights that nodes fetch when they need them: s3://, gs://, hf://,
+                  http(s)://, file:// or the path of a shared folder, or any other scheme of an installed fsspec library
+    cache         folder on a local disk of every node for fetched files; required with sources
+    cache_bytes   maximum size of that folder, such as "200GiB"; by default the size of the disk
     """
 
     folders: tuple[Path, ...] = ()
@@ -125,6 +131,42 @@ class ModelsSection(Strict):
     registry: Path | None = None
     allow_pickle: bool = False
     separate: tuple[SeparateModel, ...] = ()
+    sources: tuple[str, ...] = ()
+    cache: Path | None = None
+    cache_bytes: str | int | None = None
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _sources(cls, value: Any) -> Any:
+        """Check the form of each URL; which exist is found when the pool starts."""
+        urls = (value,) if isinstance(value, (str, Path)) else value
+        if not isinstance(urls, (list, tuple)) or not all(isinstance(url, (str, Path)) for url in urls):
+            raise unusable_field("sources", value, "a list of URLs such as s3://bucket/models/")
+        return tuple(checked_source("sources", str(url)) for url in urls)
+
+    @field_validator("cache_bytes", mode="before")
+    @classmethod
+    def _cache_bytes(cls, value: Any) -> Any:
+        try:
+            parse_bytes("1" if value is None else str(value))
+        except UserError:
+            raise unusable_field("cache_bytes", value, "a size such as 200GiB") from None
+        if isinstance(value, bool):
+            raise unusable_field("cache_bytes", value, "a size such as 200GiB")
+        return value
+
+    @model_validator(mode="after")
+    def _has_cache(self) -> ModelsSection:
+        if self.sources and self.cache is None:
+            raise unusable_field("cache", None, "a folder on a local disk of every node, since there are sources")
+        return self
+
+    @property
+    def cache_settings(self) -> CacheSettings | None:
+        """The cache of each node; None without sources."""
+        if not self.sources or self.cache is None:
+            return None
+        return CacheSettings(self.cache, None if self.cache_bytes is None else parse_bytes(str(self.cache_bytes)))
 
     @property
     def assemblies(self) -> tuple[Assembly, ...]:
@@ -407,7 +449,7 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             found[key] = (found[key],)
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
-    for key in ("folder", "record", "registry"):
+    for key in ("folder", "record", "registry", "cache"):
         if key in found:
             found[key] = absolute(found[key])
     return found

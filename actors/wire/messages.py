@@ -14,6 +14,7 @@ from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import StageParams
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, OomStep, RunError, Stage, TaskId, TaskSpec, WorkerId
@@ -34,6 +35,20 @@ class ExpectedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchOrder:
+    """Files of sources that a run reads; the worker brings them to its node first.
+
+    sets         the files of each model, LoRA, ControlNet and embedding
+    peers        addresses of the file servers of other nodes
+    needed_next  hashes of files that are expected to be needed on that node afterwards, soonest first
+    """
+
+    sets: tuple[tuple[RemoteFile, ...], ...]
+    peers: tuple[str, ...] = ()
+    needed_next: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
     """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`; with `resume`, the
     `RunState` that it resumes from follows them.
@@ -44,6 +59,7 @@ class RunRequest:
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first
     oom_steps  steps taken after running out of memory before this attempt; its report begins with them
     files  files of the task that this worker has not checked yet
+    fetch  files to fetch first; None if all are local
     """
 
     task: TaskSpec
@@ -55,6 +71,7 @@ class RunRequest:
     oom_steps: tuple[OomStep, ...] = ()
     files: tuple[ExpectedFile, ...] = ()
     resume: bool = False
+    fetch: FetchOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)

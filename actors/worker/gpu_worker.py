@@ -16,12 +16,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from modelpool.actors.wire.messages import RunRequest, StateSaved, StepDone
+from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
@@ -48,7 +50,9 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
-from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.fetch.cache_settings import CacheSettings
+from modelpool.pool.formats.byte_ranges import ByteRange
+from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -64,6 +68,7 @@ from modelpool.pool.specs.spec import (
 )
 
 if TYPE_CHECKING:
+    from modelpool.actors.worker.worker_files import WorkerFiles
     from modelpool.pool.engine.engine import EngineFacts
 
 #: interval of step reports, counted from the start of a run; the report covers the last step. A message costs the
@@ -101,6 +106,9 @@ class WorkerEngine(Protocol):
     def residency(self) -> Residency:
         """Return the weights on the device."""
 
+    def close_unused_models(self) -> None:
+        """Close all models that no run uses, with their files."""
+
     def close(self) -> None:
         """Free all memory of the device."""
 
@@ -135,9 +143,12 @@ class GpuWorker:
         node: NodeId = ALONE,
         on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None,
         checkpoint_seconds: float | None = None,
+        cache: CacheSettings | None = None,
+        host: str = "",
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
-        receives the state of a sampling run, at most once in that time."""
+        receives the state of a sampling run, at most once in that time. `cache` is the machine's folder for fetched
+        files, and `host` the address at which other nodes get them; empty: they do not."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -147,8 +158,11 @@ class GpuWorker:
         self._on_state = on_state
         self._checkpoint_seconds = checkpoint_seconds
         self._engine: WorkerEngine | None = None
-        self._files = FileCheck()
-        self._prefetcher = Prefetcher()
+        self._checks = FileCheck()
+        self._cache = cache
+        self._host = host
+        self._files: WorkerFiles | None = None
+        self._prefetcher = Prefetcher(self._ranges_of)
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
@@ -162,6 +176,10 @@ class GpuWorker:
         """Open the engine. Raises what the engine raises: UserError if there is no such device."""
         self._engine = self._open_engine()
         facts = self._engine.introduce()
+        if self._cache is not None:
+            from modelpool.actors.worker.worker_files import WorkerFiles
+
+            self._files = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
         return WorkerSpec(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -170,6 +188,9 @@ class GpuWorker:
             device_name=facts.device_name,
             node=self._node,
             host_bytes=available_memory().available_bytes,
+            files_address="" if self._files is None else self._files.address,
+            cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
+            cached_files=() if self._files is None else self._files.on_disk(),
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
@@ -177,9 +198,13 @@ class GpuWorker:
         that was stopped with it (`TaskReport.has_state`)."""
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
+        fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         try:
-            self._files.check(request.files)
+            if request.fetch is not None:
+                fetched = self._fetch((request,))
+                read_before = self._storage_bytes()
+            self._checks.check(request.files)
             own, state = _split_inputs(request, inputs)
             resume = {} if state is None else {"resume": state}
             outcome = self._engine.run(
@@ -187,7 +212,7 @@ class GpuWorker:
             )
         except (Exception, SystemExit) as raised:
             outcome = self._explained(request.task, _as_failure(raised))
-        return self._report(request, outcome, self._storage_bytes() - read_before)
+        return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before)
 
     def run_batch(
         self, requests: Sequence[RunRequest], *inputs: Result
@@ -203,9 +228,13 @@ class GpuWorker:
             own, state = _split_inputs(request, tuple(islice(rest, len(request.task.needs) + request.resume)))
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
+        fetched: FetchCost | None = None
         read_before = self._storage_bytes()
         try:
-            self._files.check([file for request in requests for file in request.files])
+            if any(request.fetch is not None for request in requests):
+                fetched = self._fetch(requests)
+                read_before = self._storage_bytes()
+            self._checks.check([file for request in requests for file in request.files])
             outcomes = [
                 self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
                 for outcome in self._engine.run_batch(members, requests[0].needed_next)
@@ -213,8 +242,11 @@ class GpuWorker:
         except (Exception, SystemExit) as raised:
             outcomes = [_as_failure(raised)] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
+        if fetched is not None:
+            fetched = fetched.share(len(requests))
         request_and_run = [
-            self._report(request, outcome, share_bytes) for request, outcome in zip(requests, outcomes, strict=True)
+            self._report(request, _with_fetch(outcome, fetched), share_bytes)
+            for request, outcome in zip(requests, outcomes, strict=True)
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
@@ -255,16 +287,33 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close()
         self._prefetcher.close()
+        if self._files is not None:
+            self._files.close()
         self._ended.set()
 
     def _explained(self, task: TaskSpec, raised: Exception) -> Exception:
         """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
         if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
             try:
-                self._files.check_again(key for use in task.uses for key in (use.component, *use.adapters))
+                self._checks.check_again(key for use in task.uses for key in (use.component, *use.adapters))
             except FilesUnavailable as gone:
                 return gone
         return raised
+
+    def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
+        """Bring the files of these runs to this node."""
+        assert self._files is not None, "a pool with sources has a cache"
+        cost = FetchCost()
+        for request in requests:
+            if request.fetch is not None:
+                cost += self._files.bring(request.fetch, partial(self._should_stop, request))
+        return cost
+
+    def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
+        """Return what to prefetch, after fetching it to this node."""
+        if part.files and self._files is not None:
+            self._files.prefetch(part.files, self._ended.is_set)
+        return byte_ranges(part)
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(
@@ -380,6 +429,16 @@ def _as_failure(raised: Exception | SystemExit) -> Exception:
     failure = RuntimeError(f"sys.exit was called with {raised.code!r}")
     failure.__cause__ = raised
     return failure
+
+
+def _with_fetch(outcome: Outcome, fetched: FetchCost | None) -> Outcome:
+    """Return the outcome with the cost of fetching its files."""
+    if fetched is None or isinstance(outcome, Exception):
+        return outcome
+    result, cost = outcome
+    return result, replace(
+        cost, fetched_bytes=fetched.source_bytes, peer_bytes=fetched.peer_bytes, fetch_seconds=fetched.seconds
+    )
 
 
 def run_error(raised: Exception) -> RunError:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.catalog.decoders import choose_decoder, decoder_titles
 from modelpool.pool.catalog.embedding_index import EmbeddingIndex
+from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
@@ -52,6 +54,9 @@ from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.chunks import expand_embeddings
 
+if TYPE_CHECKING:
+    from modelpool.pool.registry.remote_models import RemoteModels
+
 WEIGHTS_SUFFIX = ".safetensors"
 
 #: maximum number of cached needs of combinations of models and LoRAs; each LoRA strength adds some
@@ -78,6 +83,7 @@ class Catalog:
         uses_added: bool = False,
         allow_pickle: bool = False,
         assemblies: Sequence[Assembly] = (),
+        remote: RemoteModels | None = None,
     ) -> None:
         """`device` is what the models will run on, or the name of its kind if no more is known.
 
@@ -85,10 +91,11 @@ class Catalog:
         uses_added       include the files that users added to the registry
         allow_pickle     allow reading PyTorch's pickles; otherwise they are listed with that as their problem
         assemblies       models of separate files that a configuration names
+        remote           files of sources; they are described without fetching them
         """
         #: the files by name, with their hashes
         self.registry = open_registry(
-            model_folders, lora_folders, registry_folder, uses_added, allow_pickle, assemblies
+            model_folders, lora_folders, registry_folder, uses_added, allow_pickle, assemblies, remote
         )
         self._allow_pickle = allow_pickle
         self._device = device
@@ -106,6 +113,11 @@ class Catalog:
         #: component keys by content digest, named after the first model that had the component
         self._names: LruCache[str, ComponentKey] = LruCache(FILES_REMEMBERED)
         self._components: LruCache[str, tuple[tuple[Role, ComponentKey], ...]] = LruCache(FILES_REMEMBERED)
+
+    @property
+    def files_address(self) -> str:
+        """The address at which other nodes get fetched files of this one; "" without sources."""
+        return "" if self.registry.remote is None else self.registry.remote.files_address
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return every checkpoint, by name."""
@@ -128,7 +140,8 @@ class Catalog:
             expect_complete(self.registry, file.assembly or read_description(file.path), self._allow_pickle)
         if whole:
             check_runs(file, self._allow_pickle)  # before reading all of it
-        ref = ModelRef(*self._found(file), assembly=file.assembly)
+        path, files = self.registry.locate(file)
+        ref = ModelRef(*self._found(file, path), assembly=file.assembly, files=files)
         name = self._refs.setdefault(ref.sha256, ref).name
         ref = replace(ref, name=name)  # the file may have been renamed since
         return replace(ref, components=self._component_keys(ref))
@@ -138,7 +151,8 @@ class Catalog:
         the one in its folder, or the only one. Raises UnusableField for an unsuitable model, for one that reads texts
         of another width, or if several would do; MissingParts if there is none; and as `find_model`."""
         families = self._open(model).checkpoint.family.sampling.decoders
-        found = self.find_model(name or choose_decoder(self.models(), model.name, model.path, families))
+        path = self.registry.described_path(model.path)
+        found = self.find_model(name or choose_decoder(self.models(), model.name, path, families))
         if self._open(found).checkpoint.family.name not in families:
             raise unusable_field("decoder", name, f"a model of {' or '.join(decoder_titles(families))}")
         width, reads = self._pooled_width(model), self._pooled_width(found)
@@ -149,14 +163,17 @@ class Catalog:
 
     def find_lora(self, name: str, strength: float) -> LoraRef:
         """Return the LoRA named `name`. Raises UnknownName, AmbiguousName or CorruptFile."""
-        return LoraRef(*self._found(self.registry.find(name, LORAS, "LoRA")), strength)
+        file = self.registry.find(name, LORAS, "LoRA")
+        path, files = self.registry.locate(file)
+        self.registry.bring(files)  # matching its patches reads numbers all over the file
+        return LoraRef(*self._found(file, path), strength, files=files)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
         """Return the sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
 
         def find() -> dict[Role, ComponentSpec]:
             opened = self._open(model)
-            return {role: opened.component(role).spec() for role in opened.checkpoint.roles}
+            return {role: with_fetch(opened.component(role).spec(), model.files) for role in opened.checkpoint.roles}
 
         return self._specs.get(model.sha256, find)
 
@@ -185,7 +202,7 @@ class Catalog:
             file_bytes = sum(Path(file).stat().st_size for file in files_of(lora.path))
         except OSError as error:
             raise CorruptFile(f"{lora.path}: cannot be read: {error}") from error
-        return ComponentSpec(lora_key(lora), Role.LORA, file_bytes, file_bytes)
+        return with_fetch(ComponentSpec(lora_key(lora), Role.LORA, file_bytes, file_bytes), lora.files)
 
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Whether a LoRA changes this component. Raises AdapterMismatch."""
@@ -235,7 +252,7 @@ class Catalog:
 
         def find() -> tuple[tuple[Role, ComponentKey], ...]:
             try:
-                header = read_weights_header(model.source, allow_pickle=self._allow_pickle)
+                header = read_weights_header(self._at_hand(model).source, allow_pickle=self._allow_pickle)
                 family = refine_family(detect(header), header)
                 digests = component_digests(family, header, layers_in_file(header), self.registry.digests)
             except UserError:
@@ -251,9 +268,14 @@ class Catalog:
         checkpoint = self._open(model).checkpoint
         return pooled_width(checkpoint.family.bare_shapes_of(Role.DIFFUSION_MODEL, checkpoint.shapes))
 
-    def _found(self, file: WeightsFile) -> tuple[str, str, str]:
-        """Return the name, path and hash of a file for a reference."""
-        return without_suffix(file.path.name), str(file.real_path), self.registry.hashes(file).sha256
+    def _found(self, file: WeightsFile, path: str) -> tuple[str, str, str]:
+        """Return the name, path and hash of a file for a reference; `path` is that on the nodes."""
+        return without_suffix(file.path.name), path, self.registry.hashes(file).sha256
+
+    def _at_hand(self, model: ModelRef) -> ModelRef:
+        """Return the model as it can be described here: its outline, if it is of a source."""
+        path = self.registry.described_path(model.path)
+        return model if path == model.path else replace(model, path=path)
 
     def _open(self, model: ModelRef) -> OpenModel:
-        return self._opened.get(model.sha256, lambda: OpenModel(model, self._device))
+        return self._opened.get(model.sha256, lambda: OpenModel(self._at_hand(model), self._device))

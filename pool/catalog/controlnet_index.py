@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import ControlRef, ModelRef
@@ -41,7 +42,8 @@ class ControlNetIndex:
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
         known_name = self._names.setdefault(digest, without_suffix(file.path.name))
-        found = ControlRef(known_name, str(file.real_path), digest, strength, start, end)
+        path, files = self._registry.locate(file)
+        found = ControlRef(known_name, path, digest, strength, start, end, files=files)
         opened = self.opened(found)
         number, said, bright = opened.mode_of(mode), opened.settings_at(file.path), opened.reads_bright_at(file.path)
         latent, hole = opened.kind.reads_latent, opened.mask_form_at(file.path, mode)
@@ -52,8 +54,9 @@ class ControlNetIndex:
         UnknownArchitecture, or UnusableField for one that was trained for other models."""
         opened = self.opened(control)
         opened.check_fits(self._open_model(model))
-        return opened.spec(), opened.use(passes)
+        return with_fetch(opened.spec(), control.files), opened.use(passes)
 
     def opened(self, control: ControlRef) -> OpenControlNet:
         """Return the ControlNet, built. Raises CorruptFile or UnknownArchitecture."""
-        return self._opened.get(control.content, lambda: OpenControlNet(control, self._device))
+        described = replace(control, path=self._registry.described_path(control.path))
+        return self._opened.get(control.content, lambda: OpenControlNet(described, self._device))

@@ -37,7 +37,9 @@ class EmbeddingIndex:
             known = [without_suffix(found.path.name) for _, found in self._registry.files(_KINDS)]
             raise unknown_name("embedding", name, known) from None
         sha256 = self._registry.hashes(file).sha256
+        path, files = self._registry.locate(file)
         if sha256 not in self._rows:
-            vectors = read_embedding(file.real_path, name, allow_pickle=self._allow_pickle).vectors.values()
+            self._registry.bring(files)
+            vectors = read_embedding(path, name, allow_pickle=self._allow_pickle).vectors.values()
             self._rows[sha256] = max(len(rows) for rows in vectors)
-        return EmbeddingRef(name, str(file.real_path), sha256, self._rows[sha256])
+        return EmbeddingRef(name, path, sha256, self._rows[sha256], files)

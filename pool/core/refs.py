@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from modelpool.pool.core.assembly import Assembly, Source
+from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.specs.spec import ComponentKey, Role
 
 
@@ -18,6 +19,7 @@ class ModelRef:
 
     components  keys of its components; models with equal weights share keys. Empty: keys are derived from the model
     assembly    its separate files, from a configuration; None: `path` is the source
+    files       files of a source to fetch before `path` exists on a node; empty for local ones
     """
 
     name: str
@@ -25,6 +27,7 @@ class ModelRef:
     sha256: str
     components: tuple[tuple[Role, ComponentKey], ...] = field(default=(), compare=False)
     assembly: Assembly | None = None
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property
     def source(self) -> Source:
@@ -37,6 +40,7 @@ class LoraRef:
     """A LoRA file and its strength.
 
     noise  "high" or "low": it applies to this expert only (`pool.families.two_experts`)
+    files  as of a model
     """
 
     name: str
@@ -44,6 +48,7 @@ class LoraRef:
     sha256: str
     strength: float
     noise: str = ""
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
 
 class ControlMaskMode(StrEnum):
@@ -66,6 +71,7 @@ class ControlRef:
     bright        that latent is encoded with `pool.core.stage_params.EncodeImageParams.bright`
     said          settings of the configuration in its folder that differ from those derived from shapes, by name
     hole          in a task, how it gets the mask; in a catalog result, how it can. None: no mask
+    files         as of a model
     """
 
     name: str
@@ -79,6 +85,7 @@ class ControlRef:
     bright: bool = False
     said: tuple[tuple[str, bool], ...] = ()
     hole: ControlMaskMode | None = None
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
@@ -88,9 +95,11 @@ class ControlRef:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRef:
-    """A textual inversion that a prompt names; `rows` is the number of tokens that it replaces."""
+    """A textual inversion that a prompt names; `rows` is the number of tokens that it replaces; `files` as of a
+    model."""
 
     name: str
     path: str
     sha256: str
     rows: int
+    files: tuple[RemoteFile, ...] = field(default=(), compare=False)

@@ -263,6 +263,17 @@ class Engine:
         clone.patches = patches
         return clone
 
+    def close_unused_models(self) -> None:
+        """Close all models that no run uses, with their mappings: evicts their weights. For files that have to go."""
+        self.vram.unload_all()
+        release_unused(self._device.memory)
+        self._models.clear()
+        for key in list(self._patchers):
+            if self.vram.is_idle(key):
+                del self._patchers[key]
+                self.vram.remove(key)
+        self._embeddings = LruCache(MAX_EMBEDDINGS)
+
     def close(self) -> None:
         """Evict everything and release host resources of streaming. Idempotent."""
         self.vram.close()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from modelpool.pool.core.assembly import Assembly
+from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.formats.byte_ranges import ByteRange, merge_ranges
 from modelpool.pool.formats.gguf_parts import is_split
 from modelpool.pool.formats.shard_index import is_index
@@ -21,11 +22,13 @@ from modelpool.pool.specs.spec import Role
 @dataclass(frozen=True, slots=True)
 class FilePart:
     """The file that contains a component, or the file that lists the files that do. `role` is None if the component is
-    the complete file, such as a LoRA; `assembly` has the files of its model if a configuration specifies them."""
+    the complete file, such as a LoRA; `assembly` has the files of its model if a configuration specifies them; `files`
+    are those to fetch first, if it is of a source."""
 
     path: str
     role: Role | None = None
     assembly: Assembly | None = None
+    files: tuple[RemoteFile, ...] = ()
 
 
 def byte_ranges(part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:

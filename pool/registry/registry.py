@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import AmbiguousName, CorruptFile, OutputFailed, UnknownName, UserError, unknown_name
+from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.model_description import is_description
 from modelpool.pool.formats.shard_index import is_index
@@ -41,6 +42,9 @@ from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lor
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
 from modelpool.pool.registry.registry_store import Alias, HashRecord, RegistryStore, default_folder
+
+if TYPE_CHECKING:
+    from modelpool.pool.registry.remote_models import RemoteModels
 
 T = TypeVar("T")
 Listed = TypeVar("Listed", ModelListing, LoraListing)
@@ -79,13 +83,14 @@ def open_registry(
     uses_added: bool = True,
     allow_pickle: bool = False,
     assemblies: Sequence[Assembly] = (),
+    remote: RemoteModels | None = None,
 ) -> Registry:
     """Open the registry of these configured folders and models, whose database is in `folder` (None: the user's
-    default)."""
+    default), and of the `remote` ones."""
     locations = [ModelLocation(path, FileKind.CHECKPOINT) for path in model_folders]
     locations += [ModelLocation(path, FileKind.LORA) for path in lora_folders]
     store = RegistryStore(folder or default_folder())
-    return Registry(store, locations, uses_added, allow_pickle=allow_pickle, assemblies=assemblies)
+    return Registry(store, locations, uses_added, allow_pickle=allow_pickle, assemblies=assemblies, remote=remote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,13 @@ class Registry:
         *,
         allow_pickle: bool = False,
         assemblies: Sequence[Assembly] = (),
+        remote: RemoteModels | None = None,
     ) -> None:
         """`uses_added`: include locations and aliases that users added; hashes are stored in any case. `allow_pickle`:
         read PyTorch's pickles; otherwise they are listed, and refused. `assemblies`: models of separate files that a
-        configuration names."""
+        configuration names. `remote`: files of sources."""
         self.store = store
+        self.remote = remote
         self._assemblies = tuple(assemblies)
         self._contents = ContentDigests(store, now_ns, SETTLED_NS)
         self._configured = tuple(configured)
@@ -131,7 +138,12 @@ class Registry:
         """Return the scanned locations: the configured ones, then the added ones."""
         none: tuple[Path, ...] = ()
         added = self._stored(self.store.locations, none) if self._uses_added else none
-        return (*self._configured, *(ModelLocation(path, is_registered=True) for path in added))
+        fetched = () if self.remote is None else self.remote.folders()
+        return (
+            *self._configured,
+            *(ModelLocation(path, FileKind.CHECKPOINT) for path in fetched),
+            *(ModelLocation(path, is_registered=True) for path in added),
+        )
 
     def scan(self, *first: ModelLocation) -> FolderScan:
         """Return the contents of `first` and of all locations, and the configuration's models. Reads no file except
@@ -227,6 +239,8 @@ class Registry:
             return known
         if file.form is FileForm.ASSEMBLED:  # each file separately: its hash is stored, whatever model it is part of
             return FileHashes(assembly_hash(file, lambda part: self.hashes(weights_file(Path(part))).sha256))
+        if self._is_remote(file):
+            return self._hash_remote(file)
         began_ns = self._now_ns()
         readings: list[DigestPass] = []
         begin = self._contents.begin if self.kind(file) in WITH_COMPONENTS else lambda path: None
@@ -254,8 +268,40 @@ class Registry:
 
     def digests(self, path: str) -> Mapping[ByteRange, bytes] | None:
         """Return the digests of the tensors of the single file at `path`, by their ranges, reading all of it unless
-        they are known; None if there are none. Raises CorruptFile if it cannot be read."""
+        they are known; None if there are none, as for files of sources. Raises CorruptFile if it cannot be read."""
+        if self.remote is not None and self.remote.has(path):
+            return None
         return self._stored(lambda: self._contents.of(path), None)
+
+    def locate(self, file: WeightsFile) -> tuple[str, tuple[RemoteFile, ...]]:
+        """Return the path of `file` on the nodes, and the files to fetch for it: its real path and none, unless it is
+        of a source. Raises as `hashes`."""
+        if self.remote is None or not self._is_remote(file):
+            return str(file.real_path), ()
+        return self.remote.locate(file)
+
+    def bring(self, files: Sequence[RemoteFile]) -> None:
+        """Fetch files of a source to this machine: small models that are read completely to describe them."""
+        if files:
+            assert self.remote is not None, "only sources have files to fetch"
+            for lease in self.remote.bring(files).leases:
+                lease.close()
+
+    def described_path(self, path: str) -> str:
+        """Return where a file on the nodes can be described from: its outline, if it is of a source."""
+        return path if self.remote is None else self.remote.outline_of(path)
+
+    def _is_remote(self, file: WeightsFile) -> bool:
+        return self.remote is not None and bool(file.members) and self.remote.has(file.members[0])
+
+    def _hash_remote(self, file: WeightsFile) -> FileHashes:
+        remote = self.remote
+        assert remote is not None, "the file is of a source"
+        known = self._hashed.get((file.real_path, file.fingerprint))
+        if known is None:
+            known = hash_whole(file, lambda path: FileHashes(remote.sha256(path)))
+            self._hashed[(file.real_path, file.fingerprint)] = known
+        return known
 
     def _listed(self, file: WeightsFile, scan: Callable[[str, WeightsFile, bool], Listed]) -> Listed:
         """Return the result of `scan` for `file`, cached for its current state."""
@@ -334,6 +380,9 @@ class Registry:
     def _known_hashes(self, file: WeightsFile, record: HashRecord | None) -> FileHashes | None:
         if file.form is FileForm.ASSEMBLED:
             return self._known_assembly_hash(file)
+        if self.remote is not None and file.form is FileForm.FILE and self.remote.has(file.real_path):
+            sha256 = self.remote.known_sha256(file.real_path)
+            return FileHashes(sha256) if sha256 else None
         return self._hashed.get((file.real_path, file.fingerprint)) or _valid(file, record)
 
     def _known_assembly_hash(self, file: WeightsFile) -> FileHashes | None:

@@ -66,12 +66,17 @@ class ComponentSpec(WireValue):
 
     weight_bytes  VRAM when fully resident, in compute dtype
     upload_bytes  bytes on the bus to make it fully resident, in storage dtype
+    fetch_key     of the files that a machine fetches before it reads any of them: the first digits of the SHA-256 of
+                  the largest; "" for local files
+    fetch_bytes   size of these files
     """
 
     key: ComponentKey
     role: Role
     weight_bytes: int
     upload_bytes: int
+    fetch_key: str = ""
+    fetch_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.weight_bytes <= 0 or self.upload_bytes <= 0:
@@ -199,6 +204,14 @@ class JobSpec(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class FileOnDisk(WireValue):
+    """A fetched file; its key is as in `ComponentSpec.fetch_key`."""
+
+    key: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSpec(WireValue):
     """One live worker, as registered."""
 
@@ -216,6 +229,12 @@ class WorkerSpec(WireValue):
     host_bytes: int = 0
     #: of that machine's disks; 0 is unknown and treated as equal to the link
     storage_bytes_per_second: float = 0.0
+    #: address of its file server, for other nodes; "" without one
+    files_address: str = ""
+    #: maximum size of fetched files on that machine's disk; 0 is unlimited
+    cache_bytes: int = 0
+    #: fetched files on that machine's disk when the worker started
+    cached_files: tuple[FileOnDisk, ...] = ()
 
 
 class RunErrorKind(Enum):
@@ -275,6 +294,9 @@ class RunCost(WireValue):
     storage_bytes               bytes that this process read from disks during the run
     ahead_bytes                 weights of other tasks moved host to device during the run (preloaded)
     batched                     tasks of the batch, including this one; all other figures are its share
+    fetched_bytes               fetched from the source of the weights before the run
+    peer_bytes                  fetched from other nodes before the run
+    fetch_seconds               until the files of the run were on the node's disk, not part of load_seconds
     """
 
     load_seconds: float = 0.0
@@ -291,6 +313,9 @@ class RunCost(WireValue):
     storage_bytes: int = 0
     ahead_bytes: int = 0
     batched: int = 1
+    fetched_bytes: int = 0
+    peer_bytes: int = 0
+    fetch_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

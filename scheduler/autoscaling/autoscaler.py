@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import TypeAlias
 
@@ -43,6 +43,7 @@ from modelpool.scheduler.tables.messages import (
     Event,
     LossCause,
     NodeDraining,
+    PinComponents,
     RunEnded,
     StartFailed,
     Submitted,
@@ -54,7 +55,7 @@ from modelpool.scheduler.tables.node_groups import AutoscalingConfig
 from modelpool.scheduler.tables.scaling_record import ScalingRule, ScalingWhy
 from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
 
-#: two evaluations are at least this far apart, unless a worker was lost
+#: two evaluations are at least this far apart, except for notices that a node ends
 LEAST_SECONDS = 1.0
 #: latest decisions that are kept for users
 MOST_DECISIONS = 64
@@ -86,7 +87,14 @@ Decide: TypeAlias = Callable[
 class Autoscaler:
     """The nodes of all groups. Methods change the worker table; its commands follow from that."""
 
-    def __init__(self, config: SchedulerConfig, worker_table: WorkerTable, demand: Demand, costs: Costs) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        worker_table: WorkerTable,
+        demand: Demand,
+        costs: Costs,
+        pins: Mapping[ComponentKey, int],
+    ) -> None:
         self._config = config
         self._worker_table = worker_table
         self._demand = demand
@@ -101,7 +109,7 @@ class Autoscaler:
         #: when the next evaluation is due; infinity if nothing can change without an event
         self.next_at = 0.0
         #: component -> workers that must hold it
-        self.pins: dict[ComponentKey, int] = {}
+        self.pins = pins
         self._draining: dict[NodeId, float] = {}
         self._history = WorkHistory()
         self._arrivals = SteadyArrivals(config.autoscaling.interval_seconds)
@@ -127,7 +135,7 @@ class Autoscaler:
 
     def step(self, event: Event, at: float) -> bool:
         """An event was applied. Returns whether workers were requested or given up."""
-        self._bill(event, at)
+        self._bill(at)
         match event:
             case RunEnded():
                 cost = event.report.cost
@@ -149,9 +157,9 @@ class Autoscaler:
                 self._due(at)
             case WorkerDown() | StartFailed():
                 self._drop_given_up(at)
-                self._due(at)
-            case WorkersWanted() | WorkerUp():
-                self._due(at)
+                self._due(max(at, self._evaluated_at + LEAST_SECONDS))
+            case WorkersWanted() | WorkerUp() | PinComponents():
+                self._due(max(at, self._evaluated_at + LEAST_SECONDS))
             case _:
                 pass
         return at >= self.next_at and self._evaluate(at)
@@ -235,13 +243,12 @@ class Autoscaler:
     def _due(self, at: float) -> None:
         self.next_at = min(self.next_at, at)
 
-    def _bill(self, event: Event, at: float) -> None:
-        """Charge for the time since the last event, and count the nodes again if the event may have changed them."""
+    def _bill(self, at: float) -> None:
+        """Charge for the time since the last event, and count the nodes again if the event changed the workers."""
         if at > self._at:
             self.spent += self.cost_per_hour * (at - self._at) / HOUR
             self._at = at
-        known = len(self._worker_table.workers)
-        if known != self._counted or isinstance(event, (WorkerUp, WorkerDown, StartFailed)):
+        if len(self._worker_table.workers) != self._counted:
             self._count()
 
     def _count(self) -> None:
@@ -283,7 +290,7 @@ class Autoscaler:
             self._unused_since = at
         nodes, members = self._nodes(outlooks, reference, backlog.tasks > 0, at)
         tolerated = self._pass_time(backlog, levels, arrived, outlooks, at)
-        fleet = Fleet(nodes, self.spent, self._history.recent(tolerated), self._pins_missing())
+        fleet = Fleet(nodes, self.spent, self._history.recent(tolerated), self._pinned())
         decisions = self.decide(backlog, outlooks, fleet, at, limits, self._config.deadline_margin_seconds)
         for decision in decisions:
             self.decisions.append(decision.why)
@@ -291,8 +298,7 @@ class Autoscaler:
                 self._request(decision, at)
             else:
                 self._give_up(decision, members[decision.node])
-        if decisions:
-            self._count()
+        self._count()
         usable = self._usable_groups()
         has_changed, self._usable = bool(decisions) or usable != self._usable, usable
         self.next_at = self._next_at(nodes, bool(decisions), at)
@@ -477,7 +483,7 @@ class Autoscaler:
                 kept.update(holders)
         return kept
 
-    def _pins_missing(self) -> tuple[tuple[float, int], ...]:
+    def _pinned(self) -> tuple[tuple[float, int], ...]:
         """The workers that pinned components need, by memory."""
         found: dict[float, int] = {}
         for component, replicas in self.pins.items():

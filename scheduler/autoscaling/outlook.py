@@ -139,13 +139,13 @@ class FleetNode:
 class Fleet:
     """All nodes, the money spent on them so far, and the work of the recent past.
 
-    pins_missing  for groups: nodes that pinned components need besides those that exist, by memory
+    pinned  workers that pinned components need, as pairs of memory and number
     """
 
     nodes: tuple[FleetNode, ...] = ()
     spent: float = 0.0
     recent: tuple[RecentWork, ...] = ()
-    pins_missing: tuple[tuple[float, int], ...] = ()
+    pinned: tuple[tuple[float, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,24 +105,32 @@ class _Evaluation:
         #: nodes that remain, with those requested now
         self.nodes = list(fleet.nodes)
         self.total_seconds = backlog.seconds
+        #: the price of all nodes, those that are leaving included
+        self.cost_per_hour = sum(self.groups[n.group].group.price_per_hour for n in self.nodes if n.group)
+        #: results of `room` until the next request, and nodes by group
+        self._rooms: dict[str, tuple[int, str]] = {}
+        self._of_group: dict[str, list[FleetNode]] = {}
+        for node in self.nodes:
+            self._of_group.setdefault(node.group, []).append(node)
 
     # ---- limits ------------------------------------------------------------------------------------------------------
 
-    @property
-    def cost_per_hour(self) -> float:
-        """The price of all nodes, those that are leaving included."""
-        return sum(self.groups[n.group].group.price_per_hour for n in self.nodes if n.group)
-
     def active(self, group: str) -> list[FleetNode]:
         """The nodes of a group that stay."""
-        return [n for n in self.nodes if n.group == group and not n.is_leaving and n.ends_at == inf]
+        return [n for n in self._of_group.get(group, ()) if not n.is_leaving and n.ends_at == inf]
 
     def room(self, outlook: GroupOutlook) -> tuple[int, str]:
         """How many nodes of the group may be requested now, and what limits them."""
+        known = self._rooms.get(outlook.group.name)
+        if known is None:
+            known = self._rooms[outlook.group.name] = self._room(outlook)
+        return known
+
+    def _room(self, outlook: GroupOutlook) -> tuple[int, str]:
         group, limits = outlook.group, self.limits
         if outlook.blocked_until > self.at:
             return 0, outlook.reason or "it is backing off"
-        mine = [node for node in self.nodes if node.group == group.name]
+        mine = self._of_group.get(group.name, ())
         if any(node.is_overdue for node in mine):
             return 0, "a start is overdue"
         count = len(mine)
@@ -195,6 +203,9 @@ class _Evaluation:
             is_starting=True,
         )
         self.nodes += [node] * count
+        self._of_group.setdefault(group.name, []).extend([node] * count)
+        self.cost_per_hour += count * group.price_per_hour
+        self._rooms.clear()
 
     def request_minimum(self) -> None:
         """Request what is missing from `min_nodes`."""
@@ -205,12 +216,10 @@ class _Evaluation:
 
     def request_pinned(self) -> None:
         """Request nodes for pinned components that have too few workers, of the groups with the lowest price."""
-        for level_bytes, workers in self.fleet.pins_missing:
+        for level_bytes, workers in self.fleet.pinned:
             able = [outlook for outlook in self.groups.values() if outlook.gpu_bytes >= level_bytes]
             for outlook in sorted(able, key=lambda o: (o.group.price_per_gpu_hour, o.start_seconds, o.group.name)):
-                missing = workers - sum(
-                    n.gpus for n in self.nodes if n.gpu_bytes >= level_bytes and not n.is_leaving and n.ends_at == inf
-                )
+                missing = workers - self._gpus(level_bytes)
                 count = min(ceil(missing / outlook.group.gpus_per_node), self.room(outlook)[0])
                 if count > 0:
                     self.request(outlook, count, ScalingRule.PINNED, (("workers", workers),), 0.0)
@@ -242,7 +251,11 @@ class _Evaluation:
                 return max((ceil(s / (outlook.node_speed * (d - up_at))) for d, s in short if d > up_at), default=0)
 
             last, first = short[-1][0], short[0]
-            chosen = self._choose(work, tried, enough, lambda outlook, count, last=last: (count, last - self.at))
+
+            def use(outlook: GroupOutlook, count: int, last: float = last) -> tuple[float, float]:
+                return count, last - self.at
+
+            chosen = self._choose(work, tried, enough, use)
             if chosen is None:
                 return
             outlook, count, others = chosen
@@ -269,6 +282,8 @@ class _Evaluation:
             there = servers(self.nodes, work.level_bytes, self.at)
             hurried = min(seconds, share * self.backlog.free_seconds + self.late_seconds(work, share))
             if there and hurried <= 0.0:
+                return
+            if there and not any(self.room(outlook)[0] for outlook in self.able(work)):
                 return
             before = finish_at(there, seconds)
             coming = sum(one.arriving for one in self.backlog.levels if one.level_bytes >= work.level_bytes)
@@ -385,7 +400,7 @@ class _Evaluation:
         """Give up the nodes that are not worth their price any more."""
         for node in sorted(filter(self._may_end, self.nodes), key=self._end_order):
             outlook = self.groups[node.group]
-            if len(self.active(node.group)) <= outlook.group.min_nodes:
+            if len(self.active(node.group)) <= outlook.group.min_nodes or self._is_for_pins(node):
                 continue
             load_bytes = max((work.load_bytes for work in self.backlog.levels), default=0.0)
             restore_seconds = outlook.start_seconds + max(
@@ -398,11 +413,23 @@ class _Evaluation:
             if not self._keeps_up(rest, node, outlook):
                 continue
             self.nodes = rest
+            self._of_group[node.group].remove(node)
             rule, figures = why
             figures += (("seconds to restore it", restore_seconds), ("price per hour", outlook.group.price_per_hour))
             self.given_up.append(
                 GiveUpNode(node.name, ScalingWhy(rule, node.group, -1, node.name, figures, at=self.at))
             )
+
+    def _is_for_pins(self, node: FleetNode) -> bool:
+        """Whether pinned components need as many workers as there are."""
+        return any(
+            node.gpu_bytes >= level_bytes and self._gpus(level_bytes) - node.gpus < workers
+            for level_bytes, workers in self.fleet.pinned
+        )
+
+    def _gpus(self, level_bytes: float) -> int:
+        """Workers that stay, with this memory."""
+        return sum(n.gpus for n in self.nodes if n.gpu_bytes >= level_bytes and not n.is_leaving and n.ends_at == inf)
 
     def _may_end(self, node: FleetNode) -> bool:
         return bool(node.group) and not node.is_leaving and not node.is_kept and node.ends_at == inf

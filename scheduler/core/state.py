@@ -50,6 +50,7 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import (
     NO_NODE,
+    ComponentKey,
     JobId,
     NodeId,
     OomStep,
@@ -70,7 +71,7 @@ from modelpool.scheduler.core.unfit import why_unfit
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.batching import Batching
-from modelpool.scheduler.placement.eviction_hints import hint
+from modelpool.scheduler.placement.eviction_hints import hint, with_pins
 from modelpool.scheduler.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.placement.preload import PreloadPlanner
 from modelpool.scheduler.placement.registry import PLACEMENTS
@@ -89,6 +90,7 @@ from modelpool.scheduler.tables.messages import (
     Event,
     LossCause,
     NodeDraining,
+    PinComponents,
     PruneComponents,
     ReleaseResult,
     ResultLost,
@@ -147,10 +149,12 @@ class SchedulerState:
         self.ticks = Ticks(self._out)
         #: machines with a drain notice, and when they end; the oldest notices are forgotten
         self.draining: dict[NodeId, float] = {}
+        #: component -> workers that must hold it
+        self.pins: dict[ComponentKey, int] = {}
         #: decides how many nodes exist; None without groups
         self.autoscaler: Autoscaler | None = None
         if self.config.groups:
-            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs)
+            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs, self.pins)
         if self.autoscaler is not None:
             self.largest = self.autoscaler.largest()
         #: memory that all waiting tasks were checked against; None if that was not possible
@@ -190,12 +194,16 @@ class SchedulerState:
                 if self.autoscaler is not None:
                     self.autoscaler.came_up(event.worker, self.at)
                 lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
+                if event.worker.cached_files:
+                    self.costs.worker_up(event.worker)
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():
                 self._worker_down(event)
             case StartFailed():
                 self._start_failed(event)
+            case PinComponents():
+                self._pin(event)
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
@@ -321,6 +329,8 @@ class SchedulerState:
         if fresh:
             worker.update_residency(Residency(worker.residency.capacity_bytes))
         needed = hint(task, worker, self.costs, self.demand, self.worker_table.worker_index)
+        if self.pins and self.costs.makes_room(task.cost_class, worker):
+            needed = with_pins(needed, worker, self.pins, self.worker_table.worker_index)
         self.costs.run_started(task.cost_class, worker)
         assumed = self.costs.residency_after(task.cost_class, worker, EvictionHints(needed) if needed else NO_HINTS)
         expected_end = self.at + decision.seconds if task.cost_class.kind.ratio is not None else None
@@ -392,10 +402,12 @@ class SchedulerState:
             if self.costs.nodes.lacking and (machine := self.costs.nodes.of(worker.spec)) is not None:
                 machine.has_all((*task.cost_class.components, *task.cost_class.adapters))
                 self._update_restriction(machine.node)
-        elif report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
-            machine.lacks(report.error.components, report.error.message, self.at)
-            self._update_restriction(machine.node)
-            self.ticks.request(UNAVAILABLE_SECONDS, self.at)
+        else:
+            self.costs.run_failed(worker)
+            if report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+                machine.lacks(report.error.components, report.error.message, self.at)
+                self._update_restriction(machine.node)
+                self.ticks.request(UNAVAILABLE_SECONDS, self.at)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
         self.worker_table.run_ended(worker, report, self.at)
@@ -450,6 +462,14 @@ class SchedulerState:
         for worker in expired:
             self._end_lost_worker(worker, RunError(RunErrorKind.WORKER_LOST, "max_cost is spent"))
         self._workers_changed()
+
+    def _pin(self, event: PinComponents) -> None:
+        """Pin components, or unpin them."""
+        for component in event.components:
+            if event.replicas > 0:
+                self.pins[component] = event.replicas
+            else:
+                self.pins.pop(component, None)
 
     def _hopeless(self) -> str | None:
         """Return why no task can ever run; None if one can."""
@@ -515,6 +535,8 @@ class SchedulerState:
         """Workers came or went, `lost` tasks with one of them by `error` and `cause`: run these again, and check all
         waiting tasks."""
         self._update_capacities()
+        if self.costs.fetched.disks:
+            self.costs.keep_disks(self.worker_table.worker_index.on_node)
         if error is not None:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another

@@ -3,7 +3,8 @@
 Completion time = wait + extra seconds + resident seconds. Extra are upload, patch switches, streaming and the slowdown
 of a divided run; resident is the prior estimate of the run times a learned ratio (`scheduler.tables.run_kinds`).
 Weights come from host memory over the link, or from disks (`scheduler.tables.nodes`); both overlap, so the slower one
-counts. LoRAs are read when a patch set is applied. The estimate of a cost class on a worker is cached until the worker
+counts. Files of sources are fetched before that, from another machine or the source (`scheduler.tables.fetched_files`).
+LoRAs are read when a patch set is applied. The estimate of a cost class on a worker is cached until the worker
 changes (`Worker.version`) or, if files have to be read, its machine (`Node.version`). A worker with little memory
 divides a task in the mode that the worker itself will choose (`pool.specs.execution_modes`).
 """
@@ -11,11 +12,20 @@ divides a task in the mode that the worker itself will choose (`pool.specs.execu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    NodeId,
+    RunCost,
+    TaskReport,
+    TaskSpec,
+    WorkerId,
+    WorkerSpec,
+)
 from modelpool.scheduler.costs.predict import predict
 from modelpool.scheduler.tables.cost_classes import (
     CachedEstimate,
@@ -26,6 +36,7 @@ from modelpool.scheduler.tables.cost_classes import (
     new_cost_class,
 )
 from modelpool.scheduler.tables.estimates import Estimate
+from modelpool.scheduler.tables.fetched_files import FetchedFiles
 from modelpool.scheduler.tables.nodes import ExpectedReads, Node, Nodes, Reads
 from modelpool.scheduler.tables.run_kinds import RunKinds, gpu_name
 from modelpool.scheduler.tables.workers import Worker
@@ -84,6 +95,10 @@ class Costs:
         #: LoRAs that were used before their sizes were known
         self._unsized: set[ComponentKey] = set()
         self.nodes = Nodes()
+        #: files of sources on the machines' disks
+        self.fetched = FetchedFiles()
+        #: by worker, what its current run fetches
+        self._brought: dict[WorkerId, Reads] = {}
         self.run_kinds = RunKinds()
         #: by worker, the expected reads of its current run
         self._expected: dict[WorkerId, tuple[Node, ExpectedReads]] = {}
@@ -102,6 +117,7 @@ class Costs:
                 for cost_class in self._cost_classes.values():
                     cost_class.forget_sizes()
             self.components[spec.key] = spec
+        self.fetched.know(components)
 
     def prune(self, held: Iterable[ComponentKey]) -> None:
         """Forget components that no live task uses, except those in `held`."""
@@ -113,6 +129,7 @@ class Costs:
             else:
                 cost_class.forget_sizes()  # its components may come back with other sizes
         self.components = {key: spec for key, spec in self.components.items() if key in kept}
+        self.fetched.prune(self.components)
 
     def acquire(self, spec: TaskSpec) -> CostClass:
         """Return the cost class of a task; to be released with `release`."""
@@ -232,6 +249,8 @@ class Costs:
             reading_seconds = node.missing_bytes(load.reads) / node.storage_bytes_per_second
             if reading_seconds > moving_seconds:
                 moving_seconds = reading_seconds
+            if self.fetched.sets and worker.spec is not None:
+                moving_seconds += self.fetched.seconds(worker.spec, load.reads)
         return moving_seconds + switches * self.patch_seconds(worker) if switches else moving_seconds
 
     def patch_seconds(self, worker: Worker) -> float:
@@ -287,6 +306,32 @@ class Costs:
         load = None if node is None else self.load_estimate(cost_class, worker)
         if node is not None and load is not None and load.reads:
             self._expected[worker.worker_id] = (node, node.expect(load.reads, self.at))
+            if self.fetched.sets and worker.spec is not None:
+                self._brought[worker.worker_id] = self.fetched.expect(worker.spec, load.reads)
+                if self._brought[worker.worker_id]:
+                    self._fetches_changed()
+
+    def run_failed(self, worker: Worker) -> None:
+        """The current run of `worker` failed: its files may not have arrived on the machine's disk."""
+        brought = self._brought.pop(worker.worker_id, ())
+        if brought and worker.spec is not None and self.fetched.forget(worker.spec, brought):
+            self._fetches_changed()
+
+    def worker_up(self, spec: WorkerSpec) -> None:
+        """Take in the files on the disk of a machine whose worker started."""
+        self.fetched.disk_of(spec)
+        self._fetches_changed()
+
+    def keep_disks(self, nodes: Container[NodeId]) -> None:
+        """Forget the disks of all other machines: nothing can be fetched from them."""
+        gone = [node for node in self.fetched.disks if node not in nodes]
+        if sum(self.fetched.node_gone(node) for node in gone):
+            self._fetches_changed()
+
+    def _fetches_changed(self) -> None:
+        """Files came to, or left, a disk: other machines can get them from there, or not any more."""
+        for node in self.nodes.nodes.values():
+            node.version += 1
 
     def reads(self, worker: Worker) -> Reads:
         """The expected reads of the current run of `worker`."""
@@ -307,6 +352,8 @@ class Costs:
         node, expected = self._expected.pop(worker.worker_id, (None, None))
         if node is None or expected is None:
             return
+        if cost.fetch_seconds and worker.spec is not None and self.fetched.learn(worker.spec, cost):
+            node.version += 1
         # a process also reads its libraries when it first uses them
         storage_bytes = min(cost.storage_bytes * cost.batched, sum(wanted_bytes for _, wanted_bytes in expected.reads))
         node.confirm(expected, storage_bytes, self.at)

@@ -33,6 +33,16 @@ def hint(
     return expected(task, worker, demand, worker_index) if costs.makes_room(task.cost_class, worker) else ()
 
 
+def with_pins(
+    hints: tuple[ComponentKey, ...], worker: Worker, pins: Mapping[ComponentKey, int], worker_index: WorkerIndex
+) -> tuple[ComponentKey, ...]:
+    """The hints with the pinned components of the worker first, of which no more workers than required hold bytes."""
+    kept = dict.fromkeys(
+        key for key in worker.entries if key in pins and len(worker_index.holders.get(key, ())) <= pins[key]
+    )
+    return tuple({**kept, **dict.fromkeys(hints)})[:MOST_HINTS] if kept else hints
+
+
 def expected(task: Task, worker: Worker, demand: Demand, worker_index: WorkerIndex) -> tuple[ComponentKey, ...]:
     """The components that the worker is expected to need after `task`."""
     return needed_next(

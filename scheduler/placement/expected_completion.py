@@ -320,7 +320,7 @@ def _least_extra(query: PlacementQuery, task: Task, extra_seconds: float) -> flo
     if not uses or extra_seconds == 0.0:
         return extra_seconds
     holders: Iterable[Worker] = islice(query.workers.holders.get(uses[0].component, ()), MOST_NEAR)
-    if query.costs.nodes.holders:
+    if query.costs.nodes.holders or query.costs.fetched.holders:
         holders = chain(near(query, task.cost_class), holders)
     return least_extra_seconds(query.costs, task.spec, task.cost_class, holders, extra_seconds)
 

@@ -59,15 +59,29 @@ def _some_idle(query: PlacementQuery, cost_class: CostClass) -> Iterable[Worker]
 
 
 def near(query: PlacementQuery, cost_class: CostClass) -> list[Worker]:
-    """Some workers on machines that have its adapters in memory."""
+    """Some workers on machines that have its adapters in memory, or its files of sources on their disk."""
     on_node, holders = query.workers.on_node, query.costs.nodes.holders
     if not holders:
-        return []
-    return [
+        return _near_files(query, cost_class)
+    return _near_files(query, cost_class) + [
         worker
         for use in cost_class.uses
         for adapter in use.adapters
         for node in islice((node for node in holders.get(adapter, ()) if node in on_node), MOST_MACHINES)
+        for worker in on_node[node]
+    ]
+
+
+def _near_files(query: PlacementQuery, cost_class: CostClass) -> list[Worker]:
+    """Some workers on machines that have its files of sources on their disk; none in a pool without sources."""
+    fetched, on_node = query.costs.fetched, query.workers.on_node
+    if not fetched.sets:
+        return []
+    keys = dict.fromkeys(fetched.sets[use.component][0] for use in cost_class.uses if use.component in fetched.sets)
+    return [
+        worker
+        for key in keys
+        for node in islice((node for node in fetched.holders.get(key, ()) if node in on_node), MOST_MACHINES)
         for worker in on_node[node]
     ]
 

@@ -45,6 +45,7 @@ from modelpool.scheduler.tables.messages import (
     LossCause,
     NodeDraining,
     Outcome,
+    PinComponents,
     Prefetch,
     Preload,
     PruneComponents,
@@ -241,7 +242,7 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.held.discard(task_id)
                 else:
                     self.states.pop(owner, None)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | Tick():
+            case PruneComponents() | CancelRequested() | WorkersWanted() | PinComponents() | Tick():
                 pass
         return event
 

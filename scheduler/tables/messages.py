@@ -166,6 +166,17 @@ class ResultLost(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class PinComponents(WireValue):
+    """Keep these components resident on at least `replicas` workers: what is there is evicted last, nodes that hold
+    them are not given up, and nodes are requested for workers that are missing. 0 replicas withdraw it. Loads nothing
+    by itself: the first tasks that use them do."""
+
+    at: float
+    components: tuple[ComponentKey, ...]
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick(WireValue):
     """Time has passed; nothing else has happened. Answers a `ScheduleTick`."""
 
@@ -185,6 +196,7 @@ Event: TypeAlias = (
     | RunEnded
     | StateKept
     | ResultLost
+    | PinComponents
     | Tick
 )
 

@@ -16,6 +16,7 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     Event,
     NodeDraining,
+    PinComponents,
     PruneComponents,
     ResultLost,
     RunEnded,
@@ -124,8 +125,6 @@ def describe(event: Event) -> str:
             return "unused components forgotten"
         case WorkerUp():
             return f"{event.worker.worker_id}#{event.worker.incarnation} up"
-        case NodeDraining():
-            return f"{event.node} drained until {event.deadline:g}"
         case StartFailed():
             return f"{event.worker_id}#{event.incarnation} did not start: {event.reason}"
         case WorkerDown():
@@ -134,6 +133,10 @@ def describe(event: Event) -> str:
             return f"{event.task_id} attempt {event.attempt}: state saved after step {event.step} of {event.steps}"
         case ResultLost():
             return f"result of {event.task_id} lost"
+        case NodeDraining():
+            return f"{event.node} ends at {event.deadline:.1f} s: {event.reason}"
+        case PinComponents():
+            return f"{len(event.components)} components pinned to {event.replicas} workers"
         case Tick():
             return "time passed"
         case RunEnded():

@@ -12,6 +12,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "devices",
         "plan",
         "formats",
+        "fetch",
         "keymaps",
         "ops",
         "quant",

@@ -24,6 +24,7 @@ from modelpool.scheduler.tables.messages import (
     LossCause,
     NodeDraining,
     Outcome,
+    PinComponents,
     StartFailed,
     StartWorker,
     Submitted,
@@ -31,7 +32,7 @@ from modelpool.scheduler.tables.messages import (
 )
 from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
 from modelpool.scheduler.tables.scaling_record import ScalingRule
-from tests.scheduler.autoscaling.scaled import LARGE, Scaled, jobs_of
+from tests.scheduler.autoscaling.scaled import LARGE, SMALL, Scaled, jobs_of
 
 SMALL_NODES = NodeGroup("small", gpu_bytes=24 * GIB, max_nodes=4, price_per_hour=1.0, start_seconds=100.0)
 LARGE_NODES = NodeGroup("large", gpu_bytes=80 * GIB, max_nodes=2, price_per_hour=4.0, start_seconds=150.0)
@@ -220,6 +221,20 @@ def test_the_start_time_of_a_group_is_learned() -> None:
     scaled.run(jobs_of([0.0] * 3))
     assert scaled.core.state.autoscaler is not None
     assert scaled.core.state.autoscaler.groups["small"].start_seconds == pytest.approx(400.0)
+
+
+def test_nodes_with_pinned_components_are_requested_and_stay_until_they_are_unpinned() -> None:
+    keys = tuple(spec.key for spec in SMALL.components)
+    for unpin_at, left in ((None, {"small": 2}), (4000.0, {})):
+        scaled = Scaled([SMALL_NODES])
+        scaled.cluster.post(PinComponents(2.0, keys, 2))
+        if unpin_at is not None:
+            scaled.cluster.post(PinComponents(unpin_at, keys, 0))
+        scaled.run(jobs_of([400.0, 400.0, 400.0, 400.0]))
+        assert scaled.decisions[0].rule is ScalingRule.PINNED
+        assert len(scaled.supply.nodes) == 2
+        assert scaled.nodes_left == left
+        assert outcomes(scaled) == {Outcome.SUCCEEDED}
 
 
 def test_no_evaluation_happens_without_groups() -> None:
