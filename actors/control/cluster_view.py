@@ -125,6 +125,12 @@ class ClusterView:
         """Return the node with this id."""
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
+    def waits_for(self, resources: Mapping[str, float], labels: Mapping[str, str]) -> bool:
+        """Return whether a request with these resources and labels waits for a node."""
+        return any(
+            dict(demand.resources) == dict(resources) and dict(demand.labels) == dict(labels) for demand in self.waiting
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DrainNotice:

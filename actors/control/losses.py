@@ -6,6 +6,7 @@ leaves traces for that (`actors.worker.crash_trace`), which another process of t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,6 +49,9 @@ class MachineReport:
     evidence: CrashEvidence | None = None
 
 
+#: the memory of a node in messages of Ray's memory monitor
+_USED_MEMORY = re.compile(r"[\d.]+GB used / [\d.]+GB limit")
+
 #: the deaths that Ray's report explains; the machine need not be examined
 EXPLAINED = frozenset(Death) - {Death.PROCESS_ENDED, Death.NODE_DIED, Death.NODE_SHUT_DOWN}
 
@@ -57,7 +61,9 @@ def loss_of(death: Death, message: str, machine: MachineReport = MachineReport()
     lost_node = Loss("its node was taken back", LossCause.PREEMPTED) if machine.draining else None
     match death:
         case Death.MEMORY_MONITOR:
-            return Loss(f"its node ran out of host memory, and Ray ended it: {message}", LossCause.OUT_OF_MEMORY)
+            used = _USED_MEMORY.search(message)
+            detail = f" ({used[0]})" if used else ""
+            return Loss(f"its node ran out of host memory{detail}, and Ray ended it", LossCause.OUT_OF_MEMORY)
         case Death.NODE_DRAINED:
             return Loss(f"its node was drained: {message}", LossCause.PREEMPTED)
         case Death.NODE_SHUT_DOWN:

@@ -33,13 +33,13 @@ from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
 from modelpool.actors.ray.ray_cluster import RayCluster, cluster_nodes, head_node, on_node, this_node
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
-from modelpool.actors.ray.ray_losses import LossExaminer, take_evidence, trace_folder
+from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, take_evidence, trace_folder
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
-from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace
+from modelpool.actors.worker.crash_trace import CrashEvidence
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
 from modelpool.pool.core.errors import OutputFailed, UserError
@@ -122,8 +122,7 @@ class GpuWorkerActor(GpuWorker):
 
     def __init__(self, new: NewWorker, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
         _die_with_raylet()
-        folder = trace_folder()
-        trace = CrashTrace(folder, new.trace)
+        trace = open_trace(new.trace)
 
         def on_step(step: StepDone) -> None:
             controller.step_done.remote(step)
@@ -149,7 +148,11 @@ class GpuWorkerActor(GpuWorker):
             host="" if plan.cache is None else ray.util.get_node_ip_address(),
         )
         self._notices = NoticePoller(
-            plan.nodes.notice_command, plan.nodes.notice_seconds, folder / "notices.lock", on_notice, trace.refresh
+            plan.nodes.notice_command,
+            plan.nodes.notice_seconds,
+            trace_folder() / "notices.lock" if trace else None,
+            on_notice,
+            trace.refresh if trace else lambda: None,
         )
         self._notices.start()
 

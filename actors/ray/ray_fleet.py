@@ -9,6 +9,7 @@ Imports Ray at once: import this module after a session is open.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -32,6 +33,8 @@ from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.messages import LossCause
+
+logger = logging.getLogger(__name__)
 
 #: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives
 COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
@@ -184,29 +187,25 @@ class RayFleet:
                 await asyncio.wait((answer,), timeout=min(_PENDING_SECONDS, limit))
                 if answer.done():
                     return await answer
-                if refusal := await self._refusal(needs, group, requested_at):
+                view = await self._view_or_none()
+                bundle, labels = needs.bundle, dict(needs.labels)
+                if view is not None and (refusal := launch_failure(view, group, bundle, labels, requested_at)):
                     raise WorkerLost(f"no node of group {group} can be provided: {refusal}", LossCause.NO_NODE)
-                if time.monotonic() - began >= limit and not await self._examiner.has_node(handle):
-                    raise WorkerLost(await self._timed_out(needs, group, limit), LossCause.NO_NODE)
+                seconds = time.monotonic() - began
+                # a worker that no longer waits for a node is starting there: it gets the same time again
+                waits = view is not None and view.waits_for(bundle, labels)
+                if seconds >= 2 * limit or (seconds >= limit and waits):
+                    raise WorkerLost(_timed_out(view, needs, group, limit), LossCause.NO_NODE)
         finally:
             answer.cancel()
 
-    async def _refusal(self, needs: WorkerNeeds, group: str, since: float) -> str:
-        """Return why the autoscaler cannot provide a node that was requested at `since`; "" if it may."""
+    async def _view_or_none(self) -> ClusterView | None:
+        """Return a recent view; None if the cluster does not answer, which is no reason to give up a start."""
         try:
-            view = await self._recent_view()
-        except Exception:
-            return ""  # a cluster that does not answer for a moment is no reason to give up a start
-        return launch_failure(view, group, needs.bundle, dict(needs.labels), since)
-
-    async def _timed_out(self, needs: WorkerNeeds, group: str, limit: float) -> str:
-        """Return why a worker of `group` did not start within `limit` seconds."""
-        try:
-            obstacle = start_obstacle(await self._recent_view(), needs.bundle, dict(needs.labels), group)
+            return await self._recent_view()
         except Exception as failed:
-            obstacle = f"nothing ({type(failed).__name__}: {failed})"
-        reports = obstacle or "a node for it is free, but its process has not started"
-        return f"no node of group {group} came up within {limit:.0f} s; Ray reports: {reports}"
+            logger.info("the nodes of the cluster cannot be read: %s", failed)
+            return None
 
     async def _lost(self, worker: _Worker, error: RayError) -> WorkerLost:
         loss = await self._loss(worker, error)
@@ -249,6 +248,13 @@ class RayFleet:
             if isinstance(raised.cause, ObjectLostError):
                 raise InputsLost(str(raised.cause).splitlines()[0]) from raised
             raise raised.cause from raised
+
+
+def _timed_out(view: ClusterView | None, needs: WorkerNeeds, group: str, limit: float) -> str:
+    """Return why a worker of `group` did not start within `limit` seconds."""
+    obstacle = "nothing" if view is None else start_obstacle(view, needs.bundle, dict(needs.labels), group)
+    reports = obstacle or "a node for it is free, but its process has not started"
+    return f"no node of group {group} came up within {limit:.0f} s; Ray reports: {reports}"
 
 
 async def _answer(reference: Any) -> None:

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of
-from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, id_of, raylet_answers
+from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, raylet_answers
 from modelpool.actors.ray.state_folder import state_folder
-from modelpool.actors.worker.crash_trace import CrashEvidence, read_evidence, remove_trace
+from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace, read_evidence, remove_trace
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import NodeId
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,15 @@ _NODES_REMEMBERED = 4096
 def trace_folder() -> Path:
     """Return the folder of this machine with the traces of workers. Raises OutputFailed."""
     return state_folder() / "traces"
+
+
+def open_trace(name: str) -> CrashTrace | None:
+    """Start leaving traces of this process; None if this machine has no folder for them. A worker works without."""
+    try:
+        return CrashTrace(trace_folder(), name)
+    except (OSError, UserError) as failed:
+        logger.warning("the cause of a crash of this worker could not be found later: %s", failed)
+        return None
 
 
 def take_evidence(name: str) -> CrashEvidence:
@@ -113,15 +122,6 @@ class LossExaminer:
         for oldest in tuple(self._prepared)[:-_NODES_REMEMBERED]:
             del self._prepared[oldest]
         _probe(node_id).remote("")
-
-    async def has_node(self, handle: ActorHandle[Any]) -> bool:
-        """Return whether Ray has found a node for an actor; False if that cannot be found out."""
-        try:
-            report = await self._nodes.actor(id_of(handle))
-        except Exception as failed:
-            logger.info("Ray's record of a pending worker cannot be read: %s", failed)
-            return False
-        return report is not None and bool(report.node)
 
     async def _recorded(self, error: RayError, report: ActorReport) -> ActorReport:
         """Return the record of the control service if it has one of this end, else `report`."""

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 
 import ray
 import ray.util.accelerators
-from ray.actor import ActorHandle
 from ray.core.generated import autoscaler_pb2, common_pb2, gcs_pb2
 
 from modelpool.actors.control.cluster_view import (
@@ -235,11 +234,6 @@ def accelerator_types() -> frozenset[str]:
     return frozenset(value for name, value in names.items() if name.isupper() and isinstance(value, str))
 
 
-def id_of(handle: ActorHandle[Any]) -> str:
-    """Return the id of an actor (hex), for `RayNodes.actor`."""
-    return str(handle._actor_id.hex())
-
-
 async def raylet_answers(node: NodeView) -> bool:
     """Return whether a node's raylet accepts connections."""
     if not node.port:
@@ -276,9 +270,11 @@ def cluster_view(
 
 def actor_report(record: gcs_pb2.ActorTableData) -> ActorReport:
     """Convert the control service's record of an actor."""
+    if record.state not in (gcs_pb2.ActorTableData.ALIVE, gcs_pb2.ActorTableData.DEAD):
+        return ActorReport(NodeId(""))  # the record of a pending actor names the node that looks for one
     node_id = record.node_id or record.address.node_id
-    node = NodeId(node_id.hex() if any(node_id) else "")
-    if record.state != gcs_pb2.ActorTableData.DEAD:
+    node = NodeId("" if node_id == ray.NodeID.nil().binary() else node_id.hex())
+    if record.state == gcs_pb2.ActorTableData.ALIVE:
         return ActorReport(node)
     cause = record.death_cause
     match cause.WhichOneof("context"):

@@ -55,11 +55,12 @@ class NoticePoller:
         self,
         command: str,
         interval_seconds: float,
-        lock_path: Path,
+        lock_path: Path | None,
         report: Callable[[float | None, str], None],
         each_time: Callable[[], None] = lambda: None,
     ) -> None:
-        """`each_time` is called in the thread once per interval, with or without a command."""
+        """`each_time` is called in the thread once per interval, with or without a command. Without `lock_path`, every
+        worker of the machine runs the command."""
         self._command = command
         self._interval_seconds = interval_seconds
         self._lock_path = lock_path
@@ -104,7 +105,7 @@ class NoticePoller:
             self._ended.wait(self._interval_seconds)
 
     def _holds_lock(self) -> bool:
-        if self._lock is None:
+        if self._lock_path is not None and self._lock is None:
             lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,3 +67,13 @@ def test_a_node_that_does_not_answer_is_lost_or_preempted() -> None:
     for death in (Death.PROCESS_ENDED, Death.NODE_DIED, Death.NODE_SHUT_DOWN):
         assert loss_of(death, "m", MachineReport(False)).cause is LossCause.NODE_LOST
         assert loss_of(death, "m", MachineReport(False, draining=True)).cause is LossCause.PREEMPTED
+
+
+def test_the_memory_monitor_of_ray_says_how_much_was_used() -> None:
+    recorded = (
+        "1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.1, ID: dde344) "
+        "was 2.51GB used / 23.54GB limit (0.106680) OOM kill reason: Memory usage 2696499200B exceeded threshold"
+    )
+    loss = loss_of(Death.MEMORY_MONITOR, recorded)
+    assert loss.cause is LossCause.OUT_OF_MEMORY
+    assert loss.reason == "its node ran out of host memory (2.51GB used / 23.54GB limit), and Ray ended it"

@@ -6,8 +6,10 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
-from modelpool.pool.core.stage_params import Result, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import Result, SampleParams, StageParams
+from modelpool.pool.specs.spec import TaskSpec
 from tests.actors.fakes import FakeEngine, text_of
 
 #: each end happens in the first attempt of a prompt with its name
@@ -22,9 +24,9 @@ ENDS: dict[str, Callable[[], object]] = {
 class CrashingEngine(FakeEngine):
     """Ends its process once for each prompt of `ENDS`."""
 
-    def _sample(self, inputs: tuple[Result, ...], work: SampleParams, hooks: RunHooks) -> None:
-        text = text_of(inputs[0])
+    def run(self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], *more: Any, **options: Any) -> Any:
+        text = text_of(inputs[0]) if isinstance(work, SampleParams) else ""
         for name, end in ENDS.items():
             if name in text and self._first_time(name):
                 end()
-        super()._sample(inputs, work, hooks)
+        return super().run(task, work, inputs, *more, **options)

@@ -14,9 +14,11 @@ from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
 from modelpool.actors.control.losses import Death
-from modelpool.actors.ray.ray_losses import death_by_error, one_line
+from modelpool.actors.ray import ray_losses
+from modelpool.actors.ray.ray_losses import death_by_error, one_line, open_trace
 from modelpool.actors.ray.ray_nodes import RayNodes
 from modelpool.actors.settings.config import ClusterSection
+from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.specs.spec import WorkerId
 from tests.actors.fakes import start_fake_pool
 from tests.actors.ray.crashing_engine import ENDS, CrashingEngine
@@ -66,10 +68,23 @@ def test_errors_of_ray_that_explain_themselves() -> None:
         assert death_by_error(error).death is death
 
 
+def test_a_machine_without_a_folder_for_traces_has_workers_all_the_same(monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").touch()
+
+    def no_folder() -> Path:
+        raise OutputFailed("no writable folder")
+
+    for folder in (no_folder, lambda: tmp_path / "file" / "traces"):
+        monkeypatch.setattr(ray_losses, "trace_folder", folder)
+        assert open_trace("w") is None
+
+
 def test_messages_of_ray_become_one_line_without_ids() -> None:
     text = "The actor died.\n\tclass_name: W\n\tactor_id: 3f\n\tpid: 7\n\tip: 127.0.0.1\nThe actor is dead."
     assert one_line(text) == "The actor died. The actor is dead."
-    assert len(one_line("x" * 5000)) < 500
+    long = one_line("begin " + "x" * 5000 + " end")
+    assert len(long) < 2000
+    assert (long[:5], long[-3:]) == ("begin", "end")
 
 
 def pool_of(cluster: LocalCluster, record: Path, notice: Path) -> ModelPool:

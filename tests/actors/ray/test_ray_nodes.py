@@ -70,6 +70,13 @@ def test_a_cluster_is_converted() -> None:
     assert view.autoscaler.infeasible == (ResourceDemand((("TPU", 4.0),)),)
 
 
+def test_demand_is_found_by_resources_and_labels() -> None:
+    view = cluster_view([], {}, status(), NOW)
+    assert view.waits_for({"GPU": 1.0}, {"modelpool-group": "h100"})
+    assert not view.waits_for({"GPU": 1.0}, {})
+    assert not view.waits_for({"GPU": 2.0}, {"modelpool-group": "h100"})
+
+
 def test_a_cluster_without_autoscaler_has_no_report_of_one() -> None:
     assert cluster_view([], {}, autoscaler_pb2.GetClusterStatusReply(), NOW).autoscaler is None
 
@@ -98,6 +105,8 @@ def test_ends_of_actors_as_ray_2_60_recorded_them() -> None:
     oom = common_pb2.ActorDeathCause(oom_context=common_pb2.OomContext(error_message="short of memory"))
     assert actor_report(gcs_pb2.ActorTableData(state="DEAD", death_cause=oom)).death is Death.MEMORY_MONITOR
     assert actor_report(gcs_pb2.ActorTableData(state="PENDING_CREATION")) == ActorReport("")
+    assert actor_report(gcs_pb2.ActorTableData(state="PENDING_CREATION", node_id=HEAD)) == ActorReport("")
+    assert actor_report(gcs_pb2.ActorTableData(state="ALIVE", node_id=b"\xff" * 28)) == ActorReport("")  # Ray's nil
     assert actor_report(gcs_pb2.ActorTableData(state="ALIVE", node_id=HEAD)) == ActorReport(HEAD.hex())
 
 

@@ -73,6 +73,13 @@ def test_one_worker_of_a_machine_runs_the_command_and_another_takes_over(tmp_pat
     assert runs.read_text() == f"{ran}x\n"
 
 
+def test_without_a_folder_for_the_lock_every_worker_runs_the_command() -> None:
+    found: list[float | None] = []
+    for _ in range(2):
+        NoticePoller("echo 1900000000", 3600.0, None, lambda deadline, reason: found.append(deadline)).poll()
+    assert found == [1900000000.0, 1900000000.0]
+
+
 def test_the_thread_does_its_other_work_without_a_command(tmp_path) -> None:
     done = threading.Event()
     polled = NoticePoller("", 0.01, tmp_path / "lock", lambda deadline, reason: None, done.set)
