@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
+from modelpool.scheduler.core import state as core_module
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS, SchedulerConfig
 from modelpool.scheduler.tables.messages import Event, Submitted
@@ -54,7 +55,7 @@ def replay(events: Sequence[Event]) -> Seconds:
     ended = time.process_time()
     gc.unfreeze()
     gc.set_threshold(*usual)
-    is_compiled = not str(state.__file__).endswith(".py")
+    is_compiled = not str(core_module.__file__).endswith(".py")
     return Seconds(between - begun, ended - between, len(events) - last - 1, is_compiled)
 
 

@@ -291,7 +291,8 @@ class ModelPool:
                 return
             left -= _READY_SECONDS
             if left <= 0:
-                raise TimeoutError(f"not ready after {timeout} s: {', '.join(map(_described, starting))}")
+                waits = f"{status.waiting_for}; " if status.waiting_for else ""
+                raise TimeoutError(f"not ready after {timeout} s: {waits}{', '.join(map(_described, starting))}")
 
     def close(self) -> None:
         """Write pending outputs, cancel unfinished jobs, and disconnect. Idempotent."""
@@ -402,4 +403,5 @@ def _encoded_by(stage: StageResult, name: str) -> EncodeOrder:
 
 
 def _described(worker: WorkerStatus) -> str:
-    return f"{worker.id} ({worker.trouble})" if worker.trouble else worker.id
+    reason = worker.not_up if worker.not_up != "starting" else ""
+    return f"{worker.id} ({reason})" if reason else worker.id

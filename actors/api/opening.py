@@ -11,7 +11,7 @@ from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.ray.ray_session import RaySession, open_session
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
 
 DEFAULT_NAME = "modelpool"
@@ -26,8 +26,14 @@ class OpenedPool:
     close: Callable[[], None]
 
 
-def start_pool(config: PoolConfig, make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool) -> OpenedPool:
-    """Start a new pool. `make_plan` decides its shape (tests substitute their own engines). Raises UserError."""
+def start_pool(
+    config: PoolConfig,
+    make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool,
+    controller: ControllerPlace = "driver",
+) -> OpenedPool:
+    """Start a new pool. `make_plan` decides its shape (tests substitute their own engines); `controller` is its place
+    unless one is configured. Raises UserError.
+    """
     cluster = config.cluster
     session = open_session(cluster.address, cluster.namespace, most_workers(config), bring_code=True)
     try:
@@ -35,11 +41,18 @@ def start_pool(config: PoolConfig, make_plan: Callable[[PoolConfig, int, bool], 
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
-        controller = start_controller(plan, cluster.namespace, cluster.name)
+        actor = start_controller(
+            plan,
+            cluster.namespace,
+            cluster.name,
+            cluster.controller or controller,
+            None if session.is_local else config.models,
+            session.actor_environment,
+        )
     except BaseException:
         session.close()
         raise
-    connection = RayConnection(controller)
+    connection = RayConnection(actor)
 
     def close() -> None:
         try:

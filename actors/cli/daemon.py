@@ -101,7 +101,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"a pool called {name!r} is already starting or running") from None
-        opened = start_pool(config)
+        opened = start_pool(config, controller="head")
         try:
             _serve(opened, config, on_ready)
         finally:
@@ -128,8 +128,12 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
     write_run_file(running)
     try:
         on_ready()
+        waited_for = ""
         while not stop.wait(HEALTH_SECONDS):
-            opened.connection.call(Controller.status)
+            status = opened.connection.call(Controller.status)
+            if status.waiting_for and status.waiting_for != waited_for:
+                print(status.waiting_for, file=sys.stderr, flush=True)
+            waited_for = status.waiting_for
     finally:
         remove_run_file(running)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 #: interval of drawing a display and of noticing a stop request
 _CHECK_SECONDS = 0.1
+#: interval of asking what the pool waits for while nothing runs yet
+_WAITING_SECONDS = 2.0
 #: number of jobs whose placement is printed, the first that end; the manifest has all
 MOST_WHYS = 40
 
@@ -200,12 +202,23 @@ def _make(
     if not plan.to_make:
         return [], None, {}
     jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
-    failures, whys = _follow(jobs, plan.to_make, view_for(user_console()), stop, stream)
+    failures, whys = _follow(jobs, plan.to_make, view_for(user_console()), stop, stream, lambda: waiting_for(pool))
     return failures, jobs.summary(), whys
 
 
+def waiting_for(pool: Pool) -> str:
+    """Return what the pool waits for if no worker is up; "" if one is, and if nothing is known."""
+    status = pool.status()
+    return "" if any(worker.state in ("idle", "busy") for worker in status.workers) else status.waiting_for
+
+
 def _follow(
-    jobs: PoolJobs, wanted: Sequence[WantedOutput], view: View, stop: StopRequest, stream: TextIO | None
+    jobs: PoolJobs,
+    wanted: Sequence[WantedOutput],
+    view: View,
+    stop: StopRequest,
+    stream: TextIO | None,
+    waiting: Callable[[], str],
 ) -> tuple[list[JobFailure], dict[int, str]]:
     """Print results until all jobs have ended. Return the failures without cancelled ones, and where each of the
     others ran, by place.
@@ -214,7 +227,7 @@ def _follow(
 
     failures: list[JobFailure] = []
     whys: dict[int, str] = {}
-    with view, _watched(jobs, view, stop):
+    with view, _watched(jobs, view, stop, waiting):
         for result in jobs.results():
             one = wanted[result.index]
             if isinstance(result, OutputResult):
@@ -230,8 +243,9 @@ def _follow(
 
 
 @contextlib.contextmanager
-def _watched(jobs: PoolJobs, view: View, stop: StopRequest) -> Iterator[None]:
-    """Draw progress and forward a stop request, from a thread, while the caller waits for results.
+def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[], str]) -> Iterator[None]:
+    """Draw progress and forward a stop request, from a thread, while the caller waits for results. Until something
+    runs, print what the pool waits for when that changes.
 
     Errors of the thread are raised at the end.
     """
@@ -239,10 +253,18 @@ def _watched(jobs: PoolJobs, view: View, stop: StopRequest) -> Iterator[None]:
     errors: list[Exception] = []
 
     def watch() -> None:
-        passed_on = False
+        passed_on, has_run, waited_for, rounds = False, False, "", 0
         try:
             while not ended.wait(_CHECK_SECONDS):
-                view.update(jobs.progress())
+                progress = jobs.progress()
+                view.update(progress)
+                rounds += 1
+                has_run = has_run or bool(progress.running or progress.ended)
+                if not has_run and rounds % round(_WAITING_SECONDS / _CHECK_SECONDS) == 0:
+                    reason = waiting()
+                    if reason and reason != waited_for:
+                        view.notice(reason)
+                    waited_for = reason
                 if stop.requested and not passed_on:
                     passed_on = True
                     view.notice("stopping at the next step; finished files are kept (Ctrl-C again terminates at once)")

@@ -94,7 +94,7 @@ def down(name: Name = None) -> None:
 
 def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
     """Return the figures of a pool that belong to no worker."""
-    from modelpool.actors.cli.tables import qos_facts
+    from modelpool.actors.cli.tables import qos_facts, worker_facts
 
     waiting = ", ".join(f"{count} {stage}" for stage, count in status.waiting.items() if count)
     resident = f"{status.tasks_resident} of {status.tasks_total} had all weights resident"
@@ -107,7 +107,8 @@ def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
         ("worker restarts", str(status.restarts)),
     ]
     facts += qos_facts(status)
-    return facts + [(str(worker.id), worker.trouble) for worker in status.workers if worker.trouble]
+    facts += [("controller", f"on {status.controller}")] if status.controller else []
+    return facts + worker_facts(status)
 
 
 def name_of_running() -> str:

@@ -58,11 +58,14 @@ def loras_table(loras: Iterable[LoraListing]) -> Table:
 
 def status_table(status: PoolStatus) -> Table:
     """Build the table of workers: state and resident weights."""
-    table = _table(["worker", "state", "device", "task", "weights", "of", "resident"], right=["weights", "of"])
+    on_nodes = any(worker.node_name for worker in status.workers)
+    places = ["node"] if on_nodes else []
+    table = _table(["worker", *places, "state", "device", "task", "weights", "of", "resident"], right=["weights", "of"])
     for worker in status.workers:
         starts = f" (restarts: {worker.incarnation - 1})" if worker.incarnation > 1 else ""
         table.add_row(
             str(worker.id),
+            *([_text(worker.node_name or "-")] if on_nodes else []),
             worker.state + starts,
             worker.device or "-",
             worker.task or "-",
@@ -85,6 +88,13 @@ def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:
         named += [f"{len(most) - MOST_USERS} more {duration(rest)}"] if len(most) > MOST_USERS else []
         facts.append(("GPU time", ", ".join(named)))
     return facts
+
+
+def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
+    """Return what workers without a GPU wait for, and for each worker why it is not up, or its latest trouble."""
+    facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
+    reasons = ((str(worker.id), worker.not_up or worker.trouble) for worker in status.workers)
+    return facts + [(name, reason) for name, reason in reasons if reason and reason != "starting"]
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:

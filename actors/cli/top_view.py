@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from modelpool.actors.cli.screen import duration
-from modelpool.actors.cli.tables import facts_table, qos_facts, rows_table
+from modelpool.actors.cli.screen import duration, visible
+from modelpool.actors.cli.tables import facts_table, qos_facts, rows_table, worker_facts
 from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
@@ -46,15 +46,18 @@ def _headline(now: PoolStatus) -> str:
 
 def _workers(now: PoolStatus, letters: Mapping[str, str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    on_nodes = any(worker.node_name for worker in now.workers)
+    node = (("node", "left"),) if on_nodes else ()
     for heading, side in (
-        ("GPU", "left"), ("kind", "left"), ("state", "left"), ("task", "left"), ("weights", "left"), ("", "right"),
-        ("runs", "right"), ("hits", "right"),
+        ("GPU", "left"), *node, ("kind", "left"), ("state", "left"), ("task", "left"), ("weights", "left"),
+        ("", "right"), ("runs", "right"), ("hits", "right"),
     ):  # fmt: skip
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
     for worker in now.workers:
         used = f"{format_bytes(worker.used_bytes)} of {format_bytes(worker.capacity_bytes)}"
         table.add_row(
             str(worker.id),
+            *([Text(visible(worker.node_name or "-", kept=""))] if on_nodes else []),
             worker.device or "-",
             worker.state.replace("_", " "),
             _task(worker),
@@ -145,8 +148,9 @@ def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:
         ),
     ]
     facts += qos_facts(now)
-    facts += [("record", now.record)] if now.record else []
-    return facts + [(str(worker.id), worker.trouble) for worker in now.workers if worker.trouble]
+    place = f" on {now.controller}" if now.controller else ""
+    facts += [("record", now.record + place)] if now.record else []
+    return facts + worker_facts(now)
 
 
 def _letters(now: PoolStatus) -> dict[str, str]:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCat
 from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UserError
@@ -28,7 +30,19 @@ from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
 from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, JobId, Role, RunCost, TaskId, TaskSpec
+from modelpool.pool.loading.file_fingerprint import fingerprint
+from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    ComponentSpec,
+    ComponentUse,
+    ExecutionMode,
+    JobId,
+    Role,
+    RunCost,
+    TaskId,
+    TaskSpec,
+)
 
 if TYPE_CHECKING:
     from modelpool.pool.registry.listings import LoraListing, ModelListing
@@ -92,6 +106,41 @@ class BuiltRequest:
     graph: JobGraph
 
 
+class CatalogQueries(Protocol):
+    """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
+
+    async def build_requests(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
+    ) -> list[BuiltRequest]:
+        """See `CatalogService`."""
+
+    async def recipes(
+        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
+    ) -> tuple[Recipe | UserError, ...]:
+        """See `CatalogService`."""
+
+    async def build_stage(
+        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+    ) -> JobGraph:
+        """See `CatalogService`."""
+
+    async def models(self) -> tuple[ModelListing, ...]:
+        """See `CatalogService`."""
+
+    async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+
+    @property
+    def files_address(self) -> str:
+        """See `CatalogService`."""
+
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """See `CatalogService`."""
+
+    def close(self) -> None:
+        """See `CatalogService`."""
+
+
 class CatalogService:
     """Calls one catalog from one thread."""
 
@@ -104,6 +153,7 @@ class CatalogService:
         self._versions: dict[str, str] = {}
         #: filled on the event loop, emptied by the catalog's thread
         self._measured: deque[tuple[TaskSpec, RunCost]] = deque()
+        self._fingerprints: LruCache[tuple[ComponentKey, FilePart], str] = LruCache(CACHE_ENTRIES)
 
     async def build_requests(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
@@ -148,7 +198,7 @@ class CatalogService:
             job = build_stage_graph(order, job_id, catalog, given)
             if capacity_bytes is not None:
                 check_fits(job.job, capacity_bytes)
-            return job
+            return self._with_fingerprints(job)
 
         return await self._run(graph)
 
@@ -186,7 +236,18 @@ class CatalogService:
         recipe, job = build_graph(request, job_id, catalog)
         if capacity_bytes is not None:
             check_fits(job.job, capacity_bytes)
-        return BuiltRequest(replace(recipe, versions=self._versions), job)
+        return BuiltRequest(replace(recipe, versions=self._versions), self._with_fingerprints(job))
+
+    def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
+        """Add the fingerprints of all files, so that workers on other machines notice if theirs differ. Files that
+        cannot be read here are left out: they are not checked."""
+        found: dict[ComponentKey, str] = {}
+        for task in graph.job.tasks:
+            for key, part in task_files(task, graph.works[task.task_id]).items():
+                if key not in found:
+                    with contextlib.suppress(UserError):
+                        found[key] = self._fingerprints.get((key, part), partial(fingerprint, part))
+        return replace(graph, fingerprints=found)
 
     async def _run(self, question: Callable[[CachedCatalog], T]) -> T:
         def answer() -> T:

@@ -2,7 +2,8 @@
 events.
 
 Free of Ray: `actors.ray.cluster` turns it into an actor and supplies the fleet. Rules
-1. Every public method is a coroutine and waits only for the catalog's thread or for events, never for a worker.
+1. Every public method is a coroutine and waits only for the catalog, for facts about the cluster or for events, never
+   for a worker.
 2. A submission is checked before any of it is queued; a UserError leaves the pool as it was.
 3. Results are references here. Nothing in this module reads one.
 4. A driver that is silent for `SILENCE_SECONDS` is gone: its jobs are cancelled. A living one always waits for events,
@@ -17,13 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.catalog_service import CatalogQueries
 from modelpool.actors.control.client_events import ClientEvents
+from modelpool.actors.control.cluster_nodes import Cluster, OneMachine, short_name
+from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
+from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
+from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.control.status import PoolStatus, pool_status
+from modelpool.actors.control.status import PoolStatus, Whereabouts, pool_status
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
@@ -36,6 +41,7 @@ from modelpool.actors.wire.messages import (
     JobEnded,
     ResultRef,
     StageSubmission,
+    StateSaved,
     StepDone,
     Submission,
     SubmissionId,
@@ -47,6 +53,7 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import (
     ComponentSpec,
     JobId,
+    NodeId,
     RunError,
     RunErrorKind,
     TaskId,
@@ -54,7 +61,7 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
-from modelpool.scheduler.core.history import JobHistory, find_job, history_of
+from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
 from modelpool.scheduler.core.snapshot import take_snapshot
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
@@ -74,6 +81,10 @@ SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 10.0
 #: jobs that are queued before the event loop runs other calls
 QUEUED_AT_ONCE = 16
+#: starts of workers whose node is remembered; more than run at a time
+PLACES_KEPT = 4096
+#: the node of a controller that runs in the driver's process
+NO_NODE = NodeId("")
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
 
@@ -133,19 +144,33 @@ class Controller:
         state: SchedulerState,
         fleet: WorkerFleet,
         clock: Clock,
-        catalog: CatalogService,
+        catalog: CatalogQueries,
         worker_ids: Sequence[WorkerId],
         budget_bytes: int | None = None,
         recorder: Recorder | None = None,
+        cluster: Cluster | None = None,
+        name: str = "",
+        node: NodeId = NO_NODE,
+        nodes: ClusterNodes | None = None,
+        poll_seconds: float = 2.0,
+        elastic: bool = False,
     ) -> None:
-        """`budget_bytes` is the workers' memory budget if it is known before they start."""
+        """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
+        the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
+        the cluster, as nodes join and leave.
+        """
         self._state = state
         self._fleet = fleet
         self._clock = clock
         self._catalog = catalog
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
-        self._tasks = TaskStore(self._on_report)
+        self._tasks = TaskStore(self._on_report, self._node_name)
+        self._cluster = cluster or OneMachine()
+        self._name = name
+        self._node = node
+        #: the nodes of workers whose process has started, by id and incarnation, oldest first
+        self._placed: dict[tuple[WorkerId, int], NodeId] = {}
         self._clients: dict[ClientId, _Client] = {}
         self._jobs: dict[JobId, _Job] = {}
         #: prune when the core knows more component sizes than this
@@ -156,6 +181,12 @@ class Controller:
         self._dispatcher = Dispatcher(
             state, fleet, clock, self._tasks, self._resolved, self._note_change, self._break, self._recorder.note
         )
+        self._elastic = elastic
+        self._node_watch: NodeWatch | None = None
+        if nodes is not None:
+            self._node_watch = NodeWatch(
+                nodes, self._dispatcher.post, clock, poll_seconds, on_view=self._follow_cluster
+            )
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
@@ -170,6 +201,8 @@ class Controller:
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
         ]
+        if self._node_watch is not None:
+            self._upkeep.append(asyncio.ensure_future(self._node_watch.keep_watching()))
 
     async def enter(self, client_id: ClientId) -> None:
         """Register a driver. From now on it must poll for events, or counts as gone."""
@@ -241,11 +274,36 @@ class Controller:
             if job is not None and job.client_id in self._clients:
                 self._clients[job.client_id].events.progressed()
 
+    async def worker_placed(self, worker_id: WorkerId, incarnation: int, node: NodeId) -> None:
+        """Note that a worker's process has started on `node`: from now on it waits for no GPU."""
+        await self._cluster.read_names((node,))
+        self._placed[worker_id, incarnation] = node
+        while len(self._placed) > PLACES_KEPT:
+            del self._placed[next(iter(self._placed))]
+        self._changed.set()
+
+    async def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
+        """Hold the state of a sampling run, in place of an earlier one: a checkpoint."""
+        self._dispatcher.state_saved(saved, state)
+
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""
         now, running = self._clock.now(), self._dispatcher.running()
         snapshot, seconds = take_snapshot(self._state, now), now - self._opened_at
-        return pool_status(snapshot, self._dispatcher.troubles, running, seconds, self._recorder.words)
+        waiting = any(
+            worker.status == "starting" and (worker.worker_id, worker.incarnation) not in self._placed
+            for worker in snapshot.workers
+        )
+        nodes = {NodeId(worker.node) for worker in snapshot.workers} | set(self._placed.values()) | {self._node}
+        await self._cluster.read_names(nodes)
+        whereabouts = Whereabouts(
+            pool=self._name,
+            controller=self._node,
+            placed=dict(self._placed),
+            names=self._cluster.names,
+            use=await self._cluster.gpu_use() if waiting else None,
+        )
+        return pool_status(snapshot, self._dispatcher.troubles, running, seconds, self._recorder.words, whereabouts)
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -264,11 +322,19 @@ class Controller:
 
     async def history(self, job: str) -> JobHistory:
         """Return the history of the job with this id, or with this part of an id. Raises UnknownName."""
-        return history_of(self._state, find_job(self._state, job), self._clock.now())
+        history = history_of(self._state, find_job(self._state, job), self._clock.now())
+        nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
+        await self._cluster.read_names(nodes)
+        return with_node_names(history, self._cluster.names)
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
         return await self._fleet.memory_reports()
+
+    async def node_notice(self, node: NodeId, deadline: float | None, reason: str) -> None:
+        """Note a notice that a worker received: its node ends at `deadline` (Unix seconds). None withdraws it."""
+        if self._node_watch is not None:
+            await self._node_watch.notice(node, deadline, reason)
 
     async def close(self) -> None:
         """Stop the workers. Unfinished jobs are not resolved. Idempotent."""
@@ -279,6 +345,16 @@ class Controller:
         self._dispatcher.close()
         self._catalog.close()
         self._recorder.close()
+
+    def _follow_cluster(self, view: ClusterView) -> None:
+        """Have one worker for each GPU of the nodes that stay."""
+        if not self._elastic:
+            return
+        gpu_count = sum(node.gpu_count for node in view.nodes if node.alive and node.drain_deadline is None)
+        table = self._state.worker_table.workers.values()
+        wanted = workers_for_gpus(gpu_count, table)
+        if set(wanted) != {worker.worker_id for worker in table if worker.wanted}:
+            self._dispatcher.post(WorkersWanted(self._dispatcher.now, wanted))
 
     def _client(self, client_id: ClientId) -> _Client:
         if client_id not in self._clients:
@@ -320,7 +396,7 @@ class Controller:
         spec = job.graph.job
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
-        self._tasks.add(spec, job.graph.works, job.given)
+        self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
         self._send_components(job.graph.components)
         self._dispatcher.post(Submitted(self._dispatcher.now, spec))
         if spec.deadline is not None:
@@ -357,6 +433,9 @@ class Controller:
         """Pass the cost of successful runs to the catalog, for later activation estimates."""
         if report.error is None:
             self._catalog.learn(task, report.cost)
+
+    def _node_name(self, worker_id: WorkerId, incarnation: int) -> str:
+        return short_name(self._placed.get((worker_id, incarnation), NO_NODE), self._cluster.names)
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)

@@ -19,24 +19,28 @@ from dataclasses import replace
 from typing import Any
 
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.wire.messages import ResultRef, StepDone
+from modelpool.actors.wire.messages import ResultRef, StateSaved, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.messages import (
     Command,
+    CopyResult,
     EndWorker,
     Event,
     Prefetch,
     Preload,
     ReleaseResult,
     ResolveJob,
+    ResultLost,
     RunEnded,
     RunTask,
     ScheduleTick,
     StartFailed,
     StartWorker,
+    StateKept,
     StopTask,
     Tick,
     WorkerDown,
@@ -51,6 +55,8 @@ class _LiveWorker:
         self.spec = spec
         self.residency = Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
+        #: components whose files it has checked
+        self.checked: set[ComponentKey] = set()
 
 
 class Dispatcher:
@@ -145,6 +151,27 @@ class Dispatcher:
         worker.runs[step.task_id] = step
         return True
 
+    def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
+        """Hold the state of a run that continues. Ignored if the run ended: then it has a result or a newer state."""
+        worker = self._live.get(saved.worker_id)
+        if worker is None or worker.spec.incarnation != saved.incarnation:
+            return
+        known = worker.runs.get(saved.task_id)
+        if known is None or known.run != saved.run or not self._tasks.keep_state(saved.task_id, state):
+            return
+        self.post(
+            StateKept(
+                self.now,
+                saved.worker_id,
+                saved.incarnation,
+                saved.task_id,
+                saved.attempt,
+                saved.step,
+                saved.steps,
+                saved.state_bytes,
+            )
+        )
+
     def close(self) -> None:
         """Stop all workers and background tasks. Causes no events."""
         self._broken = True
@@ -169,12 +196,28 @@ class Dispatcher:
                 self._prefetch(command)
             case Preload():
                 self._preload(command)
+            case CopyResult():
+                self._spawn(self._copy(command.task_id))
             case ReleaseResult():
                 self._tasks.release(command.task_id)
             case ResolveJob():
                 self._on_resolved(command)
             case ScheduleTick():
                 self._spawn(self._tick_after(command.after_seconds))
+
+    async def _copy(self, task_id: TaskId) -> None:
+        """Copy a result to this machine; report it as lost if that is impossible."""
+        ref = self._tasks.find(task_id)
+        if ref is None:
+            return
+        try:
+            copy = await self._fleet.copy_result(ref)
+        except InputsLost:
+            if self._tasks.find(task_id) is ref:
+                self._tasks.release(task_id)
+                self.post(ResultLost(self.now, task_id))
+            return
+        self._tasks.replace(task_id, ref, copy)
 
     async def _tick_after(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
@@ -185,12 +228,13 @@ class Dispatcher:
         try:
             if command.delay_seconds:
                 await self._clock.sleep(command.delay_seconds)
-            spec = await self._fleet.start(worker_id, incarnation)
+            spec = await self._fleet.start(worker_id, incarnation, command.group)
         except Exception as raised:
             self._fleet.end(worker_id, incarnation)
             self._starts.pop((worker_id, incarnation), None)
-            self._troubles[worker_id] = f"{type(raised).__name__}: {raised}"
-            self.post(StartFailed(self.now, worker_id, incarnation, self._troubles[worker_id]))
+            loss = _start_loss(raised)
+            self._troubles[worker_id] = loss.reason
+            self.post(StartFailed(self.now, worker_id, incarnation, loss.reason, loss.cause))
             return
         self._starts.pop((worker_id, incarnation), None)
         self._live[worker_id] = _LiveWorker(spec)
@@ -201,10 +245,10 @@ class Dispatcher:
 
     async def _watch(self, worker_id: WorkerId, incarnation: int) -> None:
         try:
-            reason = await self._fleet.gone(worker_id, incarnation)
+            loss = await self._fleet.gone(worker_id, incarnation)
         except Exception as raised:
-            reason = f"{type(raised).__name__}: {raised}"
-        self._lose(worker_id, incarnation, reason)
+            loss = Loss(f"{type(raised).__name__}: {raised}")
+        self._lose(worker_id, incarnation, loss)
 
     def _end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End a worker on the core's command; causes no event, neither for the worker nor for its runs."""
@@ -216,7 +260,7 @@ class Dispatcher:
         for task_id in ended.runs if ended is not None else ():
             self._tasks.abandon(task_id)
 
-    def _lose(self, worker_id: WorkerId, incarnation: int, reason: str) -> None:
+    def _lose(self, worker_id: WorkerId, incarnation: int, loss: Loss) -> None:
         """End what is left of a lost worker, and report the loss once."""
         lost = self._forget(worker_id, incarnation)
         if lost is None:
@@ -224,8 +268,8 @@ class Dispatcher:
         self._fleet.end(worker_id, incarnation)
         for task_id in lost.runs:
             self._tasks.abandon(task_id)
-        self._troubles[worker_id] = reason
-        self.post(WorkerDown(self.now, worker_id, incarnation, reason))
+        self._troubles[worker_id] = loss.reason
+        self.post(WorkerDown(self.now, worker_id, incarnation, loss.reason, loss.cause))
 
     def _forget(self, worker_id: WorkerId, incarnation: int) -> _LiveWorker | None:
         watch = self._watches.pop((worker_id, incarnation), None)
@@ -257,7 +301,7 @@ class Dispatcher:
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
         self._runs_sent += 1
-        request, inputs = self._tasks.begin(command, self._runs_sent)
+        request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked)
         worker.runs[command.task_id] = StepDone(
             command.worker_id, command.incarnation, command.task_id, request.run, 0, 0
         )
@@ -266,7 +310,8 @@ class Dispatcher:
     def _stop(self, command: StopTask) -> None:
         worker = self._live.get(command.worker_id)
         if worker is not None and worker.spec.incarnation == command.incarnation and command.task_id in worker.runs:
-            self._fleet.stop(command.worker_id, command.incarnation, worker.runs[command.task_id].run)
+            run = worker.runs[command.task_id].run
+            self._fleet.stop(command.worker_id, command.incarnation, run, command.keep_state)
 
     def _prefetch(self, command: Prefetch) -> None:
         worker = self._live.get(command.worker_id)
@@ -285,7 +330,7 @@ class Dispatcher:
         try:
             report = await run.report
         except WorkerLost as raised:
-            self._lose(command.worker_id, command.incarnation, str(raised))
+            self._lose(command.worker_id, command.incarnation, Loss(str(raised), raised.cause))
             return
         except InputsLost as raised:
             report = _failed(command, worker, RunErrorKind.INPUT_LOST, str(raised))
@@ -300,7 +345,7 @@ class Dispatcher:
         try:
             reports = await run.reports
         except WorkerLost as raised:
-            self._lose(worker.spec.worker_id, worker.spec.incarnation, str(raised))
+            self._lose(worker.spec.worker_id, worker.spec.incarnation, Loss(str(raised), raised.cause))
             return
         except InputsLost as raised:
             reports = [_failed(command, worker, RunErrorKind.INPUT_LOST, str(raised)) for command in commands]
@@ -315,6 +360,10 @@ class Dispatcher:
             return  # answered by the worker's loss
         worker.residency = report.residency
         del worker.runs[report.task_id]
+        if report.error is None:
+            worker.checked.update(self._tasks.components(report.task_id))
+        elif report.error.components:  # the file may come, and must be checked then
+            worker.checked.difference_update(report.error.components)
         self._tasks.end(report, result)
         self.post(RunEnded(self.now, report))
         self._tasks.settle(report.task_id)
@@ -342,6 +391,13 @@ def _one_by_one(command: RunTask) -> list[RunTask]:
     """Split `command` into one command for its task and each batch mate."""
     alone = replace(command, batch_mates=())
     return [alone, *(replace(alone, task_id=mate.task_id, attempt=mate.attempt) for mate in command.batch_mates)]
+
+
+def _start_loss(raised: Exception) -> Loss:
+    """Return why a worker did not start."""
+    if isinstance(raised, WorkerLost):
+        return Loss(str(raised), raised.cause)
+    return Loss(f"{type(raised).__name__}: {raised}")
 
 
 def _failed(

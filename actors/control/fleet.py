@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.wire.messages import ResultRef, RunRequest
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
+from modelpool.scheduler.tables.messages import LossCause
 
 #: a run to send as part of a batch: the request, and references to its inputs
 RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
@@ -23,6 +25,10 @@ RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
 
 class WorkerLost(Exception):
     """The worker is gone. The message has the reason."""
+
+    def __init__(self, reason: str, cause: LossCause = LossCause.CRASH) -> None:
+        super().__init__(reason)
+        self.cause = cause
 
 
 class InputsLost(Exception):
@@ -34,7 +40,7 @@ class SentRun:
     """A run that was sent.
 
     report  waits for its end. Raises WorkerLost or InputsLost
-    result  its output; valid only if the report has no error
+    result  its output, or its state; valid only if the report has no error, or has a state
     """
 
     report: Awaitable[TaskReport]
@@ -52,11 +58,13 @@ class SentBatch:
 class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
 
-    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
-        """Start a worker and wait until it answers. Raises whatever prevents it."""
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
+        """Start a worker on a node of `group` ("" is any) and wait until it answers. Raises whatever prevents it:
+        WorkerLost if it ended, or if no node came up in time.
+        """
 
-    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
-        """Wait until a started worker is gone, and return the reason."""
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
+        """Wait until a started worker is gone, and return why."""
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End the worker, started or starting, busy or idle. Idempotent."""
@@ -67,8 +75,8 @@ class WorkerFleet(Protocol):
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """Send a batch to a started worker."""
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
-        """Stop a run at its next step. It may be over already."""
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
+        """Stop a run at its next step, with its state as its result if `keep_state`. It may be over already."""
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """Let a started worker prefetch these files, in place of earlier ones. Nobody waits for it."""
@@ -77,6 +85,9 @@ class WorkerFleet(Protocol):
         """Let a started worker preload the weights of these tasks during that run, which may be over already. Nobody
         waits for it.
         """
+
+    async def copy_result(self, ref: ResultRef) -> ResultRef:
+        """Copy a result to the machine of the caller; return the reference of the copy. Raises InputsLost."""
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""

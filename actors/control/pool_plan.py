@@ -16,19 +16,32 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.node_groups import NodeGroup
 
 #: number of workers for workers = "all" without GPUs
 SIMULATED_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """How a pool watches and requests nodes (`ClusterSection` describes the fields)."""
+
+    poll_seconds: float = 2.0
+    start_timeout_seconds: float = 600.0
+    notice_command: str = ""
+    notice_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolPlan:
     """The arguments of a controller.
 
-    gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead
+    gpus_per_worker  of Ray's GPU resource; 0 for workers that use a CPU instead. Simulated GPUs of a joined cluster
+                     occupy its GPUs if it has any (they may be simulated too), so that they spread as real ones would
     open_engine      called in each worker's process
     open_catalog     called in the controller's process; with sources, with `cache` and `host` of its node
     record           the file for the scheduler's event log; None records nothing
+    elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
     cache            the folder of each node for fetched files; None without sources
     """
 
@@ -40,6 +53,18 @@ class PoolPlan:
     scheduler: SchedulerConfig
     record: Path | None = None
     cache: CacheSettings | None = None
+    nodes: NodeSettings = NodeSettings()
+    elastic: bool = False
+
+    def group(self, name: str) -> NodeGroup | None:
+        """Return the group with this name; None for "". Raises KeyError if there is none."""
+        return {group.name: group for group in self.scheduler.groups}[name] if name else None
+
+    def start_timeout_seconds(self, group: str) -> float | None:
+        """Return how long a worker of `group` may wait for a node: at least twice the group's usual start. None,
+        without end, for workers without a group, which wait for GPUs that others use."""
+        found = self.group(group)
+        return None if found is None else max(self.nodes.start_timeout_seconds, 2 * found.start_seconds)
 
 
 def most_workers(config: PoolConfig) -> int:
@@ -50,16 +75,23 @@ def most_workers(config: PoolConfig) -> int:
 def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
     """Plan a pool for a cluster with `gpu_count` GPUs now; one that `can_grow` may request more than that.
 
-    Each worker detects the kind of its GPU and the default policy itself: this machine may have no GPU. Raises
-    UserError if there are not enough GPUs.
+    Each worker detects the kind of its GPU and the default policy itself: this machine may have no GPU. A pool of all
+    GPUs of a cluster waits for nodes that join. Raises UserError if there are not enough GPUs, and for the device
+    "auto" on a cluster without any: whether to wait for GPUs or to simulate them is the user's decision.
     """
     wanted = config.pool
+    if wanted.device == AUTO and can_grow and gpu_count == 0 and not config.scheduler.groups:
+        expected = '"cuda" (or another GPU kind) to wait for GPU nodes, or "sim" or "cpu": the cluster has no GPU now'
+        raise unusable_field("device", AUTO, expected)
     kind = _kind(config, gpu_count)
-    count = _workers(wanted.workers, kind, gpu_count, can_grow)
-    device = AUTO if wanted.device == AUTO and kind in RAY_COUNTS else kind.value
+    on_ray_gpus = kind in RAY_COUNTS or (kind is DeviceKind.SIM and can_grow and gpu_count > 0)
+    groups = config.scheduler.groups
+    # the core requests the workers of groups
+    count = 0 if groups else _workers(wanted.workers, kind, gpu_count, can_grow, on_ray_gpus)
+    device = AUTO if wanted.device == AUTO and (kind in RAY_COUNTS or groups) else kind.value
     return PoolPlan(
         worker_ids=tuple(WorkerId(f"gpu-{i}") for i in range(count)),
-        gpus_per_worker=1 if kind in RAY_COUNTS else 0,
+        gpus_per_worker=1 if on_ray_gpus else 0,
         budget_bytes=wanted.budget_bytes,
         open_engine=partial(
             open_engine,
@@ -81,6 +113,13 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         ),
         scheduler=config.scheduler,
         record=config.output.record,
+        elastic=on_ray_gpus and can_grow and wanted.workers == "all" and not groups,
+        nodes=NodeSettings(
+            poll_seconds=config.cluster.poll_seconds,
+            start_timeout_seconds=config.cluster.start_timeout,
+            notice_command=config.cluster.notice_command,
+            notice_seconds=config.cluster.notice_seconds,
+        ),
         cache=config.models.cache_settings,
     )
 
@@ -91,11 +130,11 @@ def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:
     return choose_kind(requested, (), gpu_count > 0, config.pool.policy is VramPolicy.DISABLED)
 
 
-def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool) -> int:
+def _workers(wanted: int | str, kind: DeviceKind, gpu_count: int, can_grow: bool, on_ray_gpus: bool) -> int:
     """Return the number of workers. Raises UserError for more than can be isolated from each other."""
-    if kind in RAY_COUNTS:
+    if on_ray_gpus:
         count = wanted if isinstance(wanted, int) else gpu_count
-        if count == 0:
+        if count == 0 and not can_grow:
             raise unusable_field("device", kind.value, "sim or cpu on a machine without GPUs in Ray")
         if count > gpu_count and not can_grow:
             raise unusable_field("workers", count, f"at most {gpu_count}, one for each GPU in Ray")

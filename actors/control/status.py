@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from modelpool.actors.control.cluster_nodes import GpuUse, short_name, waiting_text
 from modelpool.actors.wire.messages import StepDone
-from modelpool.pool.specs.spec import UNPATCHED, TaskId, WorkerId
+from modelpool.pool.specs.spec import UNPATCHED, NodeId, TaskId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, Snapshot, WorkerSnapshot
 
 
@@ -46,7 +47,9 @@ class WorkerStatus:
     resident        components with bytes on the GPU, least recently used first
     task            the stage that is running; None if idle
     trouble         the latest reason why it was lost or did not start; "" if there is none
-    node            its machine; "" if unknown
+    node            Ray's id of its node; "" if unknown
+    node_name       display name of the node; "" if unknown
+    not_up          why it is not up: "pending: ...", "starting ...", "lost: ..." or "refused: ..."; "" if it is
     parts           `resident` with bytes
     run             the current run; None if idle
     runs            completed runs over all incarnations; of these, `runs_resident` had every component resident
@@ -62,6 +65,8 @@ class WorkerStatus:
     task: str | None
     trouble: str = ""
     node: str = ""
+    node_name: str = ""
+    not_up: str = ""
     parts: tuple[ResidentPart, ...] = ()
     run: RunStatus | None = None
     runs: int = 0
@@ -82,7 +87,10 @@ class PoolStatus:
     waiting_by_user  user -> stage -> tasks that have not started
     seconds_by_user  user -> GPU-seconds used, including loads
     deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
-    record       the event log file, or why recording stopped; "" if recording is off
+    record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
+    controller   display name of the controller's node; "" if unknown
+    nodes        display name of each node that has or had workers, by Ray's id
+    waiting_for  what workers without a node wait for, as a sentence; "" if none does
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -100,6 +108,27 @@ class PoolStatus:
     seconds_by_user: Mapping[str, float] = field(default_factory=dict)
     deadlines_met: int = 0
     deadlines_missed: int = 0
+    controller: str = ""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Facts about the cluster that the core does not need.
+
+    pool        the pool's name
+    controller  the node of the controller
+    placed      the nodes of workers whose process has started, by id and incarnation
+    names       display names of nodes
+    use         the use of GPUs; None if unknown, or if no worker waits
+    """
+
+    pool: str = ""
+    controller: NodeId = NodeId("")  # noqa: RUF009 - a text
+    placed: Mapping[tuple[WorkerId, int], NodeId] = field(default_factory=dict)
+    names: Mapping[NodeId, str] = field(default_factory=dict)
+    use: GpuUse | None = None
 
 
 def pool_status(
@@ -108,13 +137,17 @@ def pool_status(
     steps: Iterable[StepDone] = (),
     seconds: float = 0.0,
     record: str = "",
+    whereabouts: Whereabouts | None = None,
 ) -> PoolStatus:
     """Convert `snapshot`. `troubles` are by worker, `steps` are of the active runs."""
+    where = whereabouts or Whereabouts()
+    waiting = sum(_waits(worker, where) for worker in snapshot.workers)
+    waiting_for = waiting_text(waiting, where.use, where.pool) if waiting and where.use is not None else ""
     done = {step.task_id: step for step in steps}
     runs = {task.task_id: _run_status(task, done.get(task.task_id)) for task in snapshot.running}
     ready, blocked = snapshot.ready, snapshot.blocked
     return PoolStatus(
-        workers=tuple(_worker_status(w, runs, troubles.get(w.worker_id, "")) for w in snapshot.workers),
+        workers=tuple(_worker_status(w, runs, troubles.get(w.worker_id, ""), where) for w in snapshot.workers),
         waiting={stage: ready.get(stage, 0) + blocked.get(stage, 0) for stage in (*ready, *blocked)},
         jobs={"live": snapshot.jobs_live, **snapshot.resolved},
         uploaded_bytes=snapshot.uploaded_bytes,
@@ -129,7 +162,32 @@ def pool_status(
         seconds_by_user=snapshot.seconds_by_user,
         deadlines_met=snapshot.deadlines_met,
         deadlines_missed=snapshot.deadlines_missed,
+        controller=short_name(where.controller, where.names),
+        nodes={w.node: short_name(NodeId(w.node), where.names) for w in snapshot.workers if w.node},
+        waiting_for=waiting_for,
     )
+
+
+def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:
+    """Whether the worker waits for resources: its process has not started anywhere."""
+    return worker.status == "starting" and (worker.worker_id, worker.incarnation) not in where.placed
+
+
+def _not_up(worker: WorkerSnapshot, trouble: str, where: Whereabouts) -> str:
+    """Explain why a worker does not run tasks; "" if it does."""
+    if worker.status == "given_up":
+        return f"refused: {trouble}" if trouble else "refused"
+    if worker.status != "starting":
+        return ""
+    before = f"; before: {trouble}" if trouble else ""
+    node = where.placed.get((worker.worker_id, worker.incarnation))
+    if node is not None:
+        return f"starting on {short_name(node, where.names)}{before}"
+    if where.use is not None and where.use.free < 1:
+        return f"pending: no node with a free GPU{before}"
+    if trouble:
+        return f"lost: {trouble}; it starts again"
+    return "starting"
 
 
 def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
@@ -145,7 +203,9 @@ def _run_status(task: RunningTaskSnapshot, step: StepDone | None) -> RunStatus:
     )
 
 
-def _worker_status(worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], trouble: str) -> WorkerStatus:
+def _worker_status(
+    worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], trouble: str, where: Whereabouts
+) -> WorkerStatus:
     residency = worker.residency
     entries = residency.entries if residency else ()
     run = runs.get(worker.task_id) if worker.task_id else None
@@ -162,6 +222,8 @@ def _worker_status(worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], tro
         task=run.stage if run else None,
         trouble=trouble,
         node=worker.node,
+        node_name=short_name(NodeId(worker.node), where.names),
+        not_up=_not_up(worker, trouble, where),
         parts=tuple(
             ResidentPart(e.component, e.resident_bytes, whole_bytes, e.patch_digest != UNPATCHED)
             for e, whole_bytes in zip(entries, worker.whole_bytes, strict=True)

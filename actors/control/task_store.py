@@ -6,11 +6,13 @@ held. The core decides when a result is released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
+from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import FetchOrder, ResultRef, RunRequest
+from modelpool.actors.wire.messages import ExpectedFile, FetchOrder, ResultRef, RunRequest
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -21,15 +23,14 @@ from modelpool.pool.core.stage_params import (
     PreloadRequest,
     SampleParams,
     StageParams,
-    control_key,
-    lora_key,
-    roles_of,
 )
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, Role, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, TaskId, TaskReport, TaskSpec, WorkerId
+from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
+NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
 #: other nodes that a run is referred to for its files; those learn of each other
 MOST_PEERS = 16
 
@@ -43,24 +44,35 @@ class _Entry:
     running: bool = False
     #: set when there is a result, until the core releases it
     result: ResultRef | None = None
+    #: the state that its next run resumes from, until the core releases it
+    state: ResultRef | None = None
     #: of the run that produced the result, and the job that the run is counted for
     report: TaskReport | None = None
     counted_for: JobId | None = None
     #: of the latest run
     why: Why | None = None
+    #: display name of the node of the run that produced the result
+    node: str = ""
 
 
 class TaskStore:
     """The tasks of a controller, by id."""
 
-    def __init__(self, on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None) -> None:
-        """`on_report` is called for every run that ended with a report."""
+    def __init__(
+        self,
+        on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
+        node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
+    ) -> None:
+        """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker."""
         self._on_report = on_report
+        self._node_of = node_of
         self._entries: dict[TaskId, _Entry] = {}
         self._inputs: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
         #: the latest file of each component that a task ever named; a few hundred bytes each
         self._files: dict[ComponentKey, FilePart] = {}
+        #: of those, what the controller's machine has
+        self._fingerprints: dict[ComponentKey, str] = {}
         #: whether any file was ever of a source
         self._has_remote = False
         #: addresses of the file servers, by node
@@ -71,8 +83,15 @@ class TaskStore:
     def __len__(self) -> int:
         return len(self._entries) + len(self._inputs)
 
-    def add(self, job: JobSpec, works: Mapping[TaskId, StageParams], given: Mapping[TaskId, ResultRef]) -> None:
+    def add(
+        self,
+        job: JobSpec,
+        works: Mapping[TaskId, StageParams],
+        given: Mapping[TaskId, ResultRef],
+        fingerprints: Mapping[ComponentKey, str] = NO_FINGERPRINTS,
+    ) -> None:
         """Add a job. Equal tasks of several jobs share one entry."""
+        self._fingerprints.update(fingerprints)
         self._inputs.update(given)
         self._tasks_of[job.job_id] = tuple(task.task_id for task in job.tasks)
         for task in job.tasks:
@@ -93,8 +112,11 @@ class TaskStore:
             self._drop_unneeded(task_id)
         return tuple(summaries)
 
-    def begin(self, command: RunTask, run: int) -> tuple[RunRequest, tuple[ResultRef, ...]]:
-        """Mark a task as sent to a worker; return what to send. All its inputs are held; the core ensures that."""
+    def begin(
+        self, command: RunTask, run: int, checked: Container[ComponentKey] = ()
+    ) -> tuple[RunRequest, tuple[ResultRef, ...]]:
+        """Mark a task as sent to a worker, which has `checked` these files; return what to send. All its inputs, and
+        the state if it resumes, are held; the core ensures that."""
         entry = self._entries[command.task_id]
         entry.running = True
         entry.why = command.why
@@ -106,17 +128,34 @@ class TaskStore:
             fresh=command.fresh,
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
+            files=self._unchecked(entry.spec, checked),
+            resume=command.resume,
             fetch=self._fetch_order(entry.work, command, run) if self._has_remote else None,
         )
-        return request, tuple(self._held(need) for need in entry.spec.needs)
+        inputs = [self._held(need) for need in entry.spec.needs]
+        if command.resume:
+            assert entry.state is not None, f"{command.task_id} resumes, and its state is not held"
+            inputs.append(entry.state)
+        return request, tuple(inputs)
 
     def end(self, report: TaskReport, result: ResultRef) -> None:
-        """Note the end of a run; `result` is held if `report` has no error."""
+        """Note the end of a run; `result` is held if `report` has no error, as the state of the task if it has one."""
         entry = self._entries[report.task_id]
         entry.running = False
         self._on_report(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
+            entry.node = self._node_of(report.worker_id, report.incarnation)
+        elif report.has_state:
+            entry.state = result
+
+    def keep_state(self, task_id: TaskId, state: ResultRef) -> bool:
+        """Hold a state of a task, in place of an earlier one; return False if the task is not known any more."""
+        entry = self._entries.get(task_id)
+        if entry is None:
+            return False
+        entry.state = state
+        return True
 
     def abandon(self, task_id: TaskId) -> None:
         """Note that a run was lost with its worker."""
@@ -131,12 +170,42 @@ class TaskStore:
         """Return the reference of a held result."""
         return self._held(task_id)
 
+    def find(self, task_id: TaskId) -> ResultRef | None:
+        """Return the reference of a result or a state; None if it is not held."""
+        owner = task_of_state(task_id)
+        entry = self._entries.get(task_id if owner is None else owner)
+        if entry is None:
+            return self._inputs.get(task_id)
+        return entry.result if owner is None else entry.state
+
+    def replace(self, task_id: TaskId, ref: ResultRef, copy: ResultRef) -> None:
+        """Hold `copy` of a result or a state in place of `ref`, if that is still held."""
+        owner = task_of_state(task_id)
+        if self.find(task_id) is not ref:
+            return
+        if task_id in self._inputs:
+            self._inputs[task_id] = copy
+        elif owner is None:
+            self._entries[task_id].result = copy
+        else:
+            self._entries[owner].state = copy
+
     def release(self, task_id: TaskId) -> None:
-        """Drop a result. Ignores results that are not held."""
+        """Drop a result or a state. Ignores those that are not held."""
+        owner = task_of_state(task_id)
+        if owner is not None:
+            if owner in self._entries:
+                self._entries[owner].state = None
+                self._drop_unneeded(owner)
+            return
         self._inputs.pop(task_id, None)
         if task_id in self._entries:
             self._entries[task_id].result = None
             self._drop_unneeded(task_id)
+
+    def components(self, task_id: TaskId) -> tuple[ComponentKey, ...]:
+        """Return the components that the task uses, with its LoRAs."""
+        return tuple([key for use in self._entries[task_id].spec.uses for key in (use.component, *use.adapters)])
 
     def spec(self, task_id: TaskId) -> TaskSpec:
         """Return the task."""
@@ -169,18 +238,19 @@ class TaskStore:
     def _note_files(self, task: TaskSpec, work: StageParams) -> None:
         if not self._has_remote and remote_sets(work):
             self._has_remote = True
-        for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
-            if role is Role.CONTROLNET:
-                control = _control(work, use.component)
-                self._files[use.component] = FilePart(control.path, files=control.files)
-                continue
-            known = self._files.get(use.component)
-            if known is None or known.path != work.model.path:
-                self._files[use.component] = FilePart(work.model.path, role, work.model.assembly, work.model.files)
-            if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
-                loras = {lora_key(lora): lora for lora in work.loras}
-                for key in use.adapters:
-                    self._files[key] = FilePart(loras[key].path, files=loras[key].files)
+        self._files.update(task_files(task, work))
+
+    def _unchecked(self, task: TaskSpec, checked: Container[ComponentKey]) -> tuple[ExpectedFile, ...]:
+        """Return the files of the task that are not `checked`."""
+        known = self._fingerprints
+        return tuple(
+            [
+                ExpectedFile(key, self._files[key], known[key])
+                for use in task.uses
+                for key in (use.component, *use.adapters)
+                if key not in checked and key in known
+            ]
+        )
 
     def _held(self, task_id: TaskId) -> ResultRef:
         if task_id in self._inputs:
@@ -191,14 +261,10 @@ class TaskStore:
 
     def _drop_unneeded(self, task_id: TaskId) -> None:
         entry = self._entries.get(task_id)
-        if entry is not None and not entry.jobs and not entry.running and entry.result is None:
+        if entry is None or entry.jobs or entry.running:
+            return
+        if entry.result is None and entry.state is None:
             del self._entries[task_id]
-
-
-def _control(work: StageParams, key: ComponentKey) -> ControlRef:
-    """Return a ControlNet of a run."""
-    assert isinstance(work, SampleParams), f"{key} is used by {work}"
-    return next(control for control in work.controls if control_key(control) == key)
 
 
 def remote_sets(work: StageParams) -> tuple[tuple[RemoteFile, ...], ...]:
@@ -229,6 +295,7 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         rungs=tuple(rung.value for rung in cost.oom_steps),
         why=entry.why,
         batched=cost.batched,
+        node=entry.node,
         fetch_seconds=cost.fetch_seconds,
         fetched_bytes=cost.fetched_bytes + cost.peer_bytes,
     )

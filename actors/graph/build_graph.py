@@ -7,7 +7,7 @@ weights it changes, so the other stages are shared with jobs that do not use it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -82,13 +82,15 @@ Roles: TypeAlias = tuple[Role, ...]
 class JobGraph:
     """A job for the core, the work of each of its tasks, and the sizes of the components that they name.
 
-    warnings  messages for the user
+    warnings      messages for the user
+    fingerprints  of the files of components (`pool.loading.file_fingerprint`), as far as they could be read
     """
 
     job: JobSpec
     works: Mapping[TaskId, StageParams]
     components: tuple[ComponentSpec, ...]
     warnings: tuple[str, ...] = ()
+    fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
 
 
 def build_graph(request: GenerateRequest, job_id: JobId, catalog: GraphCatalog) -> tuple[Recipe, JobGraph]:

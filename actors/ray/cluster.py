@@ -22,19 +22,28 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
-from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService, ListingCatalog
+from modelpool.actors.control.cluster_nodes import names_of
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
-from modelpool.actors.wire.messages import StepDone
+from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
+from modelpool.actors.ray.ray_cluster import RayCluster, cluster_nodes, head_node, on_node, this_node
+from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
+from modelpool.actors.ray.ray_losses import LossExaminer, take_evidence, trace_folder
+from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types
+from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes
+from modelpool.actors.settings.config import ControllerPlace, ModelsSection
+from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
+from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace
 from modelpool.actors.worker.gpu_worker import GpuWorker
-from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import Result
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.actors.worker.node_notices import NoticePoller
+from modelpool.pool.core.errors import OutputFailed, UserError
+from modelpool.pool.core.stage_params import Result, RunState
+from modelpool.pool.specs.spec import NodeId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
@@ -59,37 +68,88 @@ class SystemClock:
 class ControllerActor(Controller):
     """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
-    def __init__(self, plan: PoolPlan) -> None:
+    def __init__(self, plan: PoolPlan, name: str, catalog_nodes: tuple[NodeId, ...] | None) -> None:
+        """`catalog_nodes` have the model files, best first; () if this node has them, None on a single machine."""
         open_catalog = plan.open_catalog
         if plan.cache is not None:
             # known to this pool's processes only: whoever has it can read the files of its nodes
             plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
-            open_catalog = partial(open_catalog, cache=plan.cache, host=ray.util.get_node_ip_address())
+            open_catalog = partial(_open_catalog_here, plan)
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
+        catalog: CatalogQueries = (
+            RemoteCatalog(open_catalog, catalog_nodes) if catalog_nodes else CatalogService(open_catalog)
+        )
+        nodes = RayNodes()
         super().__init__(
             state=SchedulerState(plan.scheduler),
-            fleet=RayFleet(lambda worker_id, incarnation: _create_worker(plan, worker_id, incarnation, me)),
+            fleet=RayFleet(
+                create=lambda new: _create_worker(plan, new, me),
+                needs=partial(_needs, plan),
+                examiner=LossExaminer(nodes),
+                recent_view=partial(nodes.recent, plan.nodes.poll_seconds),
+                start_timeout_seconds=plan.start_timeout_seconds,
+            ),
             clock=SystemClock(),
-            catalog=CatalogService(open_catalog),
+            catalog=catalog,
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
+            cluster=None if catalog_nodes is None else RayCluster(plan.gpus_per_worker),
+            name=name,
+            node=this_node(),
+            nodes=nodes,
+            poll_seconds=plan.nodes.poll_seconds,
+            elastic=plan.elastic,
         )
+
+    async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
+        """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be
+        lost with the worker."""
+        store = asyncio.get_running_loop().run_in_executor
+        await self.state_saved(saved, await store(None, ray.put, state))
 
 
 class GpuWorkerActor(GpuWorker):
-    """A worker that reports its steps to a controller, and that does not outlive the node's raylet."""
+    """A worker that reports its steps to a controller, leaves traces of its sudden end, passes on notices of its node's
+    end, and does not outlive the node's raylet."""
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
+    def __init__(self, new: NewWorker, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
         _die_with_raylet()
+        folder = trace_folder()
+        trace = CrashTrace(folder, new.trace)
 
         def on_step(step: StepDone) -> None:
             controller.step_done.remote(step)
 
-        node = NodeId(ray.get_runtime_context().get_node_id())
-        host = "" if plan.cache is None else ray.util.get_node_ip_address()
-        super().__init__(worker_id, incarnation, plan.open_engine, on_step, node=node, cache=plan.cache, host=host)
+        def on_state(saved: StateSaved, state: RunState) -> None:
+            controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
+
+        def on_notice(deadline: float | None, reason: str) -> None:
+            controller.node_notice.remote(node, deadline, reason)
+
+        node = this_node()
+        controller.worker_placed.remote(new.worker_id, new.incarnation, node)
+        checkpoint_seconds = plan.scheduler.checkpoint_seconds
+        super().__init__(
+            new.worker_id,
+            new.incarnation,
+            plan.open_engine,
+            on_step,
+            node=node,
+            on_state=on_state,
+            checkpoint_seconds=checkpoint_seconds,
+            cache=plan.cache,
+            host="" if plan.cache is None else ray.util.get_node_ip_address(),
+        )
+        self._notices = NoticePoller(
+            plan.nodes.notice_command, plan.nodes.notice_seconds, folder / "notices.lock", on_notice, trace.refresh
+        )
+        self._notices.start()
+
+    def take_evidence(self, trace: str) -> CrashEvidence:
+        """Read and remove the traces of another worker of this machine, which is gone."""
+        return take_evidence(trace)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
         """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""
@@ -103,19 +163,45 @@ class GpuWorkerActor(GpuWorker):
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 
 
-def start_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
-    """Start a controller and wait until it answers; its workers are still starting. Raises UserError if the name is
-    taken, and if it cannot write its event log.
+def start_controller(
+    plan: PoolPlan,
+    namespace: str,
+    name: str,
+    place: ControllerPlace = "driver",
+    models: ModelsSection | None = None,
+    environment: Mapping[str, Any] | None = None,
+) -> ActorHandle[Any]:
+    """Start a controller and wait until it answers; its workers are still starting.
+
+    place        its node: the head of the cluster, or this process's
+    models       the files that the catalog needs; it runs on a node that has them. None on a single machine
+    environment  the runtime environment of the pool's actors, in addition to that of the job
+
+    Raises UserError if the name is taken, if no node has the model files, and if the controller cannot write its event
+    log.
     """
-    options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
+    driver = this_node()
+    node = head_node() if place == "head" else driver
+    nodes = cluster_nodes()
+    elsewhere = None if models is None else catalog_nodes(models, node, driver, nodes, environment)
+    options = {"namespace": namespace, "name": name, **on_node(node), **PLAIN}
+    if environment is not None:
+        options["runtime_env"] = dict(environment)
     try:
-        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan)
+        controller: ActorHandle[Any] = ray.remote(ControllerActor).options(**options).remote(plan, name, elsewhere)
     except ValueError as taken:
         raise UserError(f"this Ray cluster already has a pool called {name!r}; choose another name") from taken
     try:
         ray.get(controller.open.remote())
     except RayTaskError as raised:
+        if isinstance(raised.cause, OutputFailed) and node != driver:
+            raise OutputFailed(f"{raised.cause}, on node {names_of(nodes).get(node, node)}") from None
         raise raised.cause from None
+    except RayActorError as lost:
+        raise UserError(
+            f"the controller of the pool could not start on node {names_of(nodes).get(node, node)}: "
+            f"{' '.join(str(lost).split())}"
+        ) from lost
     return controller
 
 
@@ -129,17 +215,19 @@ def find_controller(namespace: str, name: str) -> ActorHandle[Any]:
         ) from missing
 
 
-def _create_worker(
-    plan: PoolPlan, worker_id: WorkerId, incarnation: int, controller: ActorHandle[Any]
-) -> ActorHandle[Any]:
+def _create_worker(plan: PoolPlan, new: NewWorker, controller: ActorHandle[Any]) -> ActorHandle[Any]:
     actor_class = ray.remote(
-        num_gpus=plan.gpus_per_worker,
-        num_cpus=_cpu_slots(plan),
+        **_needs(plan, new.group).options,
         **PLAIN,
         concurrency_groups={COMPUTE: 1, CONTROL: 2, WATCH: 1},
     )(GpuWorkerActor)
-    worker: ActorHandle[Any] = actor_class.remote(worker_id, incarnation, plan, controller)
+    worker: ActorHandle[Any] = actor_class.remote(new, plan, controller)
     return worker
+
+
+def _needs(plan: PoolPlan, group: str) -> WorkerNeeds:
+    """Return the resources of a worker of `group`."""
+    return worker_needs(plan.gpus_per_worker, _cpu_slots(plan), plan.group(group), accelerator_types())
 
 
 def _cpu_slots(plan: PoolPlan) -> int:
@@ -148,6 +236,11 @@ def _cpu_slots(plan: PoolPlan) -> int:
     """
     several_nodes = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
     return 1 if several_nodes and not plan.gpus_per_worker else 0
+
+
+def _open_catalog_here(plan: PoolPlan) -> ListingCatalog:
+    """Open the catalog in the process that answers its questions, with the cache of that node."""
+    return plan.open_catalog(cache=plan.cache, host=ray.util.get_node_ip_address())
 
 
 def _die_with_raylet() -> None:

@@ -1,5 +1,8 @@
 """This process's connection to Ray: starts a local Ray, joins a running one, or uses the existing connection.
 
+Which of them: the connection that this process has; else the configured address; else RAY_ADDRESS, which Ray sets for
+submitted jobs; else a local Ray. A cluster that merely runs on this machine is never joined.
+
 Ray is imported only when a session opens, because it reads the environment once, at its import. Rules
 1. Only what this process started is shut down.
 2. A Ray that we start listens on loopback only and requires a token, which is kept in our state folder: anyone who can
@@ -13,6 +16,8 @@ import contextlib
 import ipaddress
 import logging
 import os
+import platform
+import re
 import secrets
 import socket
 import sys
@@ -24,7 +29,14 @@ from typing import Any
 
 import psutil
 
-from modelpool.actors.ray.code_folder import code_for_other_machines, code_path
+from modelpool.actors.ray.code_folder import (
+    OVERRIDE_VARIABLE,
+    PY_MODULES,
+    code_for_other_machines,
+    code_path,
+    job_environment,
+    with_user_modules,
+)
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.pool.core.errors import UserError
 
@@ -38,13 +50,27 @@ ANSWER_SECONDS = 10.0
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
 LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: Ray's own variable for the address of a cluster
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+#: addresses with a meaning: a new Ray on this machine; the running one of this machine
+LOCAL, AUTO = "local", "auto"
 
 
 class RaySession:
-    """A connection, and what this process started for it."""
+    """A connection, and what this process started for it.
 
-    def __init__(self, address: str, connected_here: bool, folder: tempfile.TemporaryDirectory[str] | None) -> None:
+    actor_environment  the runtime environment that actors need to find our code; None if the whole job has it
+    """
+
+    def __init__(
+        self,
+        address: str,
+        connected_here: bool,
+        folder: tempfile.TemporaryDirectory[str] | None,
+        actor_environment: Mapping[str, Any] | None = None,
+    ) -> None:
         self.address = address
+        self.actor_environment = actor_environment
         self._connected_here = connected_here
         self._folder = folder
 
@@ -71,20 +97,43 @@ class RaySession:
 
 
 def open_session(address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False) -> RaySession:
-    """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`.
+    """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`, by default that of
+    RAY_ADDRESS.
 
-    `bring_code` ships our packages to the other machines of a joined cluster. An existing Ray connection of this
-    process is used, and left alone on closing. Raises UserError if nothing answers at `address`, or if this process is
-    connected elsewhere.
+    `bring_code` ships our packages to the nodes of a joined cluster. An existing Ray connection of this process is
+    used, and left alone on closing. Raises UserError if nothing answers at `address`, if it cannot be joined from this
+    process, or if this process is connected elsewhere.
     """
     if (known := _connected()) is not None:
         there = known.get_runtime_context().gcs_address
-        if address not in (None, "auto", there):
+        if address not in (None, AUTO, there):
             raise UserError(f"this program is already connected to the Ray at {there}, so it cannot join {address}")
-        return RaySession(there, False, None)
-    if address is None:
+        return RaySession(there, False, None, _code_for_actors(known) if bring_code else None)
+    chosen = chosen_address(address, os.environ)
+    if chosen == LOCAL:
         return _start(namespace, local_workers)
-    return _join(address, namespace, bring_code)
+    return _join(chosen, namespace, bring_code)
+
+
+def chosen_address(configured: str | None, variables: Mapping[str, str]) -> str:
+    """Return the address to use: "local", "auto" or host:port. Raises UserError for an address of another kind."""
+    address, origin = configured, "address"
+    if configured is None or (configured == AUTO and variables.get(ADDRESS_VARIABLE)):
+        address, origin = variables.get(ADDRESS_VARIABLE) or LOCAL, ADDRESS_VARIABLE
+    assert address is not None, "a missing address is replaced"
+    scheme, found, rest = address.partition("://")
+    if not found:
+        return address
+    host = rest.split("/")[0].rpartition(":")[0] or rest.split("/")[0]
+    if scheme == "ray":
+        problem = "Ray Client keeps the driver outside of the cluster, where it cannot share objects with the workers"
+    else:
+        problem = "this is the address of Ray's dashboard, which only accepts jobs"
+    raise UserError(
+        f"{origin} {address!r}: {problem}. Run this program on a machine of the cluster with the address of its GCS "
+        f"(host:port; the port is 6379 unless `ray start --port` changed it, so {host}:6379), or submit it with "
+        "`ray job submit`" + (f"; unset {ADDRESS_VARIABLE} to use a local Ray" if origin == ADDRESS_VARIABLE else "")
+    )
 
 
 def _connected() -> ModuleType | None:
@@ -128,19 +177,95 @@ def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirecto
 
 
 def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
-    local = is_loopback(address)
-    if local:
+    if is_loopback(address):
         _prepare_environment()
-    environment = code_for_other_machines() if bring_code and not local else None
-    if ":" in address:
+    if address == AUTO:
+        _prove_someone_listens(_found_by_ray())
+    elif ":" in address:
         _prove_someone_listens(address)
+    else:
+        raise UserError(f'address {address!r}: expected host:port, "auto" for the Ray of this machine, or "local"')
     try:
-        _init(address=address, namespace=namespace, runtime_env=environment)
-    except (ConnectionError, RuntimeError) as error:
-        raise UserError(f"could not join a Ray cluster at {address!r} ({_first_line(error)})") from error
+        with _job_environment_replaced() if bring_code else contextlib.nullcontext() as environment:
+            _init(address=address, namespace=namespace, runtime_env=environment)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(join_problem(address, str(error).strip() or type(error).__name__)) from error
     import ray
 
     return RaySession(ray.get_runtime_context().gcs_address, True, None)
+
+
+def _found_by_ray() -> str:
+    """Return the address that Ray means by "auto". Raises UserError if there is none."""
+    import ray
+
+    try:
+        address: str = ray._private.services.canonicalize_bootstrap_address(AUTO)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(
+            'address "auto": no Ray runs on this machine; start one with `ray start`, pass host:port, or leave the '
+            f"address out for a local Ray ({error})"
+        ) from None
+    return address
+
+
+@contextlib.contextmanager
+def _job_environment_replaced() -> Iterator[dict[str, Any]]:
+    """Return the runtime environment to pass to `ray.init`. If this driver is a Ray job with packages of its own, let
+    Ray accept a list that contains them and ours, which it refuses otherwise.
+    """
+    job = job_environment(os.environ)
+    environment = with_user_modules(code_for_other_machines(), job)
+    if PY_MODULES not in job or OVERRIDE_VARIABLE in os.environ:
+        yield environment
+        return
+    os.environ[OVERRIDE_VARIABLE] = "1"
+    try:
+        yield environment
+    finally:
+        del os.environ[OVERRIDE_VARIABLE]
+
+
+def _code_for_actors(ray: ModuleType) -> dict[str, Any] | None:
+    """Return a runtime environment that ships our code with actors, for a connection that the user has opened; None if
+    its job has the code, or runs on this machine only. Uploads the code.
+    """
+    started = getattr(ray._private.worker, "_global_node", None)
+    if started is not None and started.is_head():
+        return None
+    from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
+
+    environment = dict(ray.get_runtime_context().runtime_env)
+    with tempfile.TemporaryDirectory() as scratch:
+        code = upload_py_modules_if_needed(
+            code_for_other_machines(), include_gitignore=True, scratch_dir=scratch, logger=logger
+        )
+    if set(code[PY_MODULES]) <= set(environment.get(PY_MODULES) or ()):
+        return None
+    return with_user_modules(code, environment)
+
+
+def join_problem(address: str, text: str) -> str:
+    """Explain in one line why `ray.init` could not join: Ray's whole message, and what to do if that is known."""
+    whole = " ".join(text.split())
+    versions = _VERSIONS.search(text)
+    if versions is not None:
+        theirs, mine = versions["ray"], versions["my_ray"]
+        packages = f"pip install ray=={theirs}" if theirs != mine else "use a Python environment of that version"
+        return (
+            f"the Ray cluster at {address} runs Ray {theirs} on Python {versions['python']}; this program runs Ray "
+            f"{mine} on Python {versions['my_python']}. Both must be equal: {packages}, or submit the program with "
+            "`ray job submit`, which runs it in the cluster's environment"
+        )
+    advice = ""
+    if "RAY_AUTH" in text or "token" in text.lower():
+        advice = (
+            f"; its token must be readable on {platform.node() or 'this machine'}: set RAY_AUTH_MODE=token and "
+            "RAY_AUTH_TOKEN_PATH, or RAY_AUTH_MODE=disabled if it was started without one"
+        )
+    return f"could not join the Ray cluster at {address!r}: {whole}{advice}"
 
 
 def _init(**arguments: Any) -> None:
@@ -227,5 +352,9 @@ def _prove_someone_listens(address: str) -> None:
         raise UserError(f"no Ray cluster answers at {address!r} ({error})") from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+#: Ray's message for a cluster of other versions
+_VERSIONS = re.compile(
+    r"Version mismatch:.*?Ray: (?P<ray>\S+)\s+Python: (?P<python>\S+)"
+    r".*?Ray: (?P<my_ray>\S+)\s+Python: (?P<my_python>\S+)",
+    re.DOTALL,
+)

@@ -36,6 +36,7 @@ class TaskSummary:
     rungs            the steps taken after running out of memory, in order
     why              the placement decision; None if unknown
     batched          tasks in the same batch, including this one; figures are its share
+    node             display name of the worker's node; "" on a single machine
     fetch_seconds    until its files were on the node's disk, not part of `seconds`
     fetched_bytes    fetched for it from sources and other nodes
     """
@@ -53,6 +54,7 @@ class TaskSummary:
     rungs: tuple[str, ...] = ()
     why: Why | None = None
     batched: int = 1
+    node: str = ""
     fetch_seconds: float = 0.0
     fetched_bytes: int = 0
 
@@ -235,7 +237,8 @@ def where_and_why(tasks: Sequence[TaskSummary]) -> str:
         if task.shared:
             parts.append(f"{task.stage.value} shared with an earlier job")
         else:
-            parts.append(f"{task.stage.value} {task.worker}" + (f" ({task.why.brief})" if task.why else ""))
+            where = f"{task.worker} on {task.node}" if task.node else str(task.worker)
+            parts.append(f"{task.stage.value} {where}" + (f" ({task.why.brief})" if task.why else ""))
     return ", ".join(dict.fromkeys(parts))
 
 

@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -36,6 +36,8 @@ CONFIG_NAME = "modelpool.toml"
 
 #: tables of the file for the limits of users; they become a part of `PoolConfig.scheduler`
 _USERS = "users"
+#: nodes of the controller: the cluster's head, or the node of the program that starts the pool
+ControllerPlace: TypeAlias = Literal["head", "driver"]
 #: zero bytes, in any unit
 _ZERO_BYTES = re.compile(r"0+(\.0*)?\s*([kmgt]i?)?b?", re.IGNORECASE)
 
@@ -177,15 +179,27 @@ class ModelsSection(Strict):
 
 
 class ClusterSection(Strict):
-    """Ray. Without `address`, a local one is started that ends with the pool; "auto" or host:port joins a running
-    one.
+    """Ray. "auto" or host:port joins a running one; "local" starts one that ends with the pool. Without `address`, the
+    one of RAY_ADDRESS is joined if that is set, else a local one is started.
 
     namespace, name  of the controller, so that other drivers find it
+    controller       its node: "head" of the cluster, or the node of the "driver" that starts the pool; by default the
+                     head for `modelpool up`, whose pool serves many drivers, else the driver
+    poll_seconds     interval at which nodes and drain requests are read from Ray
+    start_timeout    seconds that a worker of a group may wait for a node; then another group may be tried
+    notice_command   shell command, run on every node with workers, that prints the deadline once the node will be taken
+                     back: a time (2026-01-31T12:00:00Z), Unix seconds, or seconds from now; nothing otherwise
+    notice_seconds   interval of that command
     """
 
     address: str | None = None
     namespace: str = "modelpool"
     name: str = "modelpool"
+    controller: ControllerPlace | None = None
+    poll_seconds: Annotated[float, Field(ge=0.1, le=3600.0)] = 2.0
+    start_timeout: Annotated[float, Field(ge=1.0, le=86400.0)] = 600.0
+    notice_command: str = ""
+    notice_seconds: Annotated[float, Field(ge=0.5, le=3600.0)] = 5.0
 
     @field_validator("name")
     @classmethod
@@ -199,7 +213,7 @@ class OutputSection(Strict):
     """Files that are written to disk.
 
     folder  for finished outputs; by default none
-    record  the scheduler's event log, on the controller's machine; by default none
+    record  the scheduler's event log, on the controller's node (see [cluster]); by default none
     """
 
     folder: Path | None = None
@@ -276,8 +290,8 @@ class PoolConfig(Strict):
         """Return this configuration with single settings changed, by flat names; None leaves a setting unchanged.
 
         The names: device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), allow_pickle,
-        address, namespace, name, output, record. Relative paths are relative to the working folder. Raises UserError
-        for other names and for invalid values.
+        address, namespace, name, controller, output, record. Relative paths are relative to the working folder. Raises
+        UserError for other names and for invalid values.
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -321,6 +335,7 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "address": ("cluster", "address"),
     "namespace": ("cluster", "namespace"),
     "name": ("cluster", "name"),
+    "controller": ("cluster", "controller"),
     "output": ("output", "folder"),
     "record": ("output", "record"),
 }

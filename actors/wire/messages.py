@@ -16,6 +16,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import StageParams
+from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, OomStep, RunError, Stage, TaskId, TaskSpec, WorkerId
 from modelpool.scheduler.tables.messages import Outcome
 
@@ -39,14 +40,25 @@ class FetchOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedFile:
+    """A file as the controller's machine has it; `fingerprint` as in `pool.loading.file_fingerprint`."""
+
+    component: ComponentKey
+    part: FilePart
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`.
+    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`; with `resume`, the
+    `RunState` that it resumes from follows them.
 
     run    counts all runs that a controller sent, and identifies this one: attempts of a task start at 1 again when
            the same task is requested again later
     fresh  evict all weights first: an earlier attempt ran out of memory
     needed_next  components that are expected to be needed on that GPU afterwards, soonest first
-    rungs  steps taken after running out of memory before this attempt; its report begins with them
+    oom_steps  steps taken after running out of memory before this attempt; its report begins with them
+    files  files of the task that this worker has not checked yet
     fetch  files to fetch first; None if all are local
     """
 
@@ -57,7 +69,24 @@ class RunRequest:
     fresh: bool = False
     needed_next: tuple[ComponentKey, ...] = ()
     oom_steps: tuple[OomStep, ...] = ()
+    files: tuple[ExpectedFile, ...] = ()
+    resume: bool = False
     fetch: FetchOrder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
+    message: an object that the worker stored would be lost with the worker."""
+
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+    run: int
+    step: int
+    steps: int
+    state_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

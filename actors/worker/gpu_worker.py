@@ -22,8 +22,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from modelpool.actors.wire.messages import RunRequest, StepDone
+from modelpool.actors.wire.messages import RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.fetch_cost import FetchCost
+from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.storage_meter import StorageMeter
@@ -40,6 +41,7 @@ from modelpool.pool.core.stage_params import (
     PreloadRequest,
     Result,
     RunHooks,
+    RunState,
     SamplerState,
     StageParams,
     Stopped,
@@ -49,6 +51,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
+from modelpool.pool.fetch.fetch_errors import FETCH_ERRORS
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.plan.eviction_plan import Residency
@@ -92,8 +95,9 @@ class WorkerEngine(Protocol):
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
+        resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
-        """Run the task; may raise anything."""
+        """Run the task, from `resume` if it is set; may raise anything."""
 
     def run_batch(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()
@@ -138,27 +142,35 @@ class GpuWorker:
         on_step: Callable[[StepDone], None],
         progress_seconds: float = PROGRESS_SECONDS,
         node: NodeId = ALONE,
+        on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None,
+        checkpoint_seconds: float | None = None,
         cache: CacheSettings | None = None,
         host: str = "",
     ) -> None:
-        """`node` is the machine, whose memory and disks its workers share. `cache` is its folder for fetched files, and
-        `host` the address at which other nodes get them; empty: they do not."""
+        """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
+        receives the state of a sampling run, at most once in that time. `cache` is the machine's folder for fetched
+        files, and `host` the address at which other nodes get them; empty: they do not."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
         self._on_step = on_step
         self._progress_seconds = progress_seconds
         self._node = node
+        self._on_state = on_state
+        self._checkpoint_seconds = checkpoint_seconds
         self._engine: WorkerEngine | None = None
         self._cache = cache
         self._host = host
-        self._files: WorkerFiles | None = None
+        self._fetched: WorkerFiles | None = None
+        self._files = FileCheck()
         self._prefetcher = Prefetcher(self._ranges_of)
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
         self._preload_request: tuple[int, PreloadRequest] | None = None
         #: runs to stop, oldest first; used by several threads, one atomic operation at a time
         self._stops: dict[int, None] = {}
+        #: runs to stop between two steps, with their state; likewise
+        self._pauses: dict[int, None] = {}
         self._ended = threading.Event()
 
     def start(self) -> WorkerSpec:
@@ -168,7 +180,7 @@ class GpuWorker:
         if self._cache is not None:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
-            self._files = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
+            self._fetched = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
         return WorkerSpec(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -177,13 +189,14 @@ class GpuWorker:
             device_name=facts.device_name,
             node=self._node,
             host_bytes=available_memory().available_bytes,
-            files_address="" if self._files is None else self._files.address,
+            files_address="" if self._fetched is None else self._fetched.address,
             cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
-            cached_files=() if self._files is None else self._files.on_disk(),
+            cached_files=() if self._fetched is None else self._fetched.on_disk(),
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
-        """Run one attempt. The result is None exactly if the report has an error."""
+        """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
+        that was stopped with it (`TaskReport.has_state`)."""
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
         fetched: FetchCost | None = None
@@ -192,11 +205,13 @@ class GpuWorker:
             if request.fetch is not None:
                 fetched = self._fetch((request,))
                 read_before = self._storage_bytes()
+            self._files.check(request.files)
+            own, state = _split_inputs(request, inputs)
             outcome = self._engine.run(
-                request.task, request.work, inputs, self._hooks(request), request.fresh, request.needed_next
+                request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, state
             )
-        except Exception as raised:
-            outcome = raised
+        except (Exception, SystemExit) as raised:
+            outcome = self._explained(request.task, _as_failure(raised))
         return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before)
 
     def run_batch(
@@ -210,8 +225,8 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own = tuple(islice(rest, len(request.task.needs)))
-            members.append(BatchMember(request.task, request.work, own, self._hooks(request)))
+            own, state = _split_inputs(request, tuple(islice(rest, len(request.task.needs) + request.resume)))
+            members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
         fetched: FetchCost | None = None
         read_before = self._storage_bytes()
@@ -219,9 +234,13 @@ class GpuWorker:
             if any(request.fetch is not None for request in requests):
                 fetched = self._fetch(requests)
                 read_before = self._storage_bytes()
-            outcomes = self._engine.run_batch(members, requests[0].needed_next)
-        except Exception as raised:
-            outcomes = [raised] * len(members)
+            self._files.check([file for request in requests for file in request.files])
+            outcomes = [
+                self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
+                for outcome in self._engine.run_batch(members, requests[0].needed_next)
+            ]
+        except (Exception, SystemExit) as raised:
+            outcomes = [_as_failure(raised)] * len(members)
         share_bytes = (self._storage_bytes() - read_before) // len(requests)
         if fetched is not None:
             fetched = fetched.share(len(requests))
@@ -231,11 +250,13 @@ class GpuWorker:
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
-    def stop(self, run: int) -> None:
-        """Stop that run at its next step, even if it has not begun yet. Does nothing if it is over."""
-        self._stops[run] = None
-        for old in tuple(self._stops)[:-STOPS_REMEMBERED]:
-            self._stops.pop(old, None)
+    def stop(self, run: int, keep_state: bool = False) -> None:
+        """Stop that run at its next step, even if it has not begun yet. Does nothing if it is over. With `keep_state`,
+        a sampling run that has done a step ends with its state as its result; other stages continue to their end."""
+        stops = self._pauses if keep_state else self._stops
+        stops[run] = None
+        for old in tuple(stops)[:-STOPS_REMEMBERED]:
+            stops.pop(old, None)
 
     def prefetch(self, parts: Sequence[FilePart]) -> None:
         """Read these files into the page cache while runs continue, in place of earlier ones. Returns at once; does
@@ -266,28 +287,47 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close()
         self._prefetcher.close()
-        if self._files is not None:
-            self._files.close()
+        if self._fetched is not None:
+            self._fetched.close()
         self._ended.set()
 
     def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
-        """Bring the files of these runs to this node."""
-        assert self._files is not None, "a pool with sources has a cache"
+        """Bring the files of these runs to this node. Raises FilesUnavailable if that is impossible here, and
+        Stopped."""
+        assert self._fetched is not None, "a pool with sources has a cache"
         cost = FetchCost()
         for request in requests:
-            if request.fetch is not None:
-                cost += self._files.bring(request.fetch, partial(self._should_stop, request))
+            if request.fetch is None:
+                continue
+            try:
+                cost += self._fetched.bring(request.fetch, partial(self._should_stop, request))
+            except FETCH_ERRORS as problem:
+                used = dict.fromkeys(key for use in request.task.uses for key in (use.component, *use.adapters))
+                raise FilesUnavailable(str(problem), tuple(used)) from problem
         return cost
 
     def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
         """Return what to prefetch, after fetching it to this node."""
-        if part.files and self._files is not None:
-            self._files.prefetch(part.files, self._ended.is_set)
+        if part.files and self._fetched is not None:
+            self._fetched.prefetch(part.files, self._ended.is_set)
         return byte_ranges(part)
+
+    def _explained(self, task: TaskSpec, raised: Exception) -> Exception:
+        """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
+        if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
+            try:
+                self._files.check_again(key for use in task.uses for key in (use.component, *use.adapters))
+            except FilesUnavailable as gone:
+                return gone
+        return raised
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(
-            self._step_callback(request), lambda: self._should_stop(request), lambda: self._preload_for(request)
+            self._step_callback(request),
+            lambda: self._should_stop(request),
+            lambda: self._preload_for(request),
+            lambda: request.run in self._pauses,
+            self._checkpoint_callback(request),
         )
 
     def _storage_bytes(self) -> int:
@@ -298,7 +338,7 @@ class GpuWorker:
         """Return the report and the result of an attempt that read `storage_bytes` from disks."""
         assert self._engine is not None, "start comes before run"
         result: Result | None = None
-        cost, error = RunCost(), None
+        cost, error, step, steps = RunCost(), None, 0, 0
         if isinstance(outcome, Exception):
             error = run_error(outcome)
             error = replace(error, oom_steps=request.oom_steps + error.oom_steps)
@@ -310,6 +350,10 @@ class GpuWorker:
             storage_bytes = max(0, storage_bytes)
             if request.oom_steps or storage_bytes != cost.storage_bytes:
                 cost = replace(cost, oom_steps=request.oom_steps + cost.oom_steps, storage_bytes=storage_bytes)
+            if isinstance(result, RunState):
+                step, steps = result.step, result.steps
+                message = f"stopped on request after step {step} of {steps}, with its state"
+                error = RunError(RunErrorKind.CANCELLED, message)
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,
@@ -319,6 +363,8 @@ class GpuWorker:
             cost=cost,
             error=error,
             result_bytes=0 if result is None else result_bytes(result),
+            step=step,
+            steps=steps,
         )
         return report, result
 
@@ -343,6 +389,53 @@ class GpuWorker:
 
         return report
 
+    def _checkpoint_callback(self, request: RunRequest) -> Callable[[Callable[[], Sequence[RunState]]], None]:
+        """Return a callback that saves the state between two steps, at most once in `checkpoint_seconds`. Copying it
+        from the device and sending it take the time of the run."""
+        seconds = self._checkpoint_seconds
+        if seconds is None:
+            return lambda states: None
+        saved_at = time.monotonic()
+
+        def checkpoint(states: Callable[[], Sequence[RunState]]) -> None:
+            nonlocal saved_at
+            now = time.monotonic()
+            if now - saved_at < seconds:
+                return
+            (state,) = states()
+            saved = StateSaved(
+                self._worker_id,
+                self._incarnation,
+                request.task.task_id,
+                request.attempt,
+                request.run,
+                state.step,
+                state.steps,
+                result_bytes(state),
+            )
+            self._on_state(saved, state)
+            saved_at = now
+
+        return checkpoint
+
+
+def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[tuple[Result, ...], RunState | None]:
+    """Return the inputs of the task and the state that its run resumes from."""
+    if not request.resume:
+        return inputs, None
+    *own, state = inputs
+    assert isinstance(state, RunState), f"{request.task.task_id} resumes from {type(state).__name__}"
+    return tuple(own), state
+
+
+def _as_failure(raised: Exception | SystemExit) -> Exception:
+    """Return the failure of a run; an exit that a library requests ends the run, not the worker."""
+    if isinstance(raised, Exception):
+        return raised
+    failure = RuntimeError(f"sys.exit was called with {raised.code!r}")
+    failure.__cause__ = raised
+    return failure
+
 
 def _with_fetch(outcome: Outcome, fetched: FetchCost | None) -> Outcome:
     """Return the outcome with the cost of fetching its files."""
@@ -366,6 +459,8 @@ def run_error(raised: Exception) -> RunError:
         return RunError(RunErrorKind.WORKER_LOST, f"the device no longer answers: {raised}", text)
     if isinstance(raised, Stopped):
         return RunError(RunErrorKind.CANCELLED, "stopped on request")
+    if isinstance(raised, FilesUnavailable):
+        return RunError(RunErrorKind.FILE_UNAVAILABLE, str(raised), components=raised.components)
     if isinstance(raised, UserError):
         return RunError(RunErrorKind.BAD_INPUT, str(raised), text)
     return RunError(RunErrorKind.INTERNAL, f"{type(raised).__name__}: {raised}", text)
@@ -389,7 +484,7 @@ def _exhausted(raised: Exception) -> RunErrorKind | None:
 def result_bytes(result: Result) -> int:
     """Return the bytes of the arrays in `result`."""
     match result:
-        case Encoded() | SamplerState():
+        case Encoded() | SamplerState() | RunState():
             return sum(array.nbytes for array in result.arrays)
         case ImageEmbeds():
             return result.states_LD.nbytes

@@ -17,7 +17,7 @@ from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import Stopped
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.fetch_errors import CacheFull
-from modelpool.pool.fetch.file_cache import Lease
+from modelpool.pool.fetch.file_cache import FileLease
 from modelpool.pool.fetch.file_key import file_key
 from modelpool.pool.fetch.node_files import NodeFiles
 from modelpool.pool.specs.spec import FileOnDisk
@@ -36,7 +36,7 @@ class WorkerFiles:
         self._nodes = NodeFiles(settings, host, node)
         self._close_models = close_models
         #: leases by set of files, the last one used most recently
-        self._leases: OrderedDict[tuple[RemoteFile, ...], tuple[Lease, ...]] = OrderedDict()
+        self._leases: OrderedDict[tuple[RemoteFile, ...], tuple[FileLease, ...]] = OrderedDict()
 
     @property
     def address(self) -> str:

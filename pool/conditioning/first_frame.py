@@ -15,6 +15,7 @@ from torch import Tensor
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
 from modelpool.pool.core.sampling_facts import FirstFrameMode, VideoFacts
 from modelpool.pool.sampling.noise import ImageNoise, image_noise_seed
+from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.predictions import input_scale
 from modelpool.pool.sampling.samplers import Denoise
 
@@ -63,17 +64,25 @@ def noises_image(video: VideoFacts | None) -> bool:
     return video is not None and video.begins is FirstFrameMode.KEPT_WITH_NOISE
 
 
-def noised_image(image_BCTHW: Tensor, seeds: Sequence[int], sigma_data: float) -> Callable[[], ModelKwargs]:
+def noised_image(
+    image_BCTHW: Tensor, seeds: Sequence[int], sigma_data: float, memory: GuidanceMemory | None = None
+) -> Callable[[], ModelKwargs]:
     """Return a function that returns an image's latent with noise of `FIRST_FRAME_SIGMA`, scaled to unit variance like
     other inputs: new noise with each call, from separate random numbers for each of `seeds` (those of its complement).
+    It continues after the calls that `memory` counts, and counts its own there.
 
     Source: diffusers, CosmosVideoToWorldPipeline, which draws noise for each text of each step.
     """
     noises = [ImageNoise(image_noise_seed(seed)) for seed in seeds]
     scale = input_scale(FIRST_FRAME_SIGMA, sigma_data)
+    memory, shape = memory or GuidanceMemory(), (1, *image_BCTHW.shape[1:])
+    for noise in noises:
+        for _ in range(memory.inputs_drawn):
+            noise.draw(shape)
 
     def noised() -> dict[str, Tensor]:
-        drawn_BCTHW = torch.cat([noise.draw((1, *image_BCTHW.shape[1:])) for noise in noises])
+        memory.inputs_drawn += 1
+        drawn_BCTHW = torch.cat([noise.draw(shape) for noise in noises])
         return {IMAGE: (image_BCTHW + drawn_BCTHW.to(image_BCTHW.device) * FIRST_FRAME_SIGMA) * scale}
 
     return noised

@@ -74,11 +74,13 @@ class RunControlNets:
         steps: int,
         interrupt: Callable[[], None],
         prompt: Condition | None = None,
+        done: int = 0,
     ) -> None:
-        """`interrupt` is as in `ModelPatcher.running`. `prompt` is for ControlNets that read only the prompt."""
+        """`interrupt` is as in `ModelPatcher.running`. `prompt` is for ControlNets that read only the prompt. `done`
+        steps were done before."""
         self._controls, self._steps, self._interrupt = tuple(controls), steps, interrupt
         self._prompt = prompt if any(control.kind.reads_prompt_only for control in controls) else None
-        self._done = 0
+        self._done = done
         self._last: _Last | None = None
 
     def counting(self, hooks: RunHooks) -> RunHooks:
@@ -160,9 +162,11 @@ def controls_of(
     latent: LatentFacts,
     prompt: Condition,
     interrupt: Callable[[], None],
+    done: int = 0,
 ) -> RunControlNets:
     """Return the ControlNets of the run of these works. Each reads an image of each work: pixels, or a latent after all
-    other latents; inpainting ones also a mask, after all other masks. `prompt` is that of each work."""
+    other latents; inpainting ones also a mask, after all other masks. `prompt` is that of each work; `done` of its
+    steps were done before."""
     work = works[0]
     kinds = [kind_of(patcher.module) for patcher in patchers]
     read = [_images_of(results, work, kinds) for results in inputs]
@@ -172,7 +176,7 @@ def controls_of(
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
             images = images + latent.shift * latent.scaling_factor
         controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device)))
-    return RunControlNets(controls, work.steps_run, interrupt, prompt)
+    return RunControlNets(controls, work.steps_run, interrupt, prompt, done)
 
 
 def _images_of(read: Sequence[Result], work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:

@@ -76,6 +76,51 @@ class SamplerState:
 
 
 @dataclass(frozen=True, slots=True)
+class GuidanceState:
+    """State of the guidance between two steps.
+
+    levels           noise levels at which it was called
+    level            the last of them
+    differences_CHW  accumulated differences of the predictions at that level (`pool.guidance.apg`); else None
+    before_CHW       those before that level; None at the first one
+    inputs_drawn     times that model inputs with noise were drawn
+    """
+
+    levels: int = 0
+    level: float | None = None
+    differences_CHW: FloatArray | None = None
+    before_CHW: FloatArray | None = None
+    inputs_drawn: int = 0
+
+    @property
+    def arrays(self) -> tuple[FloatArray, ...]:
+        """All that it consists of."""
+        return tuple(a for a in (self.differences_CHW, self.before_CHW) if a is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Everything that a sampling run passes on when it stops between two steps: a run that resumes from it has
+    bit-identical results, on any device and in any process. It has no random numbers: they follow from the seed and
+    from how many were drawn before.
+
+    step     steps done
+    steps    all steps of the run
+    sampler  the latent and the history of the sampler
+    """
+
+    step: int
+    steps: int
+    sampler: SamplerState
+    guidance: GuidanceState = GuidanceState()
+
+    @property
+    def arrays(self) -> tuple[FloatArray, ...]:
+        """All that it consists of."""
+        return (*self.sampler.arrays, *self.guidance.arrays)
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePixels:
     """RGB pixels, 0 to 255."""
 
@@ -113,7 +158,16 @@ class VideoMask:
 
 
 Result: TypeAlias = (
-    Encoded | ImageEmbeds | Latent | SamplerState | ImagePixels | VideoFrames | AudioSamples | Mask | VideoMask
+    Encoded
+    | ImageEmbeds
+    | Latent
+    | SamplerState
+    | RunState
+    | ImagePixels
+    | VideoFrames
+    | AudioSamples
+    | Mask
+    | VideoMask
 )
 #: final outputs of a job
 Output: TypeAlias = ImagePixels | VideoFrames | AudioSamples

@@ -31,6 +31,7 @@ from modelpool.pool.core.results import Mask as Mask
 from modelpool.pool.core.results import Output as Output
 from modelpool.pool.core.results import PixelArray as PixelArray
 from modelpool.pool.core.results import Result as Result
+from modelpool.pool.core.results import RunState as RunState
 from modelpool.pool.core.results import SamplerState as SamplerState
 from modelpool.pool.core.results import VideoFrames as VideoFrames
 from modelpool.pool.core.results import VideoMask as VideoMask
@@ -265,11 +266,17 @@ class RunHooks:
     should_stop      called at each step and tile, and every few milliseconds at layers; True ends the run with
                      `Stopped`. Called in the thread of the run, so it must be fast
     preload_request  called as often: the tasks to preload during the run; the same value until it changes
+    should_pause     called between the steps of a sampling run; True ends it there with a `RunState` for each task as
+                     its result. A run that has not begun ends with `Stopped`; other stages ignore it
+    checkpoint       called between the steps of a sampling run with a function that returns the `RunState` of each
+                     task at that step; the call of this function copies them from the device
     """
 
     on_step: Callable[[int, int], None]
     should_stop: Callable[[], bool]
     preload_request: Callable[[], PreloadRequest | None] = lambda: None
+    should_pause: Callable[[], bool] = lambda: False
+    checkpoint: Callable[[Callable[[], Sequence[RunState]]], None] = lambda states: None
 
 
 class Stopped(Exception):
@@ -278,12 +285,16 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """One task of a batched run, with the arguments that a run of it alone would get."""
+    """One task of a batched run, with the arguments that a run of it alone would get.
+
+    resume  the state that it resumes from; None starts from the beginning. Members at different steps run separately
+    """
 
     task: TaskSpec
     work: StageParams
     inputs: tuple[Result, ...]
     hooks: RunHooks
+    resume: RunState | None = None
 
 
 #: outcome of a member: the result with its share of the cost, or the error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -26,6 +27,7 @@ from modelpool.pool.core.stage_params import (
     PreloadRequest,
     Result,
     RunHooks,
+    RunState,
     SamplerState,
     Stopped,
     VideoFrames,
@@ -70,7 +72,8 @@ def batch_task(tasks: Sequence[TaskSpec]) -> TaskSpec:
 
 
 def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
-    """Return hooks that report steps to all members; the batch stops when all members want to stop."""
+    """Return hooks that report steps to all members. The batch stops when all members should stop, and pauses when all
+    should stop or pause; each has its own state at a checkpoint."""
     if len(members) == 1:
         return members[0].hooks
 
@@ -81,7 +84,21 @@ def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
     def preload_request() -> PreloadRequest | None:
         return next((request for member in members if (request := member.hooks.preload_request()) is not None), None)
 
-    return RunHooks(on_step, lambda: all(member.hooks.should_stop() for member in members), preload_request)
+    def should_pause() -> bool:
+        return any(member.hooks.should_pause() for member in members) and _all_end(members)
+
+    def checkpoint(states: Callable[[], Sequence[RunState]]) -> None:
+        copied = cache(states)  # copied from the device once, and only if a member wants it
+        for place, member in enumerate(members):
+            member.hooks.checkpoint(lambda place=place: (copied()[place],))  # type: ignore[misc]
+
+    return RunHooks(
+        on_step,
+        lambda: all(member.hooks.should_stop() for member in members),
+        preload_request,
+        should_pause,
+        checkpoint,
+    )
 
 
 def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
@@ -123,6 +140,8 @@ def run_batch(members: Sequence[BatchMember], attempt: Attempt) -> tuple[Outcome
 
 def _outcomes(members: Sequence[BatchMember], attempt: Attempt, oom_steps: tuple[OomStep, ...]) -> list[Outcome]:
     """Outcomes of one group; `oom_steps` were taken before."""
+    if _all_end(members):
+        return [Stopped() for _ in members]
     wanted = [member for member in members if not member.hooks.should_stop()]
     if len(wanted) < len(members):
         found = iter(_outcomes(wanted, attempt, oom_steps)) if wanted else iter(())
@@ -147,7 +166,12 @@ def _kind(member: BatchMember) -> object:
     """Key of members that may share a run."""
     sizes = tuple(_size(result) for result in member.inputs)
     uses = tuple((use.component, use.patch_digest, use.passes) for use in member.task.uses)
-    return batch_key(member.work), sizes, uses
+    return batch_key(member.work), sizes, uses, None if member.resume is None else member.resume.step
+
+
+def _all_end(members: Sequence[BatchMember]) -> bool:
+    """Whether all of `members` should stop or pause."""
+    return all(member.hooks.should_stop() or member.hooks.should_pause() for member in members)
 
 
 def _size(result: Result) -> tuple[int, ...]:
@@ -159,7 +183,7 @@ def _size(result: Result) -> tuple[int, ...]:
             return result.states_LD.shape
         case Latent():
             return result.samples_CHW.shape
-        case SamplerState():
+        case SamplerState() | RunState():
             return tuple(size for array in result.arrays for size in array.shape)
         case ImagePixels():
             return result.pixels_HWC.shape

@@ -33,6 +33,7 @@ from modelpool.pool.core.stage_params import (
     Outcome,
     Result,
     RunHooks,
+    RunState,
     SampleParams,
     StageParams,
     VisionEncodeParams,
@@ -172,20 +173,23 @@ class Engine:
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: Sequence[ComponentKey] = (),
+        resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
         """Run `work` and return its result and cost. `task` has the sizes that were planned with.
 
         `fresh` evicts everything first (a second try after running out of memory); `needed_next` are components
-        expected to be needed afterwards, soonest first. If memory runs out, the run restarts with less (steps are
-        reported again from the first); the steps taken are in the cost. Raises DoesNotFit if it does not fit the budget
-        in any execution mode; RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about
-        a file. Residency is exact afterwards.
+        expected to be needed afterwards, soonest first. It resumes from `resume`; if `hooks` make it pause, its result
+        is such a state. If memory runs out, the run restarts with less (steps are reported again from the first); the
+        steps taken are in the cost. Raises DoesNotFit if it does not fit the budget in any execution mode;
+        RanOutOfMemory if it should fit and does not; OutOfHostMemory; Stopped; a UserError about a file. Residency is
+        exact afterwards.
         """
         if fresh:
             self.vram.unload_all()
             release_unused(self._device.memory)
         stop_if_asked(hooks.should_stop)
-        results, cost = self._run_at_once((BatchMember(task, work, inputs, hooks),), tuple(needed_next))
+        stop_if_asked(hooks.should_pause)
+        results, cost = self._run_at_once((BatchMember(task, work, inputs, hooks, resume),), tuple(needed_next))
         return results[0], cost
 
     def run_batch(
@@ -286,7 +290,7 @@ class Engine:
     ) -> TaskRun[tuple[Result, ...]]:
         """Members of one kind as one run."""
         task, hooks = batch_task([member.task for member in members]), batch_hooks(members)
-        uploading = RunHooks(hooks.on_step, lambda: self._stops(hooks), hooks.preload_request)
+        uploading = replace(hooks, should_stop=lambda: self._stops(hooks))
 
         def compute(division: ExecutionMode | None) -> tuple[Result, ...]:
             return self._compute(members, patchers, uploading, division)
@@ -366,7 +370,8 @@ class Engine:
             case SampleParams():
                 sampled = _all_of(works, SampleParams)
                 facts, controls = family.sampling, patchers[1:]
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls)
+                resumed = [member.resume for member in members if member.resume is not None]
+                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls, resumed)
             case VisionEncodeParams():
                 vision_use = family.sampling.vision_use
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"

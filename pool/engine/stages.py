@@ -36,6 +36,7 @@ from modelpool.pool.core.stage_params import (
     PixelArray,
     Result,
     RunHooks,
+    RunState,
     SampleParams,
     SamplerState,
     VideoFrames,
@@ -51,7 +52,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import HALF
 from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
 from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.partial_run import partial_run_of, sampler_states
+from modelpool.pool.sampling.partial_run import partial_run_of, run_states, sampler_states
 from modelpool.pool.sampling.schedules import sigma_table
 from modelpool.pool.specs.spec import ExecutionMode
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
@@ -164,9 +165,12 @@ def sample_batch(
     division: ExecutionMode | None = None,
     facts: SamplingFacts = PLAIN_SAMPLING,
     controls: Sequence[ModelPatcher] = (),
-) -> tuple[Latent | SamplerState, ...]:
+    resumed: Sequence[RunState] = (),
+) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
-    the ControlNets of the tasks. Results that another expert continues are `SamplerState`.
+    the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
+    `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
+    states.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -176,7 +180,8 @@ def sample_batch(
     cells = latent.sides(work.width, work.height)
     start, shown = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
     cond, uncond, regions = _conditions(works, inputs, max_batch != 1, facts, shown, cells)
-    speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks))
+    done = resumed[0].step if resumed else 0
+    speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
     with diffusion_model.running(stop_check(hooks)) as module:
 
@@ -186,7 +191,8 @@ def sample_batch(
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
 
         device = diffusion_model.device
-        options, part = diffusion_model.model_options, partial_run_of(works, inputs, device)
+        options = diffusion_model.model_options
+        part = partial_run_of(works, inputs, device, resumed, hooks.should_pause)
         samples_BCHW = denoise_images(
             predict_noise,
             work,
@@ -210,7 +216,9 @@ def sample_batch(
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
-    if part is not None and not work.low_noise:
+    if part.paused:
+        return run_states(part, work)
+    if work.switch and not work.low_noise:
         return sampler_states(samples_BCHW, part.memory)
     kept_BCHW = samples_BCHW[:, :, work.leading - work.leading_kept :].contiguous()
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.micro_conditioning import ModelKwargs
 from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
+from modelpool.pool.sampling.partial_run import GuidanceMemory
 
 #: (conditional prediction, unconditional prediction, noise level) -> guided prediction, in the model's prediction type
 GuidanceFn: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
@@ -68,25 +69,26 @@ class AdaptiveProjectedGuidance:
     accumulated differences.
 
     Counts the noise levels at which it is called. Called again at the same level, it guides the new predictions with
-    the same state.
+    the same state. The state is in a `GuidanceMemory`, from which another run resumes.
     """
 
-    def __init__(self, cfg: float, plain: Sequence[int], first_step: int = 0) -> None:
+    def __init__(
+        self, cfg: float, plain: Sequence[int], first_step: int = 0, memory: GuidanceMemory | None = None
+    ) -> None:
         """`plain` is the `cfg_steps` of each image, `first_step` the number of skipped steps of the schedule."""
-        self._cfg, self._plain, self._step = cfg, tuple(plain), first_step - 1
-        self._sigma: float | None = None
-        self._before_BCHW: Tensor | None = None
-        self._differences_BCHW: Tensor | None = None
+        self._cfg, self._plain, self._first_step = cfg, tuple(plain), first_step
+        self._memory = memory or GuidanceMemory()
 
     def __call__(self, cond_BCHW: Tensor, uncond_BCHW: Tensor, sigma: float) -> Tensor:
         """Return the guided prediction at `sigma`."""
-        if sigma != self._sigma:
-            self._step, self._sigma, self._before_BCHW = self._step + 1, sigma, self._differences_BCHW
+        memory = self._memory
+        if sigma != memory.level:
+            memory.levels, memory.level, memory.before_BCHW = memory.levels + 1, sigma, memory.differences_BCHW
         difference_BCHW = cond_BCHW - uncond_BCHW
-        if self._before_BCHW is not None:
-            difference_BCHW = difference_BCHW + self._before_BCHW * MOMENTUM
-        self._differences_BCHW = difference_BCHW
-        plain = [self._step < steps for steps in self._plain]
+        if memory.before_BCHW is not None:
+            difference_BCHW = difference_BCHW + memory.before_BCHW * MOMENTUM
+        memory.differences_BCHW = difference_BCHW
+        plain = [self._first_step + memory.levels - 1 < steps for steps in self._plain]
         if all(plain):
             return classifier_free_guidance(cond_BCHW, uncond_BCHW, self._cfg)
         guided_BCHW = project(cond_BCHW, uncond_BCHW, difference_BCHW)

@@ -21,6 +21,7 @@ from modelpool.pool.core.sampling_facts import CfgRescale, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, GuidanceFn, cfg_steps, uses_apg
 from modelpool.pool.guidance.per_frame_guidance import frame_guidance_scales
+from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.samplers import Denoise
 
 
@@ -76,14 +77,23 @@ class RunGuider:
 
 
 def run_guider(
-    config: GuiderConfig, work: SampleParams, seeds: Sequence[int], cond: Condition, sigma_data: float
+    config: GuiderConfig,
+    work: SampleParams,
+    seeds: Sequence[int],
+    cond: Condition,
+    sigma_data: float,
+    memory: GuidanceMemory | None = None,
 ) -> RunGuider:
-    """Return the guidance of one run of images with `seeds`, whose texts are `cond`, on the device of the run."""
-    guidance_fn = AdaptiveProjectedGuidance(work.cfg, config.cfg_steps, work.first_step) if config.cfg_steps else None
+    """Return the guidance of one run of images with `seeds`, whose texts are `cond`, on the device of the run. It
+    resumes from `memory`, and updates it."""
+    memory = memory or GuidanceMemory()
+    guidance_fn: GuidanceFn | None = None
+    if config.cfg_steps:
+        guidance_fn = AdaptiveProjectedGuidance(work.cfg, config.cfg_steps, work.first_step, memory)
     if not config.noises_image:
         return RunGuider((config.guidance_scales, guidance_fn, None), lambda denoise: denoise)
     image_BCTHW, mask_B1THW = cond.model_kwargs[IMAGE], cond.model_kwargs[IMAGE_MASK]
-    drawn_inputs = noised_image(image_BCTHW, seeds, sigma_data)
+    drawn_inputs = noised_image(image_BCTHW, seeds, sigma_data, memory)
     return RunGuider(
         (config.guidance_scales, guidance_fn, drawn_inputs),
         lambda denoise: keep_image(denoise, image_BCTHW, mask_B1THW),

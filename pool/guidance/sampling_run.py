@@ -28,7 +28,7 @@ from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import call_facts
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.partial_run import PartialRun
+from modelpool.pool.sampling.partial_run import PartialRun, run_states
 from modelpool.pool.sampling.samplers import DRAWING, FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, sample_euler_ancestral
 from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas, sd1_sigma_table
 
@@ -64,7 +64,8 @@ def denoise_images(
     `table`: the noise levels of the training, SD1's if None. Transformer options of `options` are applied by the
     caller. `apply_hooks` is called with the texts' weight hooks before each batch. `regions`: prompts for parts of the
     image in addition to `cond`. `without_image`: model inputs that replace those of the same names for the prediction
-    of `uncond` without an image. `guider`: guidance options. `part`: the steps of a partial run; its memory is updated.
+    of `uncond` without an image. `guider`: guidance options. `part`: the steps of a partial run; its state is updated,
+    and passed to `hooks.checkpoint` between two steps. If it pauses, the latent is that after the last step done.
     Raises Stopped before a step if `hooks.should_stop()`, UnusableField for `inpainting` of other shapes.
     """
     table, options = table or sd1_sigma_table(), options or ModelOptions()
@@ -75,7 +76,8 @@ def denoise_images(
         negative = None if uncond is None else uncond.to(device)
         positive, blank = cond.to(device), _image_guidance(negative, without_image, work.image_cfg)
         how = work.cfg, options, apply_hooks, max_batch, prediction, regions.to(device), guider.cfg_rescale, blank
-        run = run_guider(guider, work, seeds, positive, table.sigma_data)
+        memory = None if part is None else part.guidance
+        run = run_guider(guider, work, seeds, positive, table.sigma_data, memory)
         return run.kept(guided_denoiser(predict_noise, table, positive, negative, *how, *run.denoiser_args))
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def denoise_images(
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, options, prediction)
         sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, prediction, table, part))
-        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks))
+        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks, work, part))
         return latent_BCHW
 
     sigmas = make_sigmas(work.schedule, work.steps, table)[work.first_step :]
@@ -111,7 +113,7 @@ def _initial_or_resumed_latent(part: PartialRun | None, sampler: str, noise: Noi
     """Return the latent that a run starts or resumes from. Advances `noise` to its state at that step."""
     if part is None or part.latent_BCHW is None:
         return initial_BCHW
-    for _ in range(part.begin if sampler in DRAWING else 0):
+    for _ in range(part.done if sampler in DRAWING else 0):
         noise()
     return part.latent_BCHW
 
@@ -160,13 +162,16 @@ def _noise_of(seeds: Sequence[int], shape_CHW: tuple[int, ...], device: torch.de
     return draw
 
 
-def _stoppable(hooks: RunHooks) -> Callable[[int, int], None]:
-    """Return a step callback that reports each step and stops the run before the next one if requested."""
+def _stoppable(hooks: RunHooks, work: SampleParams, part: PartialRun | None) -> Callable[[int, int], None]:
+    """Return a step callback that reports each step and stops the run before the next one if requested; before that,
+    it offers the state of `part` for a checkpoint."""
 
     def on_step(done: int, steps: int) -> None:
         hooks.on_step(done, steps)
         if done < steps:
             stop_if_asked(hooks.should_stop)
+            if part is not None:
+                hooks.checkpoint(lambda: run_states(part, work))
 
     return on_step
 

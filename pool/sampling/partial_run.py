@@ -1,8 +1,8 @@
-"""Partial runs of a sampler: the steps that each runs, and the sampler state that it passes to the next.
+"""Partial runs of a sampler: the steps that each runs, and the state that it passes to the next.
 
 Two partial runs give bit for bit the result of one complete run: coefficients depend on the levels of the complete
-schedule, and the state is passed on unchanged. So a run can switch its model, and the second partial run can use
-another device, or another batch, than the first.
+schedule, and the state is passed on unchanged. So a run can switch its model, or stop between two steps and resume
+later, and the second partial run can use another device, or another batch, than the first.
 
 Shape legend: B batch, N predictions, C latent channels, H W latent height and width; videos have T latent frames before
 H.
@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.results import FloatArray, Result, SamplerState
+from modelpool.pool.core.results import FloatArray, GuidanceState, Result, RunState, SamplerState
 from modelpool.pool.core.stage_params import SampleParams
 
 #: (noise level, the clean latent as predicted there)
@@ -39,54 +39,135 @@ class SamplerMemory:
     start_BCHW: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PartialRun:
-    """The steps of a schedule that one run executes.
+@dataclass(slots=True)
+class GuidanceMemory:
+    """The state of the guidance between two steps. Guidance functions write to it; the fields are those of
+    `GuidanceState`."""
 
-    begin, end   number of steps done before and after it; None for all
-    memory       state before the first step, updated by the run
-    latent_BCHW  the latent to resume from, with its noise; None starts from the run's initial noise
+    levels: int = 0
+    level: float | None = None
+    differences_BCHW: Tensor | None = None
+    before_BCHW: Tensor | None = None
+    inputs_drawn: int = 0
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True, eq=False)
+class PartialRun:
+    """The steps of a schedule that one run executes, and its state between two steps, which the run updates.
+
+    begin, end    number of steps done before and after it; None for all
+    memory        state of the sampler
+    latent_BCHW   the latent after `done` steps, with its noise; None starts from the run's initial noise
+    guidance      state of the guidance
+    done          steps done: `begin`, or more if it resumes after an interruption
+    should_pause  asked between two steps: True ends the run there
+    paused        it ended so
     """
 
     begin: int = 0
     end: int | None = None
     memory: SamplerMemory = field(default_factory=SamplerMemory)
     latent_BCHW: Tensor | None = None
+    guidance: GuidanceMemory = field(default_factory=GuidanceMemory)
+    done: int = -1
+    should_pause: Callable[[], bool] = _never
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        self.done = max(self.done, self.begin)
 
     def steps(self, sigmas: Tensor) -> Iterator[tuple[int, float, float]]:
-        """Yield (steps done after this one, noise level before, noise level after) for each of its steps."""
+        """Yield (steps done after this one, noise level before, noise level after) for each of its steps, until it
+        should pause."""
+        first = self.done + 1
         for done, (sigma, sigma_next) in enumerate(pairwise(sigmas.tolist()), start=1):
-            if self.begin < done <= self._end(sigmas):
+            if first <= done <= self._end(sigmas):
+                if done > first and self.should_pause():
+                    self.paused = True
+                    return
                 yield done, sigma, sigma_next
 
-    def step_reporter(self, on_step: OnStep, sigmas: Tensor) -> Callable[[int], None]:
-        """Return a callback for the steps done of the complete schedule that calls `on_step` in steps of this part."""
+    def step_reporter(self, on_step: OnStep, sigmas: Tensor) -> Callable[[int, Tensor], None]:
+        """Return a callback for the steps done of the complete schedule and the latent after them: it notes both, and
+        calls `on_step` with steps of this part, including those before an interruption."""
         count = self._end(sigmas) - self.begin
-        return lambda done: on_step(done - self.begin, count)
+
+        def report(done: int, latent_BCHW: Tensor) -> None:
+            self.done, self.latent_BCHW = done, latent_BCHW
+            on_step(done - self.begin, count)
+
+        return report
 
     def _end(self, sigmas: Tensor) -> int:
         return len(sigmas) - 1 if self.end is None else self.end
 
 
 def partial_run_of(
-    works: Sequence[SampleParams], inputs: Sequence[Sequence[Result]], device: torch.device
-) -> PartialRun | None:
-    """Return the partial run of `works`, resuming from the state in its inputs; None for a complete run."""
+    works: Sequence[SampleParams],
+    inputs: Sequence[Sequence[Result]],
+    device: torch.device,
+    resumed: Sequence[RunState] = (),
+    should_pause: Callable[[], bool] = _never,
+) -> PartialRun:
+    """Return the run of `works`: from the states in `resumed`, from those of the other expert in its inputs, or from
+    the beginning."""
     work = works[0]
-    if not work.switch:
-        return None
     begin, end = (steps - work.first_step for steps in work.span)
-    if not work.resumes:
-        return PartialRun(begin, end)
-    found = [_state_of(read) for read in inputs]
+    part = PartialRun(begin, end, should_pause=should_pause)
+    if resumed:
+        assert len({state.step for state in resumed}) == 1, f"run states at different steps: {work}"
+        part.done = begin + resumed[0].step
+        part.guidance = _guidance_memory([state.guidance for state in resumed], device)
+        found = [state.sampler for state in resumed]
+    elif work.resumes:
+        found = [_state_of(read) for read in inputs]
+    else:
+        return part
     assert len({each.levels for each in found}) == 1, f"sampler states at different noise levels: {work}"
-    latent_BCHW = _stacked([each.samples_CHW for each in found], device)
-    starts = [each.start_CHW for each in found if each.start_CHW is not None]
-    memory = SamplerMemory(start_BCHW=_stacked(starts, device) if starts else None)
+    part.latent_BCHW = _stacked([each.samples_CHW for each in found], device)
+    part.memory.start_BCHW = _stacked_if_any([each.start_CHW for each in found], device)
     for place, level in enumerate(found[0].levels):
         predictions = [each.predictions_NCHW[place] for each in found if each.predictions_NCHW is not None]
-        memory.predictions.append((level, _stacked(predictions, device)))
-    return PartialRun(begin, end, memory, latent_BCHW)
+        part.memory.predictions.append((level, _stacked(predictions, device)))
+    return part
+
+
+def run_states(part: PartialRun, work: SampleParams) -> tuple[RunState, ...]:
+    """Return the state of each image of a run of `work` after at least one step."""
+    assert part.latent_BCHW is not None, f"a run without a step has no state: {work}"
+    found, guidance = sampler_states(part.latent_BCHW, part.memory), part.guidance
+    differences = _on_host(guidance.differences_BCHW)
+    before = _on_host(guidance.before_BCHW)
+    return tuple(
+        RunState(
+            part.done - part.begin,
+            work.steps_run,
+            state,
+            GuidanceState(
+                guidance.levels,
+                guidance.level,
+                None if differences is None else _array(differences[place]),
+                None if before is None else _array(before[place]),
+                guidance.inputs_drawn,
+            ),
+        )
+        for place, state in enumerate(found)
+    )
+
+
+def _guidance_memory(states: Sequence[GuidanceState], device: torch.device) -> GuidanceMemory:
+    first = states[0]
+    return GuidanceMemory(
+        first.levels,
+        first.level,
+        _stacked_if_any([state.differences_CHW for state in states], device),
+        _stacked_if_any([state.before_CHW for state in states], device),
+        first.inputs_drawn,
+    )
 
 
 def sampler_states(samples_BCHW: Tensor, memory: SamplerMemory) -> tuple[SamplerState, ...]:
@@ -95,7 +176,7 @@ def sampler_states(samples_BCHW: Tensor, memory: SamplerMemory) -> tuple[Sampler
     predictions_NBCHW = (
         torch.stack([prediction_BCHW.to("cpu") for _, prediction_BCHW in memory.predictions]) if levels else None
     )
-    start_BCHW = None if memory.start_BCHW is None else memory.start_BCHW.to("cpu")
+    start_BCHW = _on_host(memory.start_BCHW)
     return tuple(
         SamplerState(
             _array(samples_CHW),
@@ -114,8 +195,19 @@ def _state_of(read: Sequence[Result]) -> SamplerState:
 
 
 def _array(values: Tensor) -> FloatArray:
-    found: FloatArray = values.contiguous().numpy()
+    # a copy: on the CPU, tensors of a run that continues after a checkpoint would be shared with it
+    found: FloatArray = values.contiguous().numpy().copy()
     return found
+
+
+def _on_host(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.to("cpu")
+
+
+def _stacked_if_any(arrays: Sequence[FloatArray | None], device: torch.device) -> Tensor | None:
+    """Stack the arrays; None if there are none."""
+    found = [array for array in arrays if array is not None]
+    return _stacked(found, device) if found else None
 
 
 def _stacked(arrays: Sequence[FloatArray], device: torch.device) -> Tensor:

@@ -60,7 +60,7 @@ def sample_euler(
     report_step = part.step_reporter(on_step, sigmas)
     for done, sigma, sigma_next in part.steps(sigmas):
         x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), sigma_next)
-        report_step(done)
+        report_step(done, x_BCHW)
     return x_BCHW
 
 
@@ -92,7 +92,7 @@ def sample_euler_ancestral(
             x_BCHW = x_BCHW + noise() * fresh
         elif left:
             x_BCHW = x_BCHW * (1.0 / math.hypot(1.0, left))
-        report_step(done)
+        report_step(done, x_BCHW)
     return x_BCHW
 
 
@@ -112,7 +112,7 @@ def sample_flow_ancestral(
         if sigma_next > 0.0:
             back = (1.0 - sigma_next) / (1.0 - below)
             x_BCHW = x_BCHW * back + noise() * math.sqrt(max(0.0, sigma_next**2 - (below * back) ** 2))
-        report_step(done)
+        report_step(done, x_BCHW)
     return x_BCHW
 
 
@@ -134,7 +134,7 @@ def sample_dpmpp_2m(
         weights = [0.5 * (1.0 - sigma_next / sigma) / node for node in _nodes(sigma, sigma_next, older)]
         x_BCHW = _advance(x_BCHW, prediction, sigma_next, older, weights)
         memory.predictions = [prediction]
-        report_step(done)
+        report_step(done, x_BCHW)
     return x_BCHW
 
 
@@ -176,7 +176,7 @@ class UniPc:
             predictions = [prediction, *predictions][: min(self.order, done, steps - done + 1)]
             x_BCHW = self._step(start_BCHW, prediction, sigma_next, predictions[1:])
             memory.predictions, memory.start_BCHW = predictions, start_BCHW
-            report_step(done)
+            report_step(done, x_BCHW)
         return x_BCHW
 
     def _step(self, x: Tensor, prediction: Denoised, sigma_next: float, others: Sequence[Denoised]) -> Tensor:

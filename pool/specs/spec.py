@@ -244,6 +244,7 @@ class RunErrorKind(Enum):
     OUT_OF_HOST_MEMORY = "out_of_host_memory"
     WORKER_LOST = "worker_lost"
     INPUT_LOST = "input_lost"
+    FILE_UNAVAILABLE = "file_unavailable"
     BAD_INPUT = "bad_input"
     CANCELLED = "cancelled"
     INTERNAL = "internal"
@@ -271,6 +272,8 @@ class RunError(WireValue):
     traceback_text: str = ""
     #: what was done about running out of memory, in order, before it ended so; of earlier attempts too
     oom_steps: tuple[OomStep, ...] = ()
+    #: FILE_UNAVAILABLE: the components whose files are missing on that machine, or are other files there
+    components: tuple[ComponentKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +320,11 @@ class RunCost(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WireValue):
-    """Outcome of one attempt of a task. Exactly one for each command that started it."""
+    """Outcome of one attempt of a task. Exactly one for each command that started it.
+
+    A sampling run that was stopped with its state ended with CANCELLED after `step` of `steps` (0 otherwise): its
+    result is the state, from which another run resumes.
+    """
 
     task_id: TaskId
     attempt: int
@@ -327,5 +334,12 @@ class TaskReport(WireValue):
     residency: Residency
     cost: RunCost = RunCost()
     error: RunError | None = None
-    #: size of the result, for the scheduler's result cache
+    #: size of the result, for the scheduler's result cache; or of the state
     result_bytes: int = 0
+    step: int = 0
+    steps: int = 0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its result is the state of a run that was stopped."""
+        return self.step > 0 and self.error is not None and self.error.kind is RunErrorKind.CANCELLED

@@ -6,13 +6,24 @@ decision. Entries that the story has dropped are missing; `complete` is then Fal
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
 from modelpool.pool.core.errors import UnknownName, unknown_name
-from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunError, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    JobId,
+    JobSpec,
+    NodeId,
+    RunCost,
+    RunError,
+    Stage,
+    TaskId,
+    TaskSpec,
+    WorkerId,
+)
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import RunEnded, Submitted
 from modelpool.scheduler.tables.placement_record import TaskStart, Why
@@ -35,6 +46,7 @@ class Attempt:
     ended_at  None while it runs
     cost      the cost measured by the worker; None while it runs, and if the worker was lost
     end       "running", "stopping", "done", the kind of its error, or "worker_lost"
+    node      the machine of the worker: its id, or its display name after `with_node_names`; "" if unknown
     """
 
     attempt: int
@@ -46,6 +58,7 @@ class Attempt:
     cost: RunCost | None = None
     error: RunError | None = None
     end: str = TaskStatus.RUNNING.value
+    node: NodeId = NodeId("")  # noqa: RUF009 - a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,20 @@ def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -
     return history if spec is None else _with_tasks(history, spec, state)
 
 
+def with_node_names(history: JobHistory, names: Mapping[NodeId, str]) -> JobHistory:
+    """Return `history` with display names of nodes instead of their ids, as far as they are known."""
+    tasks = tuple(
+        replace(
+            task,
+            attempts=tuple(
+                replace(attempt, node=NodeId(names.get(attempt.node) or attempt.node)) for attempt in task.attempts
+            ),
+        )
+        for task in history.tasks
+    )
+    return replace(history, tasks=tasks)
+
+
 def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState) -> JobHistory:
     by_task: dict[str, list[StoryEntry]] = {task.task_id: [] for task in spec.tasks}
     until = (
@@ -169,7 +196,7 @@ def _attempts(entries: Iterable[StoryEntry]) -> tuple[Attempt, ...]:
     attempts: list[Attempt] = []
     for at, cause, _, before, after, note in entries:
         if isinstance(note, TaskStart):
-            attempts.append(Attempt(note.attempt, note.worker_id, note.incarnation, at, note.why))
+            attempts.append(Attempt(note.attempt, note.worker_id, note.incarnation, at, note.why, node=note.node))
         elif attempts and attempts[-1].ended_at is None and before is not after:
             if after in _ON_WORKER:
                 attempts[-1] = replace(attempts[-1], end=after.value)

@@ -16,6 +16,8 @@ from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.cost_classes import sizes_of
 from modelpool.scheduler.tables.jobs import Task, TaskStatus
+from modelpool.scheduler.tables.kept_states import KeptState
+from modelpool.scheduler.tables.messages import LossCause
 from modelpool.scheduler.tables.oom_escalation import (
     EscalationStep,
     EscalationTarget,
@@ -35,6 +37,9 @@ MOST_PROVEN = 1024
 NO_CAPACITY_IS_ENOUGH = 1 << 62
 
 
+#: kinds of error that a task cannot cause: they count for no limit. Lost results have a limit per job
+#: (`scheduler.queue.demand`), and unavailable files fail a job when no machine is left
+NEVER_THE_TASK = frozenset({RunErrorKind.INPUT_LOST, RunErrorKind.FILE_UNAVAILABLE})
 #: kinds of error that do not count for a task that shared its run. For memory, the worker has verified that this task
 #: finds too little; a lost worker counts for each task, and the next run identifies the cause
 BLAMED_ALONE = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL, RunErrorKind.INPUT_LOST})
@@ -76,21 +81,34 @@ class Recovery:
             for key in _keys(task.spec):
                 self.quarantine.lift(key)
 
-    def ended_badly(self, task: Task, error: RunError, at: float, was_shared: bool = False) -> None:
-        """A run ended with an error, or with its worker: run the task again, or fail its jobs. If it shared the run
-        with others (`was_shared`), those may be the cause: then it runs again alone."""
-        stop_requested = task.status is TaskStatus.STOPPING
+    def ended_badly(
+        self,
+        task: Task,
+        error: RunError,
+        at: float,
+        was_shared: bool = False,
+        cause: LossCause = LossCause.CRASH,
+    ) -> None:
+        """A run ended with an error, or with its worker by `cause`: run the task again, or fail its jobs. If it shared
+        the run with others (`was_shared`), those may be the cause: then it runs again alone."""
+        stop_requested = task.status is TaskStatus.STOPPING or task.pause_requested_at is not None
         error = blamed(error, stop_requested, task.timed_out_at is not None)
         worker_id, task.timed_out_at = task.worker_id, None
         assert worker_id is not None, f"{task.name} runs nowhere"
         self._demand.left_worker(task)
         is_lost = error.kind is RunErrorKind.WORKER_LOST
-        if is_lost:
+        is_suspect = is_lost and not cause.is_external
+        if is_suspect:
             task.crashed += (worker_id,)
         if not task.demand:
-            if is_lost:
+            if is_suspect:
                 self._forgive_the_only_one(worker_id)
             self._demand.forget(task, error.kind.value)
+            return
+        if error.kind is RunErrorKind.INPUT_LOST and task.kept is not None:
+            # the state or another input: without the state, the next run shows
+            self._demand.drop_state(task)
+            self._demand.requeue(task, f"its state, or another input, was lost before it could resume on {worker_id}")
             return
         task.alone = task.alone or (was_shared and error.kind is not RunErrorKind.CANCELLED)
         if was_shared and error.kind in BLAMED_ALONE:
@@ -98,17 +116,26 @@ class Recovery:
             return
         limits = self._config
         # if another worker could tell the cause, failures on one worker count once
-        others = self._others(task, at) if is_lost else []
+        others = self._others(task, at) if is_suspect else []
         crashes = len(set(task.crashed)) if others else len(task.crashed)
+        is_external = is_lost and cause.is_external
+        is_external |= error.kind in NEVER_THE_TASK and bool(task.spec.needs or error.components)
         ruling = verdict(
-            error.kind, stop_requested, task.failures + 1, limits.max_attempts, crashes, limits.crash_limit
+            error.kind,
+            stop_requested,
+            task.failures + 1,
+            limits.max_attempts,
+            crashes,
+            limits.crash_limit,
+            is_shared=was_shared,
+            is_external=is_external,
         )
         if ruling is not Verdict.AGAIN_FREE:
             task.failures += 1
-        note = f"{error.kind.value} on {worker_id}"
+        note = f"{error.kind.value} on {worker_id}" + (f", {cause.value}" if is_lost else "")
         match ruling:
             case Verdict.FAIL:
-                if is_lost:
+                if is_suspect:
                     self._forgive_the_only_one(worker_id)
                 self._demand.fail_task(task, self._final(task, worker_id, error))
             case Verdict.QUARANTINE:
@@ -123,6 +150,17 @@ class Recovery:
                 self._demand.requeue(task, note)
                 if error.kind is RunErrorKind.INPUT_LOST:
                     self._demand.inputs_lost(task)
+
+    def stopped(self, task: Task, kept: KeptState) -> None:
+        """A run was stopped with its state: the task resumes from it. Not a failure."""
+        worker_id, task.timed_out_at = task.worker_id, None
+        self._demand.left_worker(task)
+        self._demand.set_state(task, kept)
+        note = f"stopped after step {kept.step} of {kept.steps} on {worker_id}"
+        if task.demand:
+            self._demand.requeue(task, note)
+        else:
+            self._demand.forget(task, note)
 
     def workers_changed(self) -> None:
         """Unpin tasks whose worker is not coming back, or is smaller than before; drop refusals for lack of memory that

@@ -22,6 +22,7 @@ RULES: Mapping[RunErrorKind, RetryRule] = {
     RunErrorKind.OUT_OF_HOST_MEMORY: RetryRule.ESCALATE,
     RunErrorKind.WORKER_LOST: RetryRule.AGAIN,  # mostly not the task's fault; a limit stops a task that causes it
     RunErrorKind.INPUT_LOST: RetryRule.AGAIN,  # its inputs are computed again first
+    RunErrorKind.FILE_UNAVAILABLE: RetryRule.AGAIN,  # on another machine: that one lacks the file
     RunErrorKind.BAD_INPUT: RetryRule.FAIL,
     RunErrorKind.CANCELLED: RetryRule.FAIL,  # not requested: see `verdict`
     RunErrorKind.INTERNAL: RetryRule.FAIL,  # a bug of modelpool: report it at once
@@ -32,27 +33,37 @@ class Verdict(Enum):
     """Decision about a task whose run failed."""
 
     AGAIN = "again"  #: run it again, and count the failure
-    AGAIN_FREE = "again_free"  #: run it again; the run was stopped on request
+    AGAIN_FREE = "again_free"  #: run it again, and count nothing: it was stopped on request, or is not the cause
     ESCALATE = "escalate"  #: count the failure, and take the next measure
     QUARANTINE = "quarantine"  #: its jobs fail, and equal work is refused for a while
     FAIL = "fail"  #: its jobs fail
 
 
 def verdict(
-    kind: RunErrorKind, stop_requested: bool, failures: int, max_attempts: int, crashes: int = 0, crash_limit: int = 1
+    kind: RunErrorKind,
+    stop_requested: bool,
+    failures: int,
+    max_attempts: int,
+    crashes: int = 0,
+    crash_limit: int = 1,
+    is_shared: bool = False,
+    is_external: bool = False,
 ) -> Verdict:
     """Decide about a run that ended with `kind`, while a live job needs the task.
 
-    failures  failed runs of this task, including this one
-    crashes   workers that were lost with it, including this one ESCALATE is not stopped by the limit here: its last
-              measure, quarantine, follows from it.
+    failures    failed runs of this task, including this one
+    crashes     workers that were lost with it, including this one
+    is_shared   it shared this run with others, which may be the cause: it is suspected only after a run alone
+    is_external  nothing that it did can be the cause
+
+    ESCALATE is not stopped by the limit here: its last measure, quarantine, follows from it.
     """
-    if kind is RunErrorKind.CANCELLED and stop_requested:
+    if (kind is RunErrorKind.CANCELLED and stop_requested) or is_external:
         return Verdict.AGAIN_FREE
     match RULES[kind]:
         case RetryRule.ESCALATE:
             return Verdict.ESCALATE
-        case RetryRule.AGAIN if kind is RunErrorKind.WORKER_LOST and crashes >= crash_limit:
+        case RetryRule.AGAIN if kind is RunErrorKind.WORKER_LOST and crashes >= crash_limit and not is_shared:
             return Verdict.QUARANTINE
         case RetryRule.AGAIN if failures < max_attempts:
             return Verdict.AGAIN

@@ -11,9 +11,10 @@ Commands, which the shell carries out in the order of the list:
                    It may be running a task (one that hangs): that run is given up with it
     RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown
     StopTask       ask the run to stop at its next step; its RunEnded (usually CANCELLED) still follows. If the run has
-                   ended already, do nothing
+                   ended already, do nothing. With keep_state its result may be the state of the run
     Prefetch       have the worker's machine read the files of these components; no answer, and none of it is required
     Preload        have the worker upload the tasks' weights during its current run; likewise
+    CopyResult     copy the result, or the state of that id, to a machine that stays; ResultLost if that is impossible
     ReleaseResult  forget the result, of a run or provided; ids that the shell does not hold are ignored
     ResolveJob     inform the driver. `result` is handed over now: its ReleaseResult may be the next command
     ScheduleTick   answer with one Tick after that time
@@ -28,8 +29,11 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     WorkerUp         residency starts empty. For a live worker it counts as its loss
     WorkerDown       once, for any reason why a live incarnation is gone; not after EndWorker. RunEnded of its task may
                      come late and is dropped
+    NodeDraining     at any time, also for machines without workers, and again when the deadline changes
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
-                     One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow
+                     One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
+                     Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
+    StateKept        before it, hold the state likewise, in a place that outlives the worker
     Tick             answers a ScheduleTick, one each; nothing else has happened
     ResultLost       the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
 
@@ -44,10 +48,24 @@ from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
-from modelpool.pool.specs.spec import JobId, OomStep, RunError, RunErrorKind, TaskId, TaskReport, TaskSpec
+from modelpool.pool.specs.spec import (
+    NO_NODE,
+    JobId,
+    NodeId,
+    OomStep,
+    RunError,
+    RunErrorKind,
+    TaskId,
+    TaskReport,
+    TaskSpec,
+)
+from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
+from modelpool.scheduler.core.leaving import Leaving
+from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
+from modelpool.scheduler.core.unavailable import why_unavailable
 from modelpool.scheduler.core.unfit import why_unfit
 from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.costs.cost_model import Costs
@@ -61,6 +79,7 @@ from modelpool.scheduler.placement.switch_budget import SwitchBudget
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Task, TaskStatus
+from modelpool.scheduler.tables.kept_states import KeptState, kept_state, state_id
 from modelpool.scheduler.tables.messages import (
     BatchMate,
     CancelRequested,
@@ -68,12 +87,15 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     PruneComponents,
     ReleaseResult,
     ResultLost,
     RunEnded,
     RunTask,
     StartFailed,
+    StateKept,
     StopTask,
     Submitted,
     Tick,
@@ -81,10 +103,17 @@ from modelpool.scheduler.tables.messages import (
     WorkersWanted,
     WorkerUp,
 )
+from modelpool.scheduler.tables.nodes import UNAVAILABLE_SECONDS
 from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
+
+#: drain notices that are remembered, for workers that start on such a machine
+MOST_DRAINING = 4096
+#: time after its deadline at which a notice is forgotten: if the machine still runs, it was not drained
+DRAINED_SECONDS = 120.0
+_UNKNOWN_NODE = NodeId("")
 
 
 class SchedulerState:
@@ -108,12 +137,22 @@ class SchedulerState:
         self.preload_planner = PreloadPlanner(
             self.config, self.costs, self.demand, self.worker_table, self.log, self._out
         )
+        self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
+        self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         #: most memory of a wanted worker, and its name; None while one of them was never up
         self.largest: tuple[int, str] | None = None
         self.batching = Batching(self.config.batch_limit)
         #: for loads that serve long-waiting tasks
         self.switch_budget = SwitchBudget(self.config.switch_share)
         self.ticks = Ticks(self._out)
+        #: machines with a drain notice, and when they end; the oldest notices are forgotten
+        self.draining: dict[NodeId, float] = {}
+        #: decides how many nodes exist; None without groups
+        self.autoscaler: Autoscaler | None = None
+        if self.config.groups:
+            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
         #: memory that all waiting tasks were checked against; None if that was not possible
         self._checked_bytes: int | None = None
 
@@ -128,9 +167,14 @@ class SchedulerState:
             case RunEnded():
                 self._run_ended(event)
             case Submitted():
-                self.demand.submit(event.job, self.worker_table.hopeless())
+                if self.costs.nodes.lacking:
+                    for node in self.costs.nodes.try_again(self.at):
+                        self._update_restriction(node)
+                self.demand.submit(event.job, self._hopeless())
             case CancelRequested():
                 self.demand.cancel(event.job_id)
+            case StateKept():
+                self._state_kept(event)
             case ResultLost():
                 self.demand.result_lost(event.task_id)
             case ComponentsKnown():
@@ -140,8 +184,12 @@ class SchedulerState:
             case WorkersWanted():
                 self.worker_table.want(event.worker_ids)
                 self._workers_changed()
+            case NodeDraining():
+                self._node_draining(event)
             case WorkerUp():
-                lost = self.worker_table.up(event.worker, self.at)
+                if self.autoscaler is not None:
+                    self.autoscaler.came_up(event.worker, self.at)
+                lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
                 if event.worker.cached_files:
                     self.costs.worker_up(event.worker)
                 message = f"worker {event.worker.worker_id} restarted"
@@ -153,8 +201,16 @@ class SchedulerState:
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
+                if self.draining:
+                    self._end_drained()
+        if self.autoscaler is not None:
+            self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
         self._start_ready_tasks()
+        if self.config.preemption:
+            self.preemption.preempt(self.at)
+        if self.draining and (stop_at := self.leaving.prepare(self.draining, self.at)) < inf:
+            self.ticks.request(stop_at - self.at, self.at)
         if isinstance(event, Submitted):
             self.prefetch_planner.job_came()
         self.preload_planner.plan_all(isinstance(event, Submitted))
@@ -162,6 +218,8 @@ class SchedulerState:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
+        if self.autoscaler is not None and self.autoscaler.next_at < inf:
+            self.ticks.request(self.autoscaler.next_at - self.at, self.at)
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()
         self._out.clear()
@@ -213,6 +271,10 @@ class SchedulerState:
             task = self.demand.pinned.first(worker.worker_id)
             if task is None or not self.demand.fair_queue.may_start(task):
                 continue
+            if self.costs.extra_seconds(task.spec, task.cost_class, worker) is None:
+                self.log.note(task, f"no longer waits for {worker.worker_id}, which cannot run it now")
+                self.demand.unpin(task)
+                continue
             if task.recycle_first:
                 task.recycle_first, task.next_oom_step = False, None
                 task.oom_steps += (OomStep.RECYCLE,)
@@ -244,9 +306,10 @@ class SchedulerState:
         wanted = self.batching.batch_mates(self._query(), decision) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
             limit = self.config.overtaking_limit
-            self.demand.backlog.start(
-                task, worker.residency.capacity_bytes, self.worker_table.worker_index.count, limit
-            )
+            workers: float = self.worker_table.worker_index.count
+            if worker.spec is not None and worker.spec.node in self.worker_table.worker_index.restricted:
+                workers = inf  # what it passes over may be what this machine cannot run: that does not count
+            self.demand.backlog.start(task, worker.residency.capacity_bytes, workers, limit)
             self.switch_budget.spend(decision.spent_seconds)
         else:
             self.demand.pinned.remove(task)
@@ -282,6 +345,7 @@ class SchedulerState:
                 batch_mates=tuple([BatchMate(batch_mate.name, batch_mate.attempt) for batch_mate in batch_mates])
                 if batch_mates
                 else (),
+                resume=task.kept is not None,
             )
         )
         self.prefetch_planner.run_started(worker)
@@ -292,10 +356,11 @@ class SchedulerState:
         worker = decision.worker
         task.attempt += 1
         task.ready_at = None
-        task.cancel_requested_at = None
+        task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
-        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why)
+        node = _UNKNOWN_NODE if worker.spec is None else worker.spec.node
+        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why, node)
         self.log.move(task, TaskStatus.RUNNING, start)
         self.demand.fair_queue.start(task)
 
@@ -317,6 +382,8 @@ class SchedulerState:
         if worker is None or task is None or not is_there or task.attempt != report.attempt:
             if report.error is None:
                 self.demand.results.stray(task_id)  # the run was given up; its result arrived all the same
+            elif report.has_state:
+                self._stray_state(task_id, task)
             return
         if report.error is not None and report.error.kind is RunErrorKind.WORKER_LOST:
             self._end_lost_worker(worker, report.error)  # the worker reports its own end
@@ -324,7 +391,14 @@ class SchedulerState:
         if report.error is None:
             self._learn(task, worker, report)
             self.recovery.ended_well(task)
-        else:
+            if self.costs.nodes.lacking and (machine := self.costs.nodes.of(worker.spec)) is not None:
+                machine.has_all((*task.cost_class.components, *task.cost_class.adapters))
+                self._update_restriction(machine.node)
+        elif report.error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+            machine.lacks(report.error.components, report.error.message, self.at)
+            self._update_restriction(machine.node)
+            self.ticks.request(UNAVAILABLE_SECONDS, self.at)
+        if report.error is not None:
             self.costs.run_failed(worker)
         self.demand.fair_queue.pay(task, report.cost)
         capacity_bytes = worker.capacity_bytes
@@ -332,12 +406,31 @@ class SchedulerState:
         pool_changed = worker.capacity_bytes != capacity_bytes or not worker.wanted
         if pool_changed:
             self._update_capacities()
+        node = NO_NODE if worker.spec is None else worker.spec.node
+        kept = kept_state(report, node)
         if report.error is None:
-            self.demand.task_succeeded(task, report.result_bytes)
+            self.demand.task_succeeded(task, report.result_bytes, node)
+        elif kept is not None:
+            self.recovery.stopped(task, kept)
         else:
             self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
-        if pool_changed:
+        if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
+
+    def _state_kept(self, event: StateKept) -> None:
+        """A run saved its state. It also counts if the run was lost in between: any state of a task will do."""
+        task = self.demand.tasks.get(event.task_id)
+        kept = KeptState(event.step, event.steps, event.state_bytes)
+        if task is None or not 0 < kept.step < kept.steps:
+            self._stray_state(event.task_id, task)
+        else:
+            self.demand.set_state(task, kept)
+            self.log.note(task, f"its state after step {kept.step} of {kept.steps} is saved")
+
+    def _stray_state(self, task_id: TaskId, task: Task | None) -> None:
+        """The shell received a state that no run needs: release it unless a known one of the same id is held."""
+        if task is None or task.kept is None:
+            self._out.append(ReleaseResult(state_id(task_id)))
 
     def _learn(self, task: Task, worker: Worker, report: TaskReport) -> None:
         """Learn from a run; for a batch once, with its first report, which has the switches."""
@@ -353,12 +446,30 @@ class SchedulerState:
 
     # ---- workers ---------------------------------------------------------------------------------------------------
 
+    def _scale(self, autoscaler: Autoscaler, event: Event) -> None:
+        """Request and give up nodes."""
+        if not autoscaler.step(event, self.at):
+            return
+        expired, autoscaler.expired = autoscaler.expired, []
+        for worker in expired:
+            self._end_lost_worker(worker, RunError(RunErrorKind.WORKER_LOST, "max_cost is spent"))
+        self._workers_changed()
+
+    def _hopeless(self) -> str | None:
+        """Return why no task can ever run; None if one can."""
+        return self.worker_table.hopeless() if self.autoscaler is None else self.autoscaler.hopeless()
+
     def _worker_down(self, event: WorkerDown) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is not WorkerState.GIVEN_UP:
-            lost = self.worker_table.lost(worker, event.reason)
-            message = f"worker {event.worker_id} was lost: {event.reason}"
-            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
+            cause = event.cause
+            if worker.drain_deadline is not None and not cause.is_external:
+                cause = LossCause.PREEMPTED  # a machine that is drained ends its processes in many ways
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.lost(worker, cause)
+            lost = self.worker_table.lost(worker, event.reason, cause)
+            message = f"worker {event.worker_id} was lost ({cause.value}): {event.reason}"
+            self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message), cause)
 
     def _end_lost_worker(self, worker: Worker, error: RunError) -> None:
         """End an unusable worker, and count it as lost."""
@@ -368,12 +479,45 @@ class SchedulerState:
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
         if worker is not None and worker.status is WorkerState.STARTING:
-            self.worker_table.lost(worker, event.reason)
+            if self.autoscaler is not None and worker.group:
+                self.autoscaler.start_failed(worker, event.cause, event.reason, self.at)
+            self.worker_table.lost(worker, event.reason, event.cause)
             self._workers_changed()
 
-    def _workers_changed(self, lost: Sequence[TaskId] = (), error: RunError | None = None) -> None:
-        """Workers came or went, `lost` tasks with one of them by `error`: run these again, and check all waiting
-        tasks."""
+    def _node_draining(self, event: NodeDraining) -> None:
+        """Note until when the workers of a machine may run; they take only what ends before."""
+        self.draining.pop(event.node, None)
+        deadline = None if event.deadline == inf else event.deadline
+        if deadline is not None:
+            self.draining[event.node] = deadline
+            if len(self.draining) > MOST_DRAINING:
+                oldest = next(iter(self.draining))
+                del self.draining[oldest]
+                self._update_restriction(oldest)
+            self.ticks.request(deadline - self.at, self.at)
+        self.worker_table.drain(event.node, deadline)
+        self._update_restriction(event.node)
+
+    def _end_drained(self) -> None:
+        """Leave machines whose deadline has passed, and forget notices of machines that should be gone long since."""
+        for node in [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= self.at]:
+            del self.draining[node]
+            self.worker_table.drain(node, None)
+            self._update_restriction(node)
+        if self.draining:
+            self.ticks.request(min(self.draining.values()) + DRAINED_SECONDS - self.at, self.at)
+        if self.worker_table.end_drained(self.at):
+            self._workers_changed()
+
+    def _update_restriction(self, node: NodeId) -> None:
+        is_restricted = node in self.draining or node in self.costs.nodes.lacking
+        self.worker_table.worker_index.restrict(node, is_restricted)
+
+    def _workers_changed(
+        self, lost: Sequence[TaskId] = (), error: RunError | None = None, cause: LossCause = LossCause.CRASH
+    ) -> None:
+        """Workers came or went, `lost` tasks with one of them by `error` and `cause`: run these again, and check all
+        waiting tasks."""
         self._update_capacities()
         if self.costs.fetched.disks:
             self.costs.keep_disks(self.worker_table.worker_index.on_node)
@@ -381,7 +525,7 @@ class SchedulerState:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
                 if task is not None and task.on_worker:
-                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1)
+                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1, cause)
             # the end of one task's jobs may stop the others, which no longer run
             self._out[:] = [c for c in self._out if not (isinstance(c, StopTask) and c.task_id in lost)]
             self._update_capacities()  # the loss may have been forgiven
@@ -393,19 +537,28 @@ class SchedulerState:
             (w.link_bytes_per_second for w in self.worker_table.workers.values() if w.live), default=inf
         )
         self.demand.fair_queue.pool_changed(self.worker_table.worker_index.count, link_bytes_per_second, self.at)
-        largest = self.worker_table.largest()
-        self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
+        if self.autoscaler is not None:
+            self.largest = self.autoscaler.largest()
+        else:
+            largest = self.worker_table.largest()
+            self.largest = None if largest is None else (largest.capacity_bytes or 0, largest.worker_id)
 
     def _recheck_waiting(self) -> None:
         self.recovery.workers_changed()
         largest_bytes = None if self.largest is None else self.largest[0]
-        if largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes):
+        is_less = largest_bytes is not None and (self._checked_bytes is None or largest_bytes < self._checked_bytes)
+        if is_less or self.costs.nodes.lacking:
             self.demand.fail_unfit()
         self._checked_bytes = largest_bytes
-        hopeless = self.worker_table.hopeless()
+        hopeless = self._hopeless()
         if hopeless is not None:
             self.demand.fail_all(RunError(RunErrorKind.WORKER_LOST, hopeless))
 
     def why_unfit(self, spec: TaskSpec) -> RunError | None:
-        """Return why the task fits on no wanted worker; None if it fits, or may fit on one that was never up."""
-        return why_unfit(spec, self.largest)
+        """Return why no wanted worker can run the task: it fits on none, or each of their machines lacks a file. None
+        if one can, or may be able to: it was never up."""
+        error = why_unfit(spec, self.largest)
+        if error is None and self.costs.nodes.lacking:
+            workers = [worker for worker in self.worker_table.workers.values() if worker.wanted]
+            error = why_unavailable(spec, workers, self.costs.nodes, self.at)
+        return error

@@ -62,7 +62,8 @@ class Timeouts:
     def watch(self, at: float, is_tick: bool) -> float:
         """Time by which the first run must have ended; infinity if unchanged. The runs that `out` asks to stop are
         asked now. All runs are checked only if one may be due."""
-        stopped = [self._demand.tasks[c.task_id] for c in self._out if isinstance(c, StopTask)]
+        # a run that keeps its state stops between two steps, which may take minutes: that it hangs is not concluded
+        stopped = [self._demand.tasks[c.task_id] for c in self._out if isinstance(c, StopTask) and not c.keep_state]
         for task in stopped:
             if task.timed_out_at is None:
                 task.cancel_requested_at = at

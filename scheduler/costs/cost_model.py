@@ -61,6 +61,10 @@ LEAST_SWITCHES = 3
 LEAST_PATCH_SECONDS = 0.001
 #: a smaller relative change of the patch seconds is not worth computing every prediction again
 LEAST_PATCH_DIFFERENCE = 0.1
+#: a run on a machine that is drained must be expected to take at most the time left divided by this, after
+#: DRAIN_SECONDS for sending its result. Assumptions
+DRAIN_MARGIN = 1.2
+DRAIN_SECONDS = 0.5
 #: cost classes without tasks that are remembered
 SPARE_COST_CLASSES = 256
 #: workers for which such a cost class keeps its estimates
@@ -138,12 +142,15 @@ class Costs:
         elif cost_class.tasks == 0:
             del self._spare[cost_class]
         cost_class.tasks += 1
+        cost_class.prior_seconds += spec.run_seconds
+        cost_class.arrived_seconds += spec.run_seconds
         return cost_class
 
     def release(self, cost_class: CostClass) -> None:
         """A task of the class is forgotten. The latest classes without tasks are kept for later tasks."""
         cost_class.tasks -= 1
         if cost_class.tasks == 0:
+            cost_class.prior_seconds = 0.0  # without the rounding errors of the sum
             self._spare[cost_class] = None
             if len(cost_class.cached) > MOST_SPARE_ESTIMATES:
                 cost_class.cached.clear()
@@ -151,9 +158,14 @@ class Costs:
                 oldest, _ = self._spare.popitem(last=False)
                 del self._cost_classes[cost_class_key(oldest.pattern)]
 
+    def cost_classes(self) -> Iterable[CostClass]:
+        """All cost classes, including some without tasks."""
+        return self._cost_classes.values()
+
     def extra_seconds(self, task: TaskSpec, cost_class: CostClass, worker: Worker) -> float | None:
-        """Seconds in addition to waiting and the undivided run with all weights resident; None if it does not fit
-        there."""
+        """Seconds in addition to waiting and the undivided run with all weights resident; None if the worker cannot
+        run it: it does not fit there, a file is unavailable on its machine, or it would end after the deadline of a
+        machine that is drained."""
         cached = cost_class.cached.get(worker)
         # `CachedEstimate.holds`, inlined: this is called more often than anything else
         if (
@@ -164,14 +176,28 @@ class Costs:
             cached = self._estimate(cost_class, worker, cached)
             if cached is None:
                 return None
-        if not task.divisions:
-            return cached.seconds
-        slowdown = cost_class.mode(cached.capacity_bytes).slowdown
-        return cached.seconds + (slowdown - 1.0) * self.resident_seconds(task, cost_class, worker)
+        seconds = cached.seconds
+        if task.divisions:
+            slowdown = cost_class.mode(cached.capacity_bytes).slowdown
+            seconds += (slowdown - 1.0) * self.resident_seconds(task, cost_class, worker)
+        if worker.drain_deadline is not None and not self._ends_in_time(task, cost_class, worker, seconds):
+            return None
+        return seconds
+
+    def _ends_in_time(self, task: TaskSpec, cost_class: CostClass, worker: Worker, extra_seconds: float) -> bool:
+        """Whether a run that starts now should end before the machine of `worker` does. A run of unknown length
+        should not."""
+        deadline = worker.drain_deadline
+        if deadline is None:
+            return True
+        if cost_class.kind.ratio is None:
+            return False
+        run_seconds = extra_seconds + self.resident_seconds(task, cost_class, worker)
+        return self.at + DRAIN_MARGIN * run_seconds + DRAIN_SECONDS <= deadline
 
     def _estimate(self, cost_class: CostClass, worker: Worker, cached: CachedEstimate | None) -> CachedEstimate | None:
         """Compute the load estimate of a run there now, and its seconds; `cached` is the worker's previous one. None if
-        it does not fit there."""
+        it does not fit there, or reads a file that is unavailable there."""
         capacity_bytes, link_bytes_per_second = worker.capacity_bytes, worker.link_bytes_per_second
         assert capacity_bytes is not None, f"{worker.worker_id} never was up"
         if cost_class.needed_bytes > capacity_bytes:
@@ -194,6 +220,11 @@ class Costs:
         else:
             used_entries = tuple([entries.get(key) for key in cost_class.components])
             load = predict(cost_class, used_entries, capacity_bytes, self.components)
+        if node is not None and node.unavailable:
+            unavailable = node.unavailable_of([key for key, _ in load.reads], self.at)
+            if unavailable is not None:
+                cost_class.cached.pop(worker, None)
+                return None
         cached = cost_class.cached[worker] = CachedEstimate(
             worker.version,
             link_bytes_per_second,

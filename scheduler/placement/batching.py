@@ -147,7 +147,13 @@ def _following(line: BacklogLine, task: Task, most: int, latest_start: float) ->
 
 
 def _alike(other: Task, task: Task) -> bool:
-    return other.spec.together == task.spec.together and other.spec.run_seconds == task.spec.run_seconds
+    # tasks that resume share a run if they are at the same step
+    other_step = None if other.kept is None else other.kept.step
+    return (
+        other.spec.together == task.spec.together
+        and other.spec.run_seconds == task.spec.run_seconds
+        and other_step == (None if task.kept is None else task.kept.step)
+    )
 
 
 def _fair_part(query: PlacementQuery, task: Task, worker: Worker, members: int, waiting: int) -> int:

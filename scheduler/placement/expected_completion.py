@@ -338,7 +338,10 @@ def _candidate_lines(query: PlacementQuery, oldest: Task, latest_start: float) -
     """Lines of the priority of `oldest`, each once: the first in order, and those that may be cheap on an idle
     worker."""
     backlog, workers = query.backlog, query.workers
-    found = dict.fromkeys(islice(backlog.lines(workers.largest_idle_bytes, oldest.order), query.config.window))
+    lines = backlog.lines(workers.largest_idle_bytes, oldest.order)
+    if query.costs.nodes.lacking:  # lines that no idle worker can run must not hide others
+        lines = (line for line in islice(lines, MOST_LINES) if best_idle(query, line.head) is not None)
+    found = dict.fromkeys(islice(lines, query.config.window))
     for worker in workers.some_idle(MOST_IDLE):
         for component in worker.entries:
             for line in backlog.of_component(component, MOST_NEAR):

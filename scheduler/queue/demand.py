@@ -9,17 +9,32 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
-from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.spec import (
+    NO_NODE,
+    JobId,
+    JobSpec,
+    NodeId,
+    RunError,
+    RunErrorKind,
+    Stage,
+    TaskId,
+    TaskSpec,
+)
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.backlog import Backlog, Pinned
 from modelpool.scheduler.queue.fair_queue import FairQueue
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Job, JobStatus, Task, TaskStatus, needed_tasks, problem_with
+from modelpool.scheduler.tables.kept_states import KeptState, state_id, task_of_state
 from modelpool.scheduler.tables.messages import Command, Outcome, ReleaseResult, ResolveJob, StopTask
 from modelpool.scheduler.tables.results import Results
 from modelpool.scheduler.tables.story import Story
 
+#: losses of one result that a job needs before the job fails. Machines are lost independently of what they hold, so
+#: this many mean that results cannot be kept at all
+MOST_LOSSES = 16
 #: the story's note of a new task; the name of the job follows
 _STAGE_FOR = {stage: f"{stage.value} for " for stage in Stage}
 
@@ -116,10 +131,10 @@ class Demand:
             if task.name in self.tasks and not task.on_worker and (error := self._unfit(task.spec)):
                 self.fail_task(task, error)
 
-    def task_succeeded(self, task: Task, result_bytes: int) -> None:
-        """A run succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
+    def task_succeeded(self, task: Task, result_bytes: int, node: NodeId = NO_NODE) -> None:
+        """A run on `node` succeeded: tasks that read the result continue, jobs that wanted it are resolved."""
         task_id = task.spec.task_id
-        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE)
+        self.results.add(task_id, result_bytes, task.spec.stage is Stage.ENCODE, node)
         self.left_worker(task)
         needing, task.demand = [self.jobs[job_id] for job_id in task.demand], {}
         for job in needing:
@@ -132,9 +147,36 @@ class Demand:
                 self._end(job, Outcome.SUCCEEDED, result=task_id)
 
     def result_lost(self, task_id: TaskId) -> None:
-        """The shell no longer holds a result: it is computed again for the jobs that still need it."""
-        if self.results.lost(task_id):
+        """The shell no longer holds a result: it is computed again for the jobs that still need it. A task whose state
+        is lost starts from the beginning."""
+        owner = task_of_state(task_id)
+        if owner is not None:
+            task = self.tasks.get(owner)
+            if task is not None and task.kept is not None:
+                self._story.note(task, f"its state after step {task.kept.step} of {task.kept.steps} was lost")
+                self.set_state(task, None)
+        elif self.results.lost(task_id):
             self._make_again(task_id)
+
+    def drop_state(self, task: Task) -> None:
+        """Do not resume a task that no worker has: its state cannot be read."""
+        if task.kept is not None:
+            self._out.append(ReleaseResult(state_id(task.name)))
+            self.set_state(task, None)
+
+    def set_state(self, task: Task, kept: KeptState | None) -> None:
+        """Set the state that the next run of the task resumes from, and the expected seconds of the steps that are
+        left. Those of a run in progress stay until it ends."""
+        task.kept = kept
+        run_seconds = task.full_run_seconds if kept is None else task.full_run_seconds * kept.remaining
+        if task.on_worker or run_seconds == task.spec.run_seconds:
+            return
+        is_filed = task.status is TaskStatus.READY
+        if is_filed:
+            self.fair_queue.unfile(task)
+        task.spec = replace(task.spec, run_seconds=run_seconds)
+        if is_filed:
+            self.fair_queue.file(task)
 
     def inputs_lost(self, task: Task) -> None:
         """Inputs of a waiting task are lost, and it is unknown which: all of them are computed again."""
@@ -156,6 +198,7 @@ class Demand:
         if error := self._unfit(task.spec):
             return self.fail_task(task, error)
         self._story.move(task, TaskStatus.BLOCKED, note)
+        self.set_state(task, task.kept)
         self._unblock(task)
         if task.status is TaskStatus.BLOCKED:
             for job_id in list(task.demand):
@@ -188,7 +231,10 @@ class Demand:
         self._story.move(task, TaskStatus.ENDED, note)
         self.fair_queue.forget(task)
         self.results.drop_reader(task.spec.task_id, task.spec.needs)
+        task.cost_class.prior_seconds -= task.spec.run_seconds
         self._costs.release(task.cost_class)
+        if task.kept is not None:
+            self._out.append(ReleaseResult(state_id(task.name)))
         del self.tasks[task.spec.task_id]
 
     # ---- internal consequences ------------------------------------------------------------------------------------
@@ -297,7 +343,7 @@ class Demand:
             if job is None:
                 continue
             job.losses[task_id] = job.losses.get(task_id, 0) + 1
-            if job.losses[task_id] >= self._config.max_attempts:
+            if job.losses[task_id] >= MOST_LOSSES:
                 message = f"the result of {task_id} was lost {job.losses[task_id]} times"
                 self.fail(job, RunError(RunErrorKind.INPUT_LOST, message))
             else:

@@ -70,6 +70,11 @@ class FairQueue:
             return min(self.deadlines.next_check, self._raises[0][0])
         return self.deadlines.next_check
 
+    @property
+    def has_priorities(self) -> bool:
+        """Whether live jobs were submitted with different priorities."""
+        return len(self._priorities) > 1
+
     def pool_changed(self, workers: int, link_bytes_per_second: float, at: float) -> None:
         """Set how many workers are up, and the bandwidth of the slowest link."""
         if workers < self._workers and len(self.deadlines):

@@ -126,8 +126,9 @@ def _reader(kind: Any) -> Reader:
     if origin is typing.Final:
         return _reader(arguments[0])
     if origin is tuple:
-        assert arguments[1:] == (Ellipsis,), f"{kind}: only tuples of one element type can be read"
-        return _tuple_reader(_reader(arguments[0]))
+        if arguments[1:] == (Ellipsis,):
+            return _tuple_reader(_reader(arguments[0]))
+        return _fixed_tuple_reader([_reader(argument) for argument in arguments])
     assert origin in (types.UnionType, typing.Union), f"{kind} is not a readable type"
     (some,) = (argument for argument in arguments if argument is not type(None))
     return _optional_reader(_reader(some))
@@ -160,6 +161,15 @@ def _tuple_reader(read_item: Reader) -> Reader:
         return tuple([read_item(item, f"{place}[{index}]") for index, item in enumerate(found)])
 
     return read_tuple
+
+
+def _fixed_tuple_reader(readers: list[Reader]) -> Reader:
+    def read_fixed(found: Any, place: str) -> Any:
+        if not isinstance(found, list) or len(found) != len(readers):
+            raise unusable_field(place, found, f"a list of {len(readers)}")
+        return tuple([readers[index](item, f"{place}[{index}]") for index, item in enumerate(found)])
+
+    return read_fixed
 
 
 def _optional_reader(read_some: Reader) -> Reader:

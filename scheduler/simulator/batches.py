@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from modelpool.pool.plan.eviction_plan import Move, Residency, ResidencyPlan
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, RunCost, TaskReport
@@ -24,6 +25,7 @@ class BatchRun:
     cold     bytes of weights that were not there before, with any patches
     number   identifies its event on the heap; a newer number replaces it
     leaving  it was stopped
+    pausing  it was asked to stop with its state
     """
 
     member: BatchMate
@@ -33,6 +35,7 @@ class BatchRun:
     cold: tuple[Move, ...]
     number: int
     leaving: bool = False
+    pausing: bool = False
     load_seconds: float = 0.0
     run_seconds: float = 0.0
 
@@ -42,6 +45,7 @@ class RunningBatch:
     """Tasks that began together on one worker, the first task of the command first.
 
     load_seconds, run_seconds  of the complete batch
+    first_step, steps          steps done before, and all of them; 0 for stages without steps
     """
 
     began_at: float
@@ -49,6 +53,8 @@ class RunningBatch:
     run_seconds: float
     moves: ResidencyPlan
     runs: dict[BatchMate, BatchRun] = field(default_factory=dict)
+    first_step: int = 0
+    steps: int = 0
     _shared_load_seconds: float = 0.0
     _shared_run_seconds: float = 0.0
 
@@ -61,6 +67,13 @@ class RunningBatch:
     def loaded_at(self) -> float:
         """Time at which all weights are loaded."""
         return self.began_at + self.load_seconds
+
+    def next_step(self, at: float) -> tuple[int, float]:
+        """Return the first step that ends at `at` or later, counted over all steps, and its end."""
+        step_seconds = self.run_seconds / (self.steps - self.first_step)
+        # the end of a step is a sum of floats: what is closer to it than a millionth of a step is at it
+        step = max(1, ceil((at - self.loaded_at) / step_seconds - 1e-6)) if step_seconds else 1
+        return self.first_step + step, max(at, self.loaded_at + step * step_seconds)
 
     def share(self, at: float) -> None:
         """Give every remaining task its share of the seconds until now."""

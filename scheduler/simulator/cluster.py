@@ -32,7 +32,9 @@ from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, Worke
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
 from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedWork
+from modelpool.scheduler.simulator.node_supply import NodeSupply
 from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
+from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import (
     BatchMate,
     CancelRequested,
@@ -40,17 +42,21 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     Outcome,
     Prefetch,
     Preload,
     PruneComponents,
     ReleaseResult,
     ResolveJob,
+    ResultLost,
     RunEnded,
     RunTask,
     ScheduleTick,
     StartFailed,
     StartWorker,
+    StateKept,
     StopTask,
     Submitted,
     Tick,
@@ -63,6 +69,8 @@ __all__ = ["RESULT_BYTES", "Core", "SimulatedGpu", "SimulatedNode", "VirtualClus
 
 #: sizes that fill a result cache about as real conditionings, latents and images do
 RESULT_BYTES: Mapping[Stage, int] = {Stage.ENCODE: 1 << 20, Stage.SAMPLE: 1 << 18, Stage.DECODE: 3 << 20}
+#: size of the state of a sampling run: the latent and an earlier prediction
+STATE_BYTES = 2 << 18
 
 
 class Core(Protocol):
@@ -86,8 +94,12 @@ class VirtualCluster(Generic[CoreT_co]):
         memory: WorkerMemory | None = None,
         disturbances: Disturbances | None = None,
         patch_switch_seconds: float = 0.05,
+        checkpoint_seconds: float | None = None,
+        supply: NodeSupply | None = None,
     ) -> None:
-        """Raises UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used twice."""
+        """With `checkpoint_seconds`, sampling runs save their state that often, at the end of a step. `supply` provides
+        the nodes of groups. Raises UnusableField if a GPU is on a machine that is not in `nodes`, or a name is used
+        twice."""
         self.core = core
         self.now = 0.0
         self.totals = SimulationTotals()
@@ -99,15 +111,27 @@ class VirtualCluster(Generic[CoreT_co]):
         #: seconds from submission to resolution
         self.latency_seconds: dict[JobId, float] = {}
         self.held: set[TaskId] = set()
+        #: tasks with a state that is held: the steps done
+        self.states: dict[TaskId, int] = {}
+        #: steps that were computed, by task
+        self.steps_computed: dict[TaskId, int] = {}
         #: every command with its time
         self.commands: list[tuple[float, Command]] = []
         self._machines = Machines(gpus, nodes, memory or PlannedMemory(), patch_switch_seconds)
         self._disturbances = disturbances or Disturbances()
+        self._checkpoint_seconds = checkpoint_seconds
+        self.supply = supply or NodeSupply()
+        #: pending starts of workers of groups, with the number of the event that ends each
+        self._starting: dict[WorkerId, int] = {}
+        #: component -> copies that ended with a node that was given up, and were not loaded again since
+        self._given_up: dict[ComponentKey, int] = {}
         self._components: dict[ComponentKey, ComponentSpec] = {}
         #: each task with the first job that named it
         self._tasks: dict[TaskId, tuple[TaskSpec, JobId]] = {}
         self._heap: list[tuple[float, int, Event]] = []
         self._posted = 0
+        #: of the latest start of each worker of a group
+        self._incarnations: dict[WorkerId, int] = {}
 
     @property
     def gpus(self) -> tuple[SimulatedGpu, ...]:
@@ -128,7 +152,7 @@ class VirtualCluster(Generic[CoreT_co]):
     def start(self, components: Iterable[ComponentSpec], at: float = 0.0) -> None:
         """Announce sizes and request every worker."""
         self.post(ComponentsKnown(at, tuple(components)))
-        self.post(WorkersWanted(at, tuple(self._machines.gpus)))
+        self.post(WorkersWanted(at, tuple(self._machines.gpus)))  # also begins the evaluations of groups
 
     def post(self, event: Event) -> int:
         """Schedule `event` at its time; events of one time keep the order of posting. Returns its number."""
@@ -152,6 +176,7 @@ class VirtualCluster(Generic[CoreT_co]):
             for command in self.core.handle(actual):
                 self.commands.append((self.now, command))
                 self._execute(command)
+            self.supply.sweep(at)
             if after_each is not None:
                 after_each(self.core)
 
@@ -165,6 +190,12 @@ class VirtualCluster(Generic[CoreT_co]):
                 if machine is None or batch is None or run is None or run.number != number:
                     return None  # the worker was lost, or the run stopped earlier
                 batch.share(at)
+                if report.has_state:
+                    batch.cut(at, [run], machine.host.stop(at, report.worker_id))
+                    cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
+                    report = replace(report, cost=cost)
+                    self.states[report.task_id] = report.step
+                self._count_steps(at, batch, run, report.step if report.has_state else None)
                 del batch.runs[run.member]
                 if not batch.runs:
                     came_bytes = machine.settle(at)
@@ -177,7 +208,17 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.held.add(report.task_id)
                 return RunEnded(event.at, report)
             case WorkerUp(worker=spec):
+                if self._starting.get(spec.worker_id, number) != number:
+                    return None  # its start was withdrawn
+                self._starting.pop(spec.worker_id, None)
                 self._machines.up(spec)
+            case StartFailed():
+                if self._starting.get(event.worker_id, number) != number:
+                    return None
+                self._starting.pop(event.worker_id, None)
+                self.supply.leave(event.worker_id)
+            case NodeDraining():
+                return self._drain(event)
             case WorkerDown():
                 machine = self._machines.live.get(event.worker_id)
                 if machine is None or event.incarnation not in (_WHICHEVER, machine.incarnation):
@@ -192,10 +233,16 @@ class VirtualCluster(Generic[CoreT_co]):
                 self.held.update(job.given)
             case ComponentsKnown(components=components):
                 self._components.update((spec.key, spec) for spec in components)
-            case PruneComponents() | CancelRequested() | WorkersWanted() | StartFailed() | Tick():
+            case StateKept():
+                return self._checkpoint(event, number)
+            case ResultLost(task_id=task_id):
+                owner = task_of_state(task_id)
+                if owner is None:
+                    self.held.discard(task_id)
+                else:
+                    self.states.pop(owner, None)
+            case PruneComponents() | CancelRequested() | WorkersWanted() | Tick():
                 pass
-            case _:
-                self.held.discard(event.task_id)
         return event
 
     def _execute(self, command: Command) -> None:
@@ -203,7 +250,11 @@ class VirtualCluster(Generic[CoreT_co]):
             case RunTask():
                 self._start_run(command)
             case ReleaseResult(task_id=task_id):
-                self.held.discard(task_id)
+                owner = task_of_state(task_id)
+                if owner is None:
+                    self.held.discard(task_id)
+                else:
+                    self.states.pop(owner, None)
             case ResolveJob():
                 assert command.job_id not in self.outcomes, f"{command.job_id} was resolved twice"
                 assert command.result is None or command.result in self.held, f"{command.job_id}: no such result"
@@ -213,6 +264,8 @@ class VirtualCluster(Generic[CoreT_co]):
                     self.errors[command.job_id] = command.error
             case StartWorker():
                 self._start_worker(command)
+            case StopTask(keep_state=True):
+                self._pause_run(command)
             case StopTask():
                 self._stop_run(command)
             case ScheduleTick():
@@ -224,9 +277,67 @@ class VirtualCluster(Generic[CoreT_co]):
             case EndWorker():
                 machine = self._machines.live.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:
+                    if command.why is not None:
+                        for entry in machine.residency.entries:
+                            self._given_up[entry.component] = self._given_up.get(entry.component, 0) + 1
                     self._gone(self.now, machine)
+                elif command.worker_id in self._starting:
+                    self._starting[command.worker_id] = _WITHDRAWN
+                    self.supply.leave(command.worker_id)
+
+    def _drain(self, event: NodeDraining) -> Event | None:
+        """A notice of the provider; at its deadline the node is taken back, with its workers."""
+        if event.at < event.deadline:
+            return event if self.supply.exists(event.node) or not self.supply.groups else None
+        taken = self.supply.taken_back(event.node, event.at)
+        if taken is not None:
+            for worker_id in sorted(taken[0]):
+                if worker_id in self._starting:
+                    self._starting[worker_id] = self.post(
+                        StartFailed(event.at, worker_id, self._incarnations[worker_id], "its node is gone", taken[1])
+                    )
+                else:
+                    self.post(WorkerDown(event.at, worker_id, _WHICHEVER, "its node is gone", taken[1]))
+        return None
+
+    def _start_in_group(self, command: StartWorker) -> None:
+        """Start a worker on a node of its group, new or not."""
+        worker_id, at = command.worker_id, self.now + command.delay_seconds
+        self._incarnations[worker_id] = command.incarnation
+        placed = self.supply.place(worker_id, command.group, self.now)
+        if placed is None:
+            reason = f"no node of {command.group} within {self.supply.conditions.timeout_seconds:.0f} s"
+            failed = StartFailed(
+                at + self.supply.conditions.timeout_seconds,
+                worker_id,
+                command.incarnation,
+                reason,
+                LossCause.NODE_LOST,
+            )
+            self._starting[worker_id] = self.post(failed)
+            return
+        node, is_new = placed
+        if is_new:
+            self._machines.add_node(self.supply.machine(node))
+            if node.reclaim is not None:
+                end = node.launched_at + node.reclaim.after_seconds
+                if node.reclaim.notice_seconds:
+                    notice_at = max(node.launched_at, end - node.reclaim.notice_seconds)
+                    self.post(NodeDraining(notice_at, node.node, end, "taken back by the provider"))
+                self.post(NodeDraining(end, node.node, end, "taken back by the provider"))
+        gpu = self.supply.gpu(node, worker_id)
+        self._machines.add_gpu(gpu)
+        if self._disturbances.start_fails(command):
+            failed = StartFailed(at + gpu.start_seconds, worker_id, command.incarnation, "simulated failure")
+            self._starting[worker_id] = self.post(failed)
+            return
+        up_at = max(node.ready_at, at + (gpu.start_seconds if command.incarnation > 1 else 0.0))
+        self._starting[worker_id] = self.post(WorkerUp(up_at, self._machines.spec(worker_id, command.incarnation)))
 
     def _start_worker(self, command: StartWorker) -> None:
+        if command.group:
+            self._start_in_group(command)
+            return
         gpu = self._machines.gpus[command.worker_id]
         at = self.now + command.delay_seconds + gpu.start_seconds
         if self._disturbances.start_fails(command):
@@ -243,10 +354,19 @@ class VirtualCluster(Generic[CoreT_co]):
         unheld = [need for task in tasks for need in task.needs if need not in self.held]
         assert not unheld, f"{command} reads {unheld}, which are not held"
         assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates with other weights"
+        first_step, steps = 0, tasks[0].uses[0].passes if tasks[0].stage is Stage.SAMPLE and tasks[0].uses else 0
+        if command.resume:
+            found = {self.states.get(member.task_id) for member in members}
+            assert None not in found, f"{command} resumes, and no state is held"
+            assert len(found) == 1, f"{command}: mates at different steps"
+            first_step = found.pop() or 0
+            tasks = [replace(task, run_seconds=task.run_seconds * (steps - first_step) / steps) for task in tasks]
         work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor())
         kind = self._disturbances.run_error(command)
         hangs = self._disturbances.run_hangs(command)
-        batch = machine.batch = RunningBatch(self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves)
+        batch = machine.batch = RunningBatch(
+            self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves, first_step=first_step, steps=steps
+        )
         # bytes from storage arrive for every run that waits for them, whichever requested them first
         reported_cost = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
         costs = zip(shares(reported_cost, len(members)), shares(work.cost, len(members)), strict=True)
@@ -264,6 +384,8 @@ class VirtualCluster(Generic[CoreT_co]):
             number = _HANGS if hangs else self.post(RunEnded(batch.ends_at, report))
             loaded, cold = (work.adapters_loaded, _cold(work)) if index == 0 else ((), ())
             batch.runs[member] = BatchRun(member, report, charged, loaded, cold, number)
+            if self._checkpoint_seconds is not None and steps and not hangs:
+                self._post_checkpoint(batch, report)
 
     def _stop_run(self, command: StopTask) -> None:
         """Stop that run now: a simulated step takes no time. Its mates continue. The last one leaves the residency that
@@ -279,6 +401,7 @@ class VirtualCluster(Generic[CoreT_co]):
         others = [other for other in batch.runs.values() if not other.leaving]
         if others:
             batch.hand_over(run, others[0])
+            self._pause_batch(batch)
         else:
             unread = machine.host.stop(self.now, command.worker_id)
             batch.cut(self.now, [run], unread)
@@ -290,6 +413,63 @@ class VirtualCluster(Generic[CoreT_co]):
             command.task_id, command.attempt, command.worker_id, command.incarnation, machine.residency, error=error
         )
         run.number = self.post(RunEnded(self.now, report))
+
+    def _pause_run(self, command: StopTask) -> None:
+        """Stop that run with its state at the end of its step, once all tasks of the batch should stop. Stages without
+        steps, and runs in their last step, continue to their end."""
+        machine = self._machines.live.get(command.worker_id)
+        if machine is None or machine.batch is None or machine.incarnation != command.incarnation:
+            return
+        batch = machine.batch
+        run = batch.runs.get(BatchMate(command.task_id, command.attempt))
+        if run is None or run.leaving or run.pausing or run.number == _HANGS or not batch.steps:
+            return
+        run.pausing = True
+        self._pause_batch(batch)
+
+    def _pause_batch(self, batch: RunningBatch) -> None:
+        """End the batch at its next step, if all of its tasks should stop and any with its state."""
+        if not all(other.pausing or other.leaving for other in batch.runs.values()):
+            return
+        step, at = batch.next_step(self.now)
+        if step >= batch.steps:
+            return
+        for other in batch.runs.values():
+            if not other.leaving:
+                error = RunError(RunErrorKind.CANCELLED, f"stopped after step {step} of {batch.steps}")
+                report = replace(other.report, error=error, result_bytes=STATE_BYTES, step=step, steps=batch.steps)
+                other.number = self.post(RunEnded(at, report))
+
+    def _post_checkpoint(self, batch: RunningBatch, report: TaskReport) -> None:
+        """Schedule the next checkpoint of a run, if it is still running by then."""
+        assert self._checkpoint_seconds is not None, "no checkpoints"
+        step, at = batch.next_step(max(self.now, batch.loaded_at) + self._checkpoint_seconds)
+        if step < batch.steps:
+            worker_id, incarnation, task_id = report.worker_id, report.incarnation, report.task_id
+            self.post(StateKept(at, worker_id, incarnation, task_id, report.attempt, step, batch.steps, STATE_BYTES))
+
+    def _checkpoint(self, event: StateKept, number: int) -> StateKept | None:
+        """Hold the state of a run that is still running, and schedule its next checkpoint."""
+        machine = self._machines.live.get(event.worker_id)
+        if machine is None or machine.batch is None or machine.incarnation != event.incarnation:
+            return None
+        run = machine.batch.runs.get(BatchMate(event.task_id, event.attempt))
+        if run is None or run.leaving:
+            return None
+        self.now = event.at
+        self.states[event.task_id] = event.step
+        self._post_checkpoint(machine.batch, run.report)
+        return event
+
+    def _count_steps(self, at: float, batch: RunningBatch, run: BatchRun, stopped_at: int | None) -> None:
+        """Count the steps that a run computed completely until now."""
+        if not batch.steps:
+            return
+        done = stopped_at
+        if done is None:
+            done = batch.steps if run.report.error is None and at >= batch.ends_at else batch.next_step(at)[0] - 1
+        task_id = run.report.task_id
+        self.steps_computed[task_id] = self.steps_computed.get(task_id, 0) + max(0, done - batch.first_step)
 
     def _prefetch(self, command: Prefetch) -> None:
         machine = self._machines.live.get(command.worker_id)
@@ -312,15 +492,21 @@ class VirtualCluster(Generic[CoreT_co]):
             batch.share(at)
             batch.cut(at, batch.runs.values(), unread)
             for run in batch.runs.values():
+                self._count_steps(at, batch, run, None)
                 error = RunError(RunErrorKind.WORKER_LOST, "its worker is gone")
                 self._record(at, batch, run, replace(run.report, error=error))
         del self._machines.live[worker_id]
+        self.supply.leave(worker_id)
 
     def _record(self, at: float, batch: RunningBatch, run: BatchRun, report: TaskReport) -> None:
         """Record the run. One that was cut short took the elapsed seconds."""
         spec, job_id = self._tasks[report.task_id]
         cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
         self.totals.count(report.worker_id, cost, run.adapters_loaded, run.cold)
+        for move in run.cold if self._given_up else ():
+            if self._given_up.get(move.component):
+                self._given_up[move.component] -= 1
+                self.totals.reloads += 1
         self.runs.append(
             SimulatedRun(
                 task_id=report.task_id,
@@ -355,3 +541,5 @@ def _cold(work: SimulatedWork) -> tuple[Move, ...]:
 _WHICHEVER = -1
 #: means the event of a run that never ends
 _HANGS = -1
+#: means the event of a start that was withdrawn
+_WITHDRAWN = -1

@@ -155,6 +155,15 @@ class Machines:
                 raise unusable_field(f"{gpu.worker_id}: node", gpu.node, f"one of {sorted(self._nodes)}")
             self.gpus[gpu.worker_id] = gpu
 
+    def add_node(self, node: SimulatedNode) -> None:
+        """A machine exists from now on, with nothing in its memory."""
+        self._nodes[node.node] = node
+        self._hosts[node.node] = Host(node.host_bytes, node.storage_bytes_per_second)
+
+    def add_gpu(self, gpu: SimulatedGpu) -> None:
+        """A GPU exists from now on, on a known machine."""
+        self.gpus[gpu.worker_id] = gpu
+
     def spec(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
         """The introduction of a worker."""
         gpu = self.gpus[worker_id]

@@ -52,7 +52,8 @@ def model_name(component: ComponentKey) -> str:
 
 @dataclass(slots=True)
 class SimulationTotals:
-    """Totals over the ended runs of the simulated workers. `beside_bytes` were preloaded during runs, for others."""
+    """Totals over the ended runs of the simulated workers. `beside_bytes` were preloaded during runs, for others;
+    `reloads` are loads of components of which a copy had ended with a node that was given up."""
 
     events: int = 0
     runs: int = 0
@@ -63,6 +64,7 @@ class SimulationTotals:
     patch_switches: int = 0
     runs_resident: int = 0
     adapters_loaded: int = 0
+    reloads: int = 0
     load_seconds: float = 0.0
     run_seconds: float = 0.0
     #: (worker, component) -> bytes loaded to it, except those that were loaded again with other patches

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 
 from modelpool.pool.core.errors import GIB, UnusableField, unknown_name, unusable_field
+from modelpool.scheduler.tables.node_groups import NO_LIMITS, AutoscalingConfig, NodeGroup, check_groups
 from modelpool.scheduler.tables.user_share import UserShare
 
 #: allocations between two garbage collections (`gc.set_threshold`) of the process that the core runs in. It creates
@@ -42,6 +43,15 @@ class SchedulerConfig:
     switch_share: float = 0.05
     #: preload weights to GPUs during their runs (`scheduler.placement.preload`)
     upload_ahead: bool = True
+    #: stop a run with its state, to resume it later, for a task of higher priority that would otherwise wait longer
+    #: than `preemption_wait_seconds` and than the stop and the loads cost
+    preemption: bool = True
+    #: see there. Longer than the run of an image, so that only long runs (videos) are stopped
+    preemption_wait_seconds: float = 30.0
+    #: times that one task is stopped so at most
+    preemption_limit: int = 3
+    #: save the state of a sampling run this often, so that no more is lost with its worker; None: never
+    checkpoint_seconds: float | None = None
     #: lines of waiting tasks, in order, that one placement considers
     window: int = 32
     #: shares of users; UserId("*") stands for all that are not named, by default weight 1 and no limit
@@ -75,12 +85,17 @@ class SchedulerConfig:
     story_length: int | None = 20_000
     #: ids of ended jobs that are remembered, so that submitting one again has no effect
     ended_jobs_remembered: int = 100_000
+    #: nodes that may be requested; without any, the shell names all workers
+    groups: tuple[NodeGroup, ...] = ()
+    #: limits over all groups
+    autoscaling: AutoscalingConfig = NO_LIMITS
 
     def __post_init__(self) -> None:
         users = [share.user for share in self.shares]
         for user in users:
             if users.count(user) > 1:
                 raise UnusableField(f"shares: found {user!r} {users.count(user)} times, expected each user once")
+        check_groups(self.groups, self.autoscaling)
         if self.placement not in PLACEMENT_NAMES:
             raise unknown_name("placement", self.placement, PLACEMENT_NAMES)
         for field in fields(self):
@@ -94,7 +109,7 @@ class SchedulerConfig:
 
 
 #: booleans, not numbers
-_SWITCHES = frozenset({"upload_ahead"})
+_SWITCHES = frozenset({"preemption", "upload_ahead"})
 
 _LEAST = {
     "max_attempts": 1,

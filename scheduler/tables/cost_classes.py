@@ -182,8 +182,11 @@ class CostClass:
     size: int
     #: `RunKind.ratios` of that size class
     ratios: dict[str, float]
-    #: number of its tasks
+    #: number of its tasks, and the sum of their prior estimates
     tasks: int = 0
+    prior_seconds: float = 0.0
+    #: the same of all tasks that were added since autoscaling looked
+    arrived_seconds: float = 0.0
     #: capacity -> execution mode on a worker of that capacity
     modes: dict[int, ExecutionMode] = field(default_factory=dict)
     #: its components if there is room for all of them; computed on first use

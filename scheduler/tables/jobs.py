@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, OomStep, TaskId, TaskSpec, UserId, WorkerId
 from modelpool.scheduler.tables.cost_classes import CostClass
+from modelpool.scheduler.tables.kept_states import KeptState
 from modelpool.scheduler.tables.oom_escalation import MemoryFailure
 from modelpool.scheduler.tables.story import Status
 from modelpool.scheduler.tables.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
@@ -76,7 +77,7 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.RUNNING: frozenset(
         {
             TaskStatus.ENDED,  # its result exists, or it failed for good
-            TaskStatus.BLOCKED,  # its worker was lost, or the failure may be retried: once its inputs exist
+            TaskStatus.BLOCKED,  # its worker was lost, the failure may be retried, or it stopped with its state
             TaskStatus.STOPPING,  # no live job needs it any more; its GPU has not stopped yet
         }
     ),
@@ -197,6 +198,14 @@ class Task:
     timed_out_at: float | None
     #: time at which its run, which no job needs any more, was asked to stop
     cancel_requested_at: float | None
+    #: the state that its next run resumes from; None starts it from the beginning
+    kept: KeptState | None
+    #: expected seconds of a run from the beginning; those of `spec` are of the steps that are left
+    full_run_seconds: float
+    #: time at which its run was asked to stop with its state; None: it was not
+    pause_requested_at: float | None
+    #: times that it was stopped for a task of higher priority
+    preemptions: int
     #: how often later tasks of other batches started while it was the oldest that fitted there, divided by the workers
     #: up
     passed: float
@@ -240,6 +249,10 @@ class Task:
         self.next_oom_step = None
         self.timed_out_at = None
         self.cancel_requested_at = None
+        self.kept = None
+        self.full_run_seconds = spec.run_seconds
+        self.pause_requested_at = None
+        self.preemptions = 0
         self.passed = 0.0
         self.overdue = False
         self.goes_first = False
@@ -252,6 +265,11 @@ class Task:
     def name(self) -> TaskId:
         """The id, for the story."""
         return self.spec.task_id
+
+    @property
+    def remaining(self) -> float:
+        """Fraction of its steps that its current or next run computes."""
+        return self.spec.run_seconds / self.full_run_seconds if self.full_run_seconds else 1.0
 
     def set_priority(self, priority: int, virtual_start: float = NO_VIRTUAL_START) -> None:
         """Change the sort key of the backlog. Call only while the task is not in it."""

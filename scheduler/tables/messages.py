@@ -26,6 +26,7 @@ from modelpool.pool.specs.spec import (
 )
 from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.placement_record import Why
+from modelpool.scheduler.tables.scaling_record import ScalingWhy
 
 
 class Outcome(Enum):
@@ -44,6 +45,12 @@ class LossCause(Enum):
     KILLED = "killed"  #: another process ended it
     NODE_LOST = "node lost"  #: its machine is gone without notice
     PREEMPTED = "preempted"  #: its machine was drained or taken back, with notice
+    NO_NODE = "no node"  #: no machine for it came up in time; only starts fail for this
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the task that it ran cannot be the cause."""
+        return self in (LossCause.KILLED, LossCause.NODE_LOST, LossCause.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +143,21 @@ class RunEnded(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class StateKept(WireValue):
+    """The shell holds the state of a run that continues, after `step` of `steps`: a checkpoint, from which the task
+    resumes if the run is lost. Its id is `scheduler.tables.kept_states.state_id`."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+    step: int
+    steps: int
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ResultLost(WireValue):
     """The result of an ended task can no longer be read (the machine that held it is gone)."""
 
@@ -161,6 +183,7 @@ Event: TypeAlias = (
     | WorkerDown
     | NodeDraining
     | RunEnded
+    | StateKept
     | ResultLost
     | Tick
 )
@@ -168,28 +191,48 @@ Event: TypeAlias = (
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class StartWorker(WireValue):
-    """Start this worker after `delay_seconds` (a crash loop is slowed down)."""
+    """Start this worker after `delay_seconds` (a crash loop is slowed down).
+
+    group  the group of nodes that it belongs to; it waits for a node of the group if there is none. "" is any GPU
+    why    why the node was requested; with the first worker of each node only
+    """
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     delay_seconds: Final[float]
+    group: Final[str]
+    why: Final[ScalingWhy | None]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, delay_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        delay_seconds: float = 0.0,
+        group: str = "",
+        why: ScalingWhy | None = None,
+    ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.delay_seconds = delay_seconds
+        self.group = group
+        self.why = why
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class EndWorker(WireValue):
-    """End this worker, and its hanging run if there is one. No event answers."""
+    """End this worker, and its hanging run if there is one; a start that is pending is withdrawn. No event answers.
+
+    why  why its node is given up, if that is the reason
+    """
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
+    why: Final[ScalingWhy | None]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int) -> None:
+    def __init__(self, worker_id: WorkerId, incarnation: int, why: ScalingWhy | None = None) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
+        self.why = why
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -214,6 +257,7 @@ class RunTask(WireValue):
     oom_steps    measures taken against that so far, in order
     batch_mates  tasks that run in the same batch; each ends with its own RunEnded, and the worker is free after the
                  last of them
+    resume       send the state along that the shell holds of the task, and of each batch mate: the run resumes from it
     """
 
     worker_id: Final[WorkerId]
@@ -225,6 +269,7 @@ class RunTask(WireValue):
     fresh: Final[bool]
     oom_steps: Final[tuple[OomStep, ...]]
     batch_mates: Final[tuple[BatchMate, ...]]
+    resume: Final[bool]
 
     def __init__(
         self,
@@ -237,6 +282,7 @@ class RunTask(WireValue):
         fresh: bool = False,
         oom_steps: tuple[OomStep, ...] = (),
         batch_mates: tuple[BatchMate, ...] = (),
+        resume: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -247,22 +293,28 @@ class RunTask(WireValue):
         self.fresh = fresh
         self.oom_steps = oom_steps
         self.batch_mates = batch_mates
+        self.resume = resume
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class StopTask(WireValue):
-    """Ask a running task to stop at its next step. Its `RunEnded` still follows."""
+    """Ask a running task to stop at its next step. Its `RunEnded` still follows. With `keep_state`, a sampling run ends
+    with its state (`TaskReport.has_state`); it may also end before it stops."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     task_id: Final[TaskId]
     attempt: Final[int]
+    keep_state: Final[bool]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+    def __init__(
+        self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int, keep_state: bool = False
+    ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.task_id = task_id
         self.attempt = attempt
+        self.keep_state = keep_state
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -312,6 +364,17 @@ class Preload(WireValue):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
+class CopyResult(WireValue):
+    """Copy this result, or state, off the machine that computed it, which will end. Nothing waits for it; ResultLost
+    follows if it cannot be read any more."""
+
+    task_id: Final[TaskId]
+
+    def __init__(self, task_id: TaskId) -> None:
+        self.task_id = task_id
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
 class ReleaseResult(WireValue):
     """No known task will read this result again."""
 
@@ -351,5 +414,14 @@ class ScheduleTick(WireValue):
 
 
 Command: TypeAlias = (
-    StartWorker | EndWorker | RunTask | StopTask | Prefetch | Preload | ReleaseResult | ResolveJob | ScheduleTick
+    StartWorker
+    | EndWorker
+    | RunTask
+    | StopTask
+    | Prefetch
+    | Preload
+    | CopyResult
+    | ReleaseResult
+    | ResolveJob
+    | ScheduleTick
 )

@@ -1,14 +1,14 @@
-"""Model of each machine: which files its page cache holds, and how fast its disks are.
+"""Model of each machine: which files its page cache holds, which it lacks, and how fast its disks are.
 
-Workers of one machine share both. Files are named by the components in them and read from the disk once; they stay in
-memory, in LRU order, until later ones need the room. The reads of a run are assumed when it is placed, and confirmed or
-corrected by the bytes that its worker read from disks. Knows bytes only; no runs, workers or patches.
+Workers of one machine share all of these. Files are named by the components in them and read from the disk once; they
+stay in memory, in LRU order, until later ones need the room. The reads of a run are assumed when it is placed, and
+confirmed or corrected by the bytes that its worker read from disks. Knows bytes only; no runs, workers or patches.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeAlias
@@ -25,6 +25,12 @@ LEAST_READ_BYTES = 1 << 20
 LEAST_PART = 0.1
 #: a smaller relative change of speed is noise, and not worth computing every prediction again
 LEAST_DIFFERENCE = 0.02
+#: how long a file counts as unavailable on a machine before it is tried again there: somebody may have copied it
+UNAVAILABLE_SECONDS = 60.0
+#: the same, before it is tried again because work was submitted
+RETRY_SECONDS = 5.0
+#: unavailable files that are remembered of one machine, the oldest forgotten first
+MOST_UNAVAILABLE = 4096
 #: machines that are remembered; of those that are gone, the oldest are forgotten
 MOST_NODES = 4096
 
@@ -46,6 +52,14 @@ class ExpectedReads:
     done_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class UnavailableFile:
+    """A file that is missing on a machine, or is another file there. It is tried again after `until`."""
+
+    until: float
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """The known state of one machine."""
@@ -62,10 +76,14 @@ class Node:
     used_bytes: int = 0
     #: those of `files` that are being read, until a run that reads them ends
     incoming: set[ComponentKey] = field(default_factory=set)
+    #: files that it lacks, oldest first
+    unavailable: OrderedDict[ComponentKey, UnavailableFile] = field(default_factory=OrderedDict)
     #: when the disk should have finished the reads of runs
     free_at: float = 0.0
     #: grows when files come or go, or the speed changes
     version: int = 0
+    #: of all machines: those that lack a file
+    lacking: set[NodeId] = field(default_factory=set)
     #: of all machines: those that have a file in memory
     holders: dict[ComponentKey, dict[NodeId, None]] = field(default_factory=dict)
     _prefetch_free_at: float = 0.0
@@ -149,6 +167,48 @@ class Node:
             room_bytes += held_bytes
         return room_bytes
 
+    def lacks(self, components: Iterable[ComponentKey], reason: str, at: float) -> None:
+        """Record that the files of these components cannot be used here for the next UNAVAILABLE_SECONDS."""
+        for key in components:
+            self.unavailable.pop(key, None)
+            self.unavailable[key] = UnavailableFile(at + UNAVAILABLE_SECONDS, reason)
+            if key in self.files:
+                self._forget(key)
+        while len(self.unavailable) > MOST_UNAVAILABLE:
+            self.unavailable.popitem(last=False)
+        self._note_lacking()
+
+    def unavailable_of(self, components: Iterable[ComponentKey], at: float) -> UnavailableFile | None:
+        """The first of the files of `components` that cannot be used here; None if all can, or may be tried again."""
+        if self.unavailable:
+            for key in components:
+                entry = self.unavailable.get(key)
+                if entry is not None and at < entry.until:
+                    return entry
+        return None
+
+    def has_all(self, components: Iterable[ComponentKey]) -> None:
+        """A run used the files of these components: they are here."""
+        for key in components:
+            self.unavailable.pop(key, None)
+        self._note_lacking()
+
+    def try_again(self, at: float) -> None:
+        """Forget unavailable files, except those that were found so within the last RETRY_SECONDS."""
+        while self.unavailable:
+            key, entry = next(iter(self.unavailable.items()))
+            if entry.until - UNAVAILABLE_SECONDS + RETRY_SECONDS > at:
+                break
+            del self.unavailable[key]
+        self._note_lacking()
+
+    def _note_lacking(self) -> None:
+        self.version += 1
+        if self.unavailable:
+            self.lacking.add(self.node)
+        else:
+            self.lacking.discard(self.node)
+
     def learn_storage(self, bytes_per_second: float) -> None:
         """Take in a measured speed of the disk."""
         self._storage.add(bytes_per_second)
@@ -162,6 +222,8 @@ class Node:
         """Forget all files: the machine is gone."""
         for key in list(self.files):
             self._forget(key)
+        self.unavailable.clear()
+        self._note_lacking()
 
     def _shrink(self, reads: Reads, unexpected_bytes: int) -> None:
         """Lower the limit: of `reads`, which are in memory now, `unexpected_bytes` were missing before. Forgets the
@@ -193,6 +255,16 @@ class Nodes:
         self.nodes: dict[NodeId, Node] = {}
         #: the machines that have a file in memory
         self.holders: dict[ComponentKey, dict[NodeId, None]] = {}
+        #: the machines that lack a file
+        self.lacking: set[NodeId] = set()
+
+    def try_again(self, at: float) -> tuple[NodeId, ...]:
+        """New work was submitted: try files again that were found unavailable some time ago. Returns the machines that
+        lacked files."""
+        lacking = tuple(sorted(self.lacking))
+        for name in lacking:
+            self.nodes[name].try_again(at)
+        return lacking
 
     def of(self, spec: WorkerSpec | None) -> Node | None:
         """The machine of a worker; None if the worker reported none: all files are then available to it."""
@@ -200,7 +272,7 @@ class Nodes:
             return None
         node = self.nodes.get(spec.node)
         if node is None:
-            node = self.nodes[spec.node] = Node(spec.node, holders=self.holders)
+            node = self.nodes[spec.node] = Node(spec.node, lacking=self.lacking, holders=self.holders)
             if len(self.nodes) > MOST_NODES:
                 self.nodes.pop(next(iter(self.nodes))).forget_all()
         if node.reported_bytes == inf and spec.host_bytes > 0:

@@ -10,8 +10,10 @@ from enum import Enum
 from typing import Final
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.pool.specs.wire_value import WireValue
+
+_UNKNOWN_NODE = NodeId("")
 
 
 class PlacementRule(Enum):
@@ -169,18 +171,22 @@ class PreloadNote:
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class TaskStart:
-    """The story's record of one attempt at a task, as it was sent to a worker."""
+    """The story's record of one attempt at a task, as it was sent to a worker on `node`; "" if the node is unknown."""
 
     worker_id: Final[WorkerId]
     incarnation: Final[int]
     attempt: Final[int]
     why: Final[Why]
+    node: Final[NodeId]
 
-    def __init__(self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why) -> None:
+    def __init__(
+        self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why, node: NodeId = _UNKNOWN_NODE
+    ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.attempt = attempt
         self.why = why
+        self.node = node
 
     @property
     def words(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from modelpool.pool.specs.spec import JobId, TaskId
+from modelpool.pool.specs.spec import NO_NODE, JobId, NodeId, TaskId
 
 
 @dataclass(slots=True, init=False)
@@ -21,11 +21,14 @@ class Result:
     shareable: bool
     #: live jobs that provided it
     providers: dict[JobId, None]
+    #: the machine that computed it, and with which it would be lost; "" if unknown, or copied elsewhere
+    node: NodeId
 
-    def __init__(self, result_bytes: int = 0, shareable: bool = False) -> None:
+    def __init__(self, result_bytes: int = 0, shareable: bool = False, node: NodeId = NO_NODE) -> None:
         self.result_bytes = result_bytes
         self.shareable = shareable
         self.providers = {}
+        self.node = node
 
 
 class Results:
@@ -46,14 +49,14 @@ class Results:
         #: held by the shell, unknown to the core
         self._strays: list[TaskId] = []
 
-    def add(self, task_id: TaskId, result_bytes: int, shareable: bool) -> None:
-        """The shell holds the result of a run."""
+    def add(self, task_id: TaskId, result_bytes: int, shareable: bool, node: NodeId = NO_NODE) -> None:
+        """The shell holds the result of a run on `node`."""
         result = self.held.get(task_id)
         if result is None:
-            self.held[task_id] = Result(result_bytes, shareable)
+            self.held[task_id] = Result(result_bytes, shareable, node)
         else:
             self._unkeep(task_id)
-            result.result_bytes, result.shareable = result_bytes, shareable
+            result.result_bytes, result.shareable, result.node = result_bytes, shareable, node
         self._touched[task_id] = None
 
     def add_provided(self, task_id: TaskId, provider: JobId) -> None:

@@ -15,10 +15,12 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
     Event,
+    NodeDraining,
     PruneComponents,
     ResultLost,
     RunEnded,
     StartFailed,
+    StateKept,
     Submitted,
     Tick,
     WorkerDown,
@@ -122,10 +124,14 @@ def describe(event: Event) -> str:
             return "unused components forgotten"
         case WorkerUp():
             return f"{event.worker.worker_id}#{event.worker.incarnation} up"
+        case NodeDraining():
+            return f"{event.node} drained until {event.deadline:g}"
         case StartFailed():
             return f"{event.worker_id}#{event.incarnation} did not start: {event.reason}"
         case WorkerDown():
             return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
+        case StateKept():
+            return f"{event.task_id} attempt {event.attempt}: state saved after step {event.step} of {event.steps}"
         case ResultLost():
             return f"result of {event.task_id} lost"
         case Tick():

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from modelpool.pool.plan.eviction_plan import Resident
-from modelpool.pool.specs.spec import ComponentKey, NodeId, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import NO_NODE, ComponentKey, NodeId, WorkerId, WorkerSpec
 
 if TYPE_CHECKING:
     from modelpool.scheduler.tables.workers import Worker
 
-#: workers of one class differ in their weights and links only: memory and device name
-WorkerClass: TypeAlias = tuple[int, str]
+#: workers of one class differ in their weights and links only: memory, device name, and the machine if that restricts
+#: what they can run
+WorkerClass: TypeAlias = tuple[int, str, NodeId]
 
 
 #: memory sizes count as similar up to this ratio of the larger to the smaller
@@ -58,6 +59,8 @@ class WorkerIndex:
         self.holders: dict[ComponentKey, dict[Worker, None]] = {}
         #: workers, idle and busy, on a named machine
         self.on_node: dict[NodeId, dict[Worker, None]] = {}
+        #: machines on which some tasks cannot run: they are drained, or lack files
+        self.restricted: set[NodeId] = set()
         self.idle_count = 0
         #: most memory of an idle worker; 0 if there is none
         self.largest_idle_bytes = 0
@@ -81,7 +84,7 @@ class WorkerIndex:
     @property
     def capacities(self) -> tuple[int, ...]:
         """Distinct memory sizes of the workers that are up, ascending."""
-        return tuple(sorted({capacity_bytes for capacity_bytes, _ in self._class_counts}))
+        return tuple(sorted({worker_class[0] for worker_class in self._class_counts}))
 
     def idle_workers(self) -> Iterator[Worker]:
         """All idle workers, class by class."""
@@ -133,7 +136,7 @@ class WorkerIndex:
         spec, capacity_bytes = worker.spec, worker.capacity_bytes or 0
         is_idle, end = worker.is_idle, worker.expected_end
         if filed is None:
-            worker_class = (capacity_bytes, "" if spec is None else spec.device_name)
+            worker_class = self._class_of(capacity_bytes, spec)
             node = NodeId("" if spec is None else spec.node)
             filed = self._filed[worker] = _IndexedWorker(is_idle, worker_class, spec, node, end, {})
             self.count = len(self._filed)
@@ -144,7 +147,7 @@ class WorkerIndex:
         elif filed.capacity_bytes != capacity_bytes or filed.spec is not spec:
             self._unfile_state(worker, filed)
             self._uncount_class(filed.worker_class)
-            filed.worker_class = (capacity_bytes, "" if spec is None else spec.device_name)
+            filed.worker_class = self._class_of(capacity_bytes, spec)
             filed.capacity_bytes, filed.spec = capacity_bytes, spec
             self._count_class(filed.worker_class)
             filed.is_idle, filed.end = is_idle, end
@@ -156,6 +159,28 @@ class WorkerIndex:
         if filed.entries is not worker.entries:
             self._hold(worker, filed.entries, worker.entries)
             filed.entries = worker.entries
+
+    def restrict(self, node: NodeId, is_restricted: bool) -> None:
+        """Note whether some tasks cannot run on the machine. Its workers then form classes of their own: a limited
+        number of workers of each class is considered for a task, and these must not hide others."""
+        if is_restricted == (node in self.restricted):
+            return
+        if is_restricted:
+            self.restricted.add(node)
+        else:
+            self.restricted.discard(node)
+        for worker in self.on_node.get(node, ()):
+            filed = self._filed[worker]
+            self._unfile_state(worker, filed)
+            self._uncount_class(filed.worker_class)
+            filed.worker_class = self._class_of(filed.capacity_bytes, filed.spec)
+            self._count_class(filed.worker_class)
+            self._file_state(worker, filed)
+
+    def _class_of(self, capacity_bytes: int, spec: WorkerSpec | None) -> WorkerClass:
+        if spec is None:
+            return capacity_bytes, "", NO_NODE
+        return capacity_bytes, spec.device_name, spec.node if spec.node in self.restricted else NO_NODE
 
     def _file_state(self, worker: Worker, filed: _IndexedWorker) -> None:
         if filed.is_idle:
@@ -181,8 +206,8 @@ class WorkerIndex:
             self._compare_classes()
 
     def _compare_classes(self) -> None:
-        sizes = [capacity_bytes for capacity_bytes, _ in self._class_counts]
-        few_devices = len({device for _, device in self._class_counts}) < 2
+        sizes = [capacity_bytes for capacity_bytes, _, _ in self._class_counts]
+        few_devices = len({device for _, device, _ in self._class_counts}) < 2
         self._are_similar = few_devices and max(sizes, default=0) <= SIMILAR_MEMORY * min(sizes, default=0)
 
     def _unfile_state(self, worker: Worker, filed: _IndexedWorker) -> None:
@@ -193,7 +218,7 @@ class WorkerIndex:
             if not workers:
                 del self.idle[filed.worker_class]
                 self.largest_idle_bytes = 0
-                for capacity_bytes, _ in self.idle:
+                for capacity_bytes, _, _ in self.idle:
                     if capacity_bytes > self.largest_idle_bytes:
                         self.largest_idle_bytes = capacity_bytes
         elif filed.end is not None:

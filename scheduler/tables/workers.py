@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from modelpool.pool.plan.eviction_plan import Residency, Resident
-from modelpool.pool.specs.spec import ComponentKey, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Command, EndWorker, StartWorker
+from modelpool.scheduler.tables.messages import Command, EndWorker, LossCause, StartWorker
+from modelpool.scheduler.tables.scaling_record import ScalingWhy
 from modelpool.scheduler.tables.story import Status, Story
 from modelpool.scheduler.tables.worker_index import WorkerIndex
 
@@ -37,7 +39,7 @@ WORKER_MOVES: Mapping[WorkerState, frozenset[WorkerState]] = {
             WorkerState.IDLE,  # it is up
             WorkerState.STARTING,  # the start failed; the next incarnation is starting
             WorkerState.GIVEN_UP,  # the start failed once too often
-            WorkerState.ENDED,  # it started, and is no longer wanted
+            WorkerState.ENDED,  # it started, and is no longer wanted; or its node was never needed
         }
     ),
     WorkerState.IDLE: frozenset(
@@ -122,8 +124,20 @@ class Worker:
     #: bytes that were preloaded and not used since, by cost class
     preloaded: dict[CostClass, int] = field(default_factory=dict)
     idle_since: float = 0.0
-    #: failed starts and losses since its last completed run
+    #: failed starts and losses since its last completed run, without external ones
     failures: int = 0
+    #: losses since its last completed run that neither it nor a task can have caused
+    external_losses: int = 0
+    #: when its machine ends; None if that is not known to end
+    drain_deadline: float | None = None
+    #: the group of nodes that it was requested from; "" for a worker that the shell named
+    group: str = ""
+    #: the request that it belongs to: the workers of one node are requested together
+    request: int = 0
+    #: when its node was requested
+    requested_at: float = 0.0
+    #: why its node was given up
+    end_why: ScalingWhy | None = None
     totals: WorkerRunTotals = field(default_factory=WorkerRunTotals)
 
     @property
@@ -217,9 +231,11 @@ class WorkerTable:
         self.worker_index = WorkerIndex()
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
-        """Start new workers; end workers that are no longer named (when idle)."""
+        """Start new workers; end workers that are no longer named (when idle). Those of groups are not concerned."""
         named = dict.fromkeys(worker_ids)
         for worker in list(self.workers.values()):
+            if worker.group:
+                continue
             worker.wanted = worker.worker_id in named
             if not worker.wanted and worker.status in (WorkerState.IDLE, WorkerState.GIVEN_UP):
                 self._forget(worker)
@@ -231,8 +247,30 @@ class WorkerTable:
                 self._story.born(worker, f"#{incarnation}")
                 self._start(worker, incarnation, 0.0)
 
-    def up(self, spec: WorkerSpec, at: float) -> tuple[TaskId, ...]:
-        """A worker started. Returns the tasks that turn out to be lost with it."""
+    def request(self, worker_ids: Iterable[WorkerId], group: str, request: int, at: float, why: ScalingWhy) -> None:
+        """Start the workers of a new node of `group`."""
+        is_first = True
+        for worker_id in worker_ids:
+            worker = self.workers[worker_id] = Worker(worker_id, 1, group=group, request=request, requested_at=at)
+            self._story.born(worker, f"#1: {why.words}")
+            self.incarnations[worker_id] = 1
+            self._out.append(StartWorker(worker_id, 1, 0.0, group, why if is_first else None))
+            is_first = False
+
+    def release(self, worker: Worker, why: ScalingWhy) -> None:
+        """End a worker whose node is given up: at once, or when its run has ended."""
+        worker.wanted, worker.end_why = False, why
+        self._story.note(worker, why.words)
+        if worker.status is not WorkerState.BUSY:
+            if worker.status is WorkerState.STARTING:
+                self._out.append(EndWorker(worker.worker_id, worker.incarnation, why))
+            self._forget(worker)
+        else:
+            self._note(worker)
+
+    def up(self, spec: WorkerSpec, at: float, drain_deadline: float | None = None) -> tuple[TaskId, ...]:
+        """A worker started, on a machine that ends at `drain_deadline`. Returns the tasks that turn out to be lost with
+        it."""
         worker = self.workers.get(spec.worker_id)
         if worker is None or worker.status is WorkerState.GIVEN_UP or spec.incarnation < worker.incarnation:
             self._out.append(EndWorker(spec.worker_id, spec.incarnation))  # this one is not wanted
@@ -252,29 +290,49 @@ class WorkerTable:
         worker.link_bytes_per_second = max(spec.link_bytes_per_second, 1.0)
         worker.update_residency(Residency(spec.capacity_bytes))
         worker.idle_since = at
+        worker.drain_deadline = drain_deadline
         self._story.move(worker, WorkerState.IDLE, f"#{spec.incarnation}")
         if not worker.wanted:
             self._forget(worker)
         self._note(worker)
         return lost_tasks
 
-    def lost(self, worker: Worker, reason: str) -> tuple[TaskId, ...]:
+    def lost(self, worker: Worker, reason: str, cause: LossCause = LossCause.CRASH) -> tuple[TaskId, ...]:
         """The current incarnation is lost, or failed to start. Request the next, unless the worker is unwanted or given
-        up.
+        up. External causes slow down the next start when they repeat, and never give a worker up.
 
         Returns the tasks that it was running.
         """
         lost_tasks = worker.task_ids
         self._down(worker)
-        worker.failures += 1
+        if cause.is_external:
+            worker.external_losses += 1
+        else:
+            worker.failures += 1
         if not worker.wanted:
             self._forget(worker)
         elif worker.failures >= self._config.start_retry_limit:
             self._story.move(worker, WorkerState.GIVEN_UP, f"{worker.failures} failures in a row, last: {reason}")
         else:
             self._story.move(worker, WorkerState.STARTING, f"#{worker.incarnation + 1}: {reason}")
-            self._start(worker, worker.incarnation + 1, restart_delay_seconds(self._config, worker.failures))
+            failures = worker.external_losses if cause.is_external else worker.failures
+            self._start(worker, worker.incarnation + 1, restart_delay_seconds(self._config, failures))
         return lost_tasks
+
+    def drain(self, node: NodeId, deadline: float | None) -> None:
+        """The machine ends at `deadline`; None withdraws an earlier notice."""
+        for worker in self.workers.values():
+            if worker.live and worker.spec is not None and worker.spec.node == node:
+                worker.drain_deadline = deadline
+                note = "its machine is not drained any more" if deadline is None else "its machine is drained"
+                self._story.note(worker, note)
+
+    def end_drained(self, at: float) -> bool:
+        """Leave machines whose deadline has passed: their idle workers start elsewhere. Returns whether any did."""
+        drained = [w for w in self.workers.values() if w.is_idle and (w.drain_deadline or inf) <= at]
+        for worker in drained:
+            self.recycle(worker, "its machine was drained")
+        return bool(drained)
 
     def recycle(self, worker: Worker, reason: str) -> None:
         """Restart the process of an idle worker. Not counted as a failure; a worker at its limit gets one more
@@ -322,7 +380,7 @@ class WorkerTable:
         worker.totals.add(report.cost)
         self.totals.add(report.cost)
         if report.error is None:
-            worker.failures = 0
+            worker.failures = worker.external_losses = 0
         if worker.batch_mates:
             worker.task_id, *others = (name for name in worker.task_ids if name != report.task_id)
             worker.batch_mates = tuple(others)
@@ -375,10 +433,10 @@ class WorkerTable:
 
     def _start(self, worker: Worker, incarnation: int, delay_seconds: float) -> None:
         worker.incarnation = self.incarnations[worker.worker_id] = incarnation
-        self._out.append(StartWorker(worker.worker_id, incarnation, delay_seconds))
+        self._out.append(StartWorker(worker.worker_id, incarnation, delay_seconds, worker.group))
 
     def _down(self, worker: Worker) -> None:
-        worker.task_id = worker.expected_end = worker.loaded_at = None
+        worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
         worker.batch_mates, worker.preloaded = (), {}
         worker.update_residency(None)
         self._note(worker)
@@ -388,8 +446,10 @@ class WorkerTable:
 
     def _forget(self, worker: Worker) -> None:
         if worker.live:
-            self._out.append(EndWorker(worker.worker_id, worker.incarnation))
+            self._out.append(EndWorker(worker.worker_id, worker.incarnation, worker.end_why))
             worker.update_residency(None)
         self._note(worker)
         self._story.move(worker, WorkerState.ENDED, "no longer wanted")
         del self.workers[worker.worker_id]
+        if worker.group:  # its id is never used again
+            del self.incarnations[worker.worker_id]

@@ -11,8 +11,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from modelpool.actors.control.catalog_service import CatalogService
+from modelpool.actors.control.cluster_nodes import Cluster
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
+from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
@@ -20,7 +22,7 @@ from modelpool.actors.worker.gpu_worker import result_bytes, run_error
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import NodeId, RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
@@ -120,6 +122,8 @@ class FakeFleet:
 
     def __init__(self) -> None:
         self.starts_by_itself = True
+        #: the machine of all workers
+        self.node = NodeId("")
         self.starting: dict[tuple[WorkerId, int], asyncio.Future[None]] = {}
         self.workers: dict[tuple[WorkerId, int], FakeWorker] = {}
         self.ended: list[tuple[WorkerId, int]] = []
@@ -129,13 +133,15 @@ class FakeFleet:
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
         self.upload_ahead_asked: list[tuple[WorkerId, int, PreloadRequest]] = []
+        #: results that were to be copied
+        self.copied: list[FakeRef] = []
 
     @property
     def running(self) -> list[Sent]:
         """Attempts that wait for the test to end them."""
         return [sent for worker in self.workers.values() for sent in worker.running]
 
-    async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
         key = (worker_id, incarnation)
         assert not [k for k in self.workers if k[0] == worker_id], f"{worker_id} is started while it is up"
         if not self.starts_by_itself:
@@ -146,10 +152,10 @@ class FakeFleet:
                 del self.starting[key]
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.workers[key] = FakeWorker(FakeEngine(), gone)
-        return WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake")
+        return WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake", node=self.node)
 
-    async def gone(self, worker_id: WorkerId, incarnation: int) -> str:
-        return await self.workers[worker_id, incarnation].gone
+    async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
+        return Loss(await self.workers[worker_id, incarnation].gone)
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         self.ended.append((worker_id, incarnation))
@@ -177,7 +183,7 @@ class FakeFleet:
         self.sent += sent
         return SentBatch(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         for sent in self.running:
             if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
                 sent.stop_asked = True
@@ -189,6 +195,12 @@ class FakeFleet:
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.upload_ahead_asked.append((worker_id, run, preload_request))
+
+    async def copy_result(self, ref: FakeRef) -> FakeRef:
+        self.copied.append(ref)
+        if ref.lost:
+            raise InputsLost("it is gone")
+        return FakeRef(ref.value)
 
     async def memory_reports(self) -> dict:
         return {}
@@ -274,6 +286,7 @@ class Desk:
         config: SchedulerConfig | None = None,
         state: SchedulerState | None = None,
         recorder: Recorder | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -286,6 +299,8 @@ class Desk:
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=CAPACITY_BYTES,
             recorder=recorder,
+            cluster=cluster,
+            name="mine",
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

@@ -48,6 +48,7 @@ from modelpool.pool.core.stage_params import (
     Outcome,
     Result,
     RunHooks,
+    RunState,
     SampleParams,
     SamplerState,
     StageParams,
@@ -265,6 +266,7 @@ class FakeEngine:
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
+        resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
         if fresh:
             self._residency = Residency(CAPACITY_BYTES)
@@ -273,9 +275,8 @@ class FakeEngine:
         planned = plan(self._residency, task.uses, specs, task.activation_bytes, hints=hints)
         self._residency = planned.after
         started = time.perf_counter()
-        if isinstance(work, SampleParams):
-            self._sample(inputs, work, hooks)
-        result = result_of(work, inputs, self._image_side)
+        paused = self._sample(inputs, work, hooks, resume) if isinstance(work, SampleParams) else None
+        result = paused or result_of(work, inputs, self._image_side)
         cost = RunCost(
             run_seconds=time.perf_counter() - started,
             uploaded_bytes=planned.upload_bytes,
@@ -292,29 +293,40 @@ class FakeEngine:
         outcomes: list[Outcome] = []
         for member in members:
             try:
-                result, cost = self.run(member.task, member.work, member.inputs, member.hooks, needed_next=needed_next)
+                alone = member.task, member.work, member.inputs, member.hooks
+                result, cost = self.run(*alone, needed_next=needed_next, resume=member.resume)
                 outcomes.append((result, replace(cost, batched=len(members))))
             except Exception as raised:
                 outcomes.append(raised)
         return tuple(outcomes)
 
-    def _sample(self, inputs: tuple[Result, ...], work: SampleParams, hooks: RunHooks) -> None:
+    def _sample(
+        self, inputs: tuple[Result, ...], work: SampleParams, hooks: RunHooks, resume: RunState | None
+    ) -> RunState | None:
+        """The steps; its state where it is asked to pause."""
         text = text_of(inputs[0])
         if FAIL in text:
             raise RuntimeError("the engine was asked to fail")
         if HOLD_ONCE in text and self._first_time("held"):
             self._say("reached", str(os.getpid()))
             self._hear("never")
-        step, steps = 0, work.steps_run
+        first = 0 if resume is None else resume.step
+        step, steps = first, work.steps_run
         while step < steps or ENDLESS in text:
             if hooks.should_stop():
                 raise Stopped
+            if step > first and step < steps:
+                state = RunState(step, steps, SamplerState(np.full((4, 1, 1), step, np.float32)))
+                hooks.checkpoint(lambda state=state: (state,))  # type: ignore[misc]
+                if hooks.should_pause():
+                    return state
             step += 1
             hooks.on_step(step, step + 1 if ENDLESS in text else steps)
             if ENDLESS in text and step == 1:
                 self._say("reached", str(os.getpid()))
             if GATED in text and step == 1:
                 self._hear("gate")
+        return None
 
     def _first_time(self, name: str) -> bool:
         assert self._folder is not None
@@ -383,7 +395,7 @@ def bytes_of(result: Result) -> bytes:
             return result.context_LD.tobytes()
         case Latent():
             return result.samples_CHW.tobytes()
-        case SamplerState():
+        case SamplerState() | RunState():
             return b"".join(array.tobytes() for array in result.arrays)
         case ImagePixels():
             return result.pixels_HWC.tobytes()

@@ -20,9 +20,9 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentR
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import RunRequest, StepDone
+from modelpool.actors.wire.messages import RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
-from modelpool.pool.core.stage_params import PreloadRequest, Result
+from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
@@ -44,13 +44,23 @@ class RealClock:
 class ThreadFleet:
     """Workers on threads. See `actors.control.fleet.Fleet`."""
 
-    def __init__(self, make_engine: Callable[[], WorkerEngine]) -> None:
+    def __init__(self, make_engine: Callable[[], WorkerEngine], checkpoint_seconds: float | None = None) -> None:
         self._make_engine = make_engine
+        self._checkpoint_seconds = checkpoint_seconds
+        self.on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None
         self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         self.on_step: Callable[[StepDone], None] = lambda step: None
 
     async def start(self, worker_id: WorkerId, incarnation: int) -> WorkerSpec:
-        worker = GpuWorker(worker_id, incarnation, self._make_engine, self.on_step, progress_seconds=0.0)
+        worker = GpuWorker(
+            worker_id,
+            incarnation,
+            self._make_engine,
+            self.on_step,
+            progress_seconds=0.0,
+            on_state=lambda saved, state: self.on_state(saved, state),
+            checkpoint_seconds=self._checkpoint_seconds,
+        )
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self._workers[worker_id, incarnation] = (worker, thread)
         return await asyncio.get_running_loop().run_in_executor(thread, worker.start)
@@ -96,14 +106,19 @@ class ThreadFleet:
 
         return SentBatch(reports(), refs)
 
-    def stop(self, worker_id: WorkerId, incarnation: int, run: int) -> None:
-        self._workers[worker_id, incarnation][0].stop(run)
+    def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
+        self._workers[worker_id, incarnation][0].stop(run, keep_state)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         self._workers[worker_id, incarnation][0].prefetch(parts)
 
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         self._workers[worker_id, incarnation][0].preload(run, preload_request)
+
+    async def copy_result(self, ref: FakeRef) -> FakeRef:
+        if ref.lost:
+            raise InputsLost("it is gone")
+        return FakeRef(ref.value)
 
     async def memory_reports(self) -> dict:
         return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
@@ -126,7 +141,7 @@ class LoopConnection:
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
         self._thread.start()
-        fleet = ThreadFleet(make_engine)
+        fleet = ThreadFleet(make_engine, (scheduler or SchedulerConfig()).checkpoint_seconds)
         self.controller = Controller(
             state=SchedulerState(scheduler),
             fleet=fleet,
@@ -136,6 +151,7 @@ class LoopConnection:
             budget_bytes=budget_bytes,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
+        fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state)))
         self.call(Controller.open)
 
     def call(self, question, *args, **kwargs):  # type: ignore[no-untyped-def]
@@ -178,13 +194,16 @@ def open_pool(
     return ModelPool(line, line.end, output)
 
 
-def open_real_pool(config: PoolConfig) -> ModelPool:
-    """The pool of `config` in this process, with real engines and a real catalog. Closing it ends everything."""
+def open_real_pool(
+    config: PoolConfig, wrap: Callable[[WorkerEngine], WorkerEngine] = lambda engine: engine
+) -> ModelPool:
+    """The pool of `config` in this process, with real engines, each in a `wrap`, and a real catalog. Closing it ends
+    everything."""
     plan = plan_pool(config, gpu_count=0, can_grow=False)
     engines: list[WorkerEngine] = []
 
     def make_engine() -> WorkerEngine:
-        engines.append(plan.open_engine())
+        engines.append(wrap(plan.open_engine()))
         return engines[-1]
 
     line = LoopConnection(len(plan.worker_ids), make_engine, plan.open_catalog, plan.scheduler, plan.budget_bytes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from modelpool import GenerateRequest, PoolConfig, UserError
+from modelpool.actors.worker.gpu_worker import WorkerEngine
 from tests.actors.loop_connection import open_real_pool
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
@@ -144,9 +145,13 @@ def save_record(record: Mapping[str, Any]) -> None:
     RECORD.write_text(f'{{"files": {{\n{files}\n}},\n"outputs": [\n{parts}\n]}}\n')
 
 
-def run_requests(folder: Path, outputs: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, np.ndarray | str]]:
+def run_requests(
+    folder: Path,
+    outputs: Iterable[Mapping[str, Any]],
+    wrap: Callable[[WorkerEngine], WorkerEngine] = lambda engine: engine,
+) -> Iterator[tuple[str, np.ndarray | str]]:
     """The id of each output and what its request makes now, or a message where it makes nothing. Requests with equal
-    pool settings share one pool and one submission. `folder` has the models and the inputs."""
+    pool settings share one pool and one submission. `folder` has the models and the inputs; engines run in a `wrap`."""
     torch.set_num_threads(1)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for output in outputs:
@@ -154,7 +159,7 @@ def run_requests(folder: Path, outputs: Iterable[Mapping[str, Any]]) -> Iterator
     for number, group in enumerate(groups.values()):
         path = folder / f"pool_{number}.toml"
         path.write_text(_config(group[0]["pool"], folder))
-        with open_real_pool(PoolConfig.load(path)) as pool:
+        with open_real_pool(PoolConfig.load(path), wrap) as pool:
             usable = []
             for output in group:
                 try:

@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "catalog",
         "engine",
     ),
-    "scheduler": ("tables", "costs", "queue", "placement", "core", "workloads", "record", "simulator"),
+    "scheduler": ("tables", "costs", "queue", "placement", "autoscaling", "core", "workloads", "record", "simulator"),
     "actors": (
         "request",
         "settings",

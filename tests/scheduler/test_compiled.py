@@ -105,7 +105,9 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
         run_hangs=lambda command: config.run_timeout_seconds is not None and rng.random() < 0.01,
     )
     core = ModelKwargs(config)
-    cluster = VirtualCluster(core, gpus, [SimulatedNode(node, 20 * GIB, 2.0 * GIB)], disturbances=disturbances)
+    cluster = VirtualCluster(
+        core, gpus, [SimulatedNode(node, 20 * GIB, 2.0 * GIB)], disturbances=disturbances, checkpoint_seconds=0.5
+    )
     what, last = mix(), 0.0
     cluster.start(what.components)
     for submission in what.submissions(poisson(JOBS, 1.5, rng), rng):
@@ -191,7 +193,10 @@ def test_the_streams_have_everything_in_them(streams: dict[str, Stream]) -> None
     """What the comparison is worth: each kind of event and of command, runs of several tasks, runs that ended badly."""
     told = {type(event) for _, events in streams.values() for event in events}
     said = {command for stream in streams.values() for given in answer(stream)["commands"] for command in given}
-    assert {kind.__name__ for kind in typing.get_args(Event)} - {kind.__name__ for kind in told} <= {"ResultLost"}
+    assert {kind.__name__ for kind in typing.get_args(Event)} - {kind.__name__ for kind in told} <= {
+        "NodeDraining",
+        "ResultLost",
+    }
     assert {kind.__name__ for kind in typing.get_args(Command)} == {type(command).__name__ for command in said}
     assert any(command.batch_mates for command in said if hasattr(command, "batch_mates"))
     assert any(command.oom_steps for command in said if hasattr(command, "oom_steps"))

@@ -20,6 +20,7 @@ from modelpool.pool.specs.spec import (
     ExecutionMode,
     JobId,
     JobSpec,
+    NodeId,
     OomStep,
     Role,
     RunCost,
@@ -35,13 +36,17 @@ from modelpool.pool.specs.spec import (
 from modelpool.scheduler.core.invariants import validate
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.kept_states import state_id, task_of_state
 from modelpool.scheduler.tables.messages import (
     BatchMate,
     CancelRequested,
     Command,
     ComponentsKnown,
+    CopyResult,
     EndWorker,
     Event,
+    LossCause,
+    NodeDraining,
     Outcome,
     Preload,
     ReleaseResult,
@@ -52,6 +57,7 @@ from modelpool.scheduler.tables.messages import (
     ScheduleTick,
     StartFailed,
     StartWorker,
+    StateKept,
     StopTask,
     Submitted,
     Tick,
@@ -70,6 +76,8 @@ COMPONENTS = (
 SPECS = {spec.key: spec for spec in COMPONENTS}
 #: holds everything at once
 ROOMY = 64
+#: of every sampling run
+STEPS = 4
 
 
 def encode(prompt: str, activation_bytes: int = 1, patch: str = "", run_seconds: float = 1.0) -> TaskSpec:
@@ -82,7 +90,7 @@ def sample(
     *needs: TaskId, model: ComponentKey = PAINT, seed: int = 0, activation_bytes: int = 4, patch: str = "",
     run_seconds: float = 10.0, divisions: tuple[ExecutionMode, ...] = (),
 ) -> TaskSpec:  # fmt: skip
-    use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=4)
+    use = ComponentUse(model, 2, patch, 5 if patch else 0, passes=STEPS)
     parts = "/" if divisions else ""
     task_id = TaskId(f"s:{model}{patch}:{seed}:{activation_bytes}{parts}:{'+'.join(needs)}")
     return TaskSpec(task_id, Stage.SAMPLE, (use,), activation_bytes, run_seconds, needs, divisions, together="s")
@@ -117,6 +125,8 @@ class Running:
     command: RunTask
     residency: Residency
     stop_requested: bool = False
+    #: asked to stop with its state
+    pause_requested: bool = False
     #: how many tasks its run began with
     together: int = 1
     #: the others of them that have not ended
@@ -138,6 +148,10 @@ class Shell:
     resolved: dict[JobId, ResolveJob] = field(default_factory=dict)
     cancelled: set[JobId] = field(default_factory=set)
     held: set[TaskId] = field(default_factory=set)
+    #: the steps after which the states were saved that are held, by task
+    states: dict[TaskId, int] = field(default_factory=dict)
+    #: results that were to be copied
+    copied: list[TaskId] = field(default_factory=list)
     #: live workers with what is on them
     up: dict[WorkerId, tuple[int, Residency]] = field(default_factory=dict)
     starting: dict[tuple[WorkerId, int], StartWorker] = field(default_factory=dict)
@@ -181,6 +195,8 @@ class Shell:
                 assert believed == self.running[command.worker_id].residency, f"{command}: other weights"
         validate(self.state)
         assert set(self.state.demand.results.held) == self.held, "the core believes in other results than the shell"
+        kept = {name: task.kept.step for name, task in self.state.demand.tasks.items() if task.kept is not None}
+        assert kept == self.states, "the core believes in other states than the shell"
         assert set(self.state.demand.jobs) == set(self.jobs) - set(self.resolved), "other jobs are live"
         return commands
 
@@ -196,12 +212,14 @@ class Shell:
             if WorkerId(name) not in self.up:
                 self.come_up(name, capacity_bytes)
 
-    def come_up(self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0) -> list[Command]:
+    def come_up(self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "") -> list[Command]:
         """Answer the StartWorker that is on its way."""
         key = next(k for k in self.starting if k[0] == name)
-        return self.introduce(name, key[1], capacity_bytes, link)
+        return self.introduce(name, key[1], capacity_bytes, link, node)
 
-    def introduce(self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0) -> list[Command]:
+    def introduce(
+        self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = ""
+    ) -> list[Command]:
         """Let a WorkerUp arrive, asked for or not."""
         worker_id = WorkerId(name)
         self.starting.pop((worker_id, incarnation), None)
@@ -209,17 +227,31 @@ class Shell:
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
             self.up[worker_id] = (incarnation, Residency(capacity_bytes))
-        return self.feed(WorkerUp(self.tick(), WorkerSpec(worker_id, incarnation, capacity_bytes, link)))
+        spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node))
+        return self.feed(WorkerUp(self.tick(), spec))
 
     def fail_start(self, name: str) -> list[Command]:
         key = next(k for k in self.starting if k[0] == name)
         del self.starting[key]
         return self.feed(StartFailed(self.tick(), key[0], key[1], "out of luck"))
 
-    def lose(self, name: str) -> list[Command]:
+    def lose(self, name: str, cause: LossCause = LossCause.CRASH) -> list[Command]:
         incarnation, _ = self.up[WorkerId(name)]
         self._gone(WorkerId(name))
-        return self.feed(WorkerDown(self.tick(), WorkerId(name), incarnation, "power cut"))
+        return self.feed(WorkerDown(self.tick(), WorkerId(name), incarnation, "power cut", cause))
+
+    def drain(self, node: str, seconds: float) -> list[Command]:
+        """A notice that the machine ends after this time."""
+        return self.feed(NodeDraining(self.tick(), NodeId(node), self.at + seconds, "spot notice"))
+
+    def lacks(self, name: str, *components: ComponentKey) -> list[Command]:
+        """Let the run there end because its machine lacks these files."""
+        run = self.running.pop(WorkerId(name))
+        error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
+        report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
+        self.up[WorkerId(name)] = (run.command.incarnation, report.residency)
+        self.old.append(report)
+        return self.report(report)
 
     def submit(self, job: JobSpec) -> list[Command]:
         self.held.update(job.given)
@@ -234,6 +266,7 @@ class Shell:
     def finish(
         self, name: str, kind: RunErrorKind | None = None, residency: Residency | None = None,
         cost: RunCost | None = None, result_bytes: int = 1, oom_steps: tuple[OomStep, ...] = (), place: int = 0,
+        step: int = 0,
     ) -> list[Command]:  # fmt: skip
         """Let the run on this worker end; of a run of several tasks only the one in this place, unless the worker is
         lost with it."""
@@ -253,14 +286,46 @@ class Shell:
         error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps)
         told = cost or RunCost()
         told = replace(told, batched=run.together) if told.batched == 1 else told
-        report = _report(command, after, told, error, result_bytes)
+        report = replace(_report(command, after, told, error, result_bytes), step=step, steps=STEPS if step else 0)
         self.old.append(report)
         return self.report(report)
+
+    def pause(self, name: str) -> list[Command]:
+        """Have the core ask the run of this worker to stop with its state."""
+        worker = self.state.worker_table.workers[WorkerId(name)]
+        self.state.preemption.pause(worker, "for a test", self.at)
+        return self.feed_nothing()
+
+    def feed_nothing(self) -> list[Command]:
+        """An event without consequences of its own."""
+        return self.feed(ComponentsKnown(self.at, COMPONENTS))
+
+    def stop_at(self, name: str, step: int, place: int = 0) -> list[Command]:
+        """Let a run of this worker end with its state after `step` of `STEPS`."""
+        run = self.running[WorkerId(name)].members[place % len(self.running[WorkerId(name)].members)]
+        assert run.pause_requested, f"nobody asked {run.command.task_id} to stop with its state"
+        return self.finish(name, RunErrorKind.CANCELLED, place=place, step=step)
+
+    def save(self, name: str, step: int) -> list[Command]:
+        """Let the state of the run on this worker arrive, which continues."""
+        command = self.running[WorkerId(name)].command
+        self.states[command.task_id] = step
+        return self.feed(
+            StateKept(
+                self.tick(), command.worker_id, command.incarnation, command.task_id, command.attempt, step, STEPS, 1
+            )
+        )
+
+    def lose_state(self, task_id: TaskId) -> list[Command]:
+        self.states.pop(task_id, None)
+        return self.feed(ResultLost(self.tick(), state_id(task_id)))
 
     def report(self, report: TaskReport) -> list[Command]:
         """Let a report arrive, whatever its age."""
         if report.error is None:
             self.held.add(report.task_id)
+        if report.has_state:
+            self.states[report.task_id] = report.step
         return self.feed(RunEnded(self.tick(), report))
 
     def lose_result(self, task_id: TaskId) -> list[Command]:
@@ -304,16 +369,28 @@ class Shell:
                 self._run(command)
             case StopTask():
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
-                expected = replace(run.command, why=None, needed_next=(), fresh=False, oom_steps=())
+                expected = replace(run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False)
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
                 assert expected == asked, f"{command}: it runs {expected}"
                 assert not run.stop_requested, f"{command}: for the second time"
-                run.stop_requested = True
+                assert not (command.keep_state and run.pause_requested), f"{command}: for the second time"
+                run.pause_requested = run.pause_requested or command.keep_state
+                run.stop_requested = not command.keep_state
             case Preload():
                 self._bring(command)
+            case CopyResult():
+                owner = task_of_state(command.task_id)
+                assert (command.task_id in self.held) if owner is None else (owner in self.states), command
+                assert command.task_id not in self.copied, f"{command}: for the second time"
+                self.copied.append(command.task_id)
             case ReleaseResult():
-                assert command.task_id in self.held, f"{command}: nobody holds it"
-                self.held.discard(command.task_id)
+                owner = task_of_state(command.task_id)
+                if owner is None:
+                    assert command.task_id in self.held, f"{command}: nobody holds it"
+                    self.held.discard(command.task_id)
+                else:
+                    assert owner in self.states, f"{command}: nobody holds it"
+                    del self.states[owner]
             case ScheduleTick():
                 assert command.after_seconds > 0, command
                 due = self.at + command.after_seconds
@@ -380,6 +457,9 @@ class Shell:
     def _check_start(self, batch_mate: BatchMate, command: RunTask) -> None:
         """A task may start, by itself or in the run of `command`."""
         spec, first = self.tasks[batch_mate.task_id], self.tasks[command.task_id]
+        step = self.states.get(batch_mate.task_id) if command.resume else None
+        assert command.resume == (batch_mate.task_id in self.states), f"{command}: {batch_mate} has another state"
+        assert not command.resume or step == self.states[command.task_id], f"{command}: {batch_mate} is at another step"
         assert not any(one.command.task_id == batch_mate.task_id for r in self.running.values() for one in r.members), (
             command
         )

@@ -51,6 +51,14 @@ def test_device_and_workers_follow_from_wishes_and_gpus(device, workers, gpus, k
     assert plan.open_catalog.args[2] == kind
 
 
+def test_simulated_gpus_of_a_joined_cluster_occupy_its_gpus() -> None:
+    """Else all of them would start on one node, and a test of a cluster would have no use for its others."""
+    for workers, gpus, count, gpus_each in (("all", 3, 3, 1), (5, 3, 5, 1), ("all", 0, SIMULATED_WORKERS, 0)):
+        plan = plan_pool(PoolConfig().override(device="sim", workers=workers), gpus, can_grow=True)
+        assert (len(plan.worker_ids), plan.gpus_per_worker) == (count, gpus_each)
+        assert plan.open_engine.args[0] == "sim"
+
+
 @pytest.mark.parametrize(
     ("device", "policy", "gpus", "kind", "chosen"),
     [
@@ -120,10 +128,25 @@ def test_more_workers_than_gpus_only_where_more_may_come() -> None:
     assert len(plan_pool(config, 2, can_grow=True).worker_ids) == 3
 
 
-@pytest.mark.parametrize("can_grow", [True, False])
-def test_no_gpu_is_told_as_what_is_wrong_with_the_device(can_grow) -> None:
+def test_a_single_machine_without_a_gpu_is_refused_and_a_cluster_is_waited_for() -> None:
     with pytest.raises(UnusableField, match="device: found 'cuda', expected sim or cpu"):
-        plan_pool(PoolConfig().override(device="cuda"), 0, can_grow)
+        plan_pool(PoolConfig().override(device="cuda"), 0, can_grow=False)
+    plan = plan_pool(PoolConfig().override(device="cuda"), 0, can_grow=True)
+    assert (plan.worker_ids, plan.gpus_per_worker, plan.elastic) == ((), 1, True)
+
+
+def test_a_cluster_without_gpus_is_never_simulated_silently() -> None:
+    with pytest.raises(
+        UnusableField, match=r'device: found .auto., expected "cuda" .* to wait for GPU nodes, or "sim"'
+    ):
+        plan_pool(PoolConfig(), 0, can_grow=True)
+    assert len(plan_pool(PoolConfig().override(device="sim"), 0, can_grow=True).worker_ids) == 2
+
+
+def test_a_pool_of_a_fixed_size_does_not_follow_the_cluster() -> None:
+    assert plan_pool(PoolConfig().override(device="cuda", workers=2), 4, can_grow=True).elastic is False
+    assert plan_pool(PoolConfig().override(device="cuda"), 4, can_grow=False).elastic is False
+    assert plan_pool(PoolConfig().override(device="cuda"), 4, can_grow=True).elastic is True
 
 
 def test_a_plan_travels() -> None:

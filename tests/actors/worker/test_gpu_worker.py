@@ -93,6 +93,7 @@ def test_steps_are_told_when_time_allows_but_for_the_last_which_the_report_tells
         (CorruptFile("the file is cut short"), RunErrorKind.BAD_INPUT),
         (DoesNotFit("needs more"), RunErrorKind.BAD_INPUT),
         (KeyError("weight"), RunErrorKind.INTERNAL),
+        (SystemExit(3), RunErrorKind.INTERNAL),
         (MemoryError("the host is full"), RunErrorKind.OUT_OF_HOST_MEMORY),
     ],
 )
@@ -178,9 +179,9 @@ def test_what_is_to_come_reaches_the_run_that_it_was_told_for_and_no_other() -> 
     class Listening(FakeEngine):
         heard: PreloadRequest | None = None
 
-        def run(self, task, work, inputs, hooks, fresh=False, needed_next=()):
+        def run(self, task, work, inputs, hooks, fresh=False, needed_next=(), state=None):
             self.heard = hooks.preload_request()
-            return super().run(task, work, inputs, hooks, fresh, needed_next)
+            return super().run(task, work, inputs, hooks, fresh, needed_next, state)
 
     engine = Listening()
     bench = Bench(engine)

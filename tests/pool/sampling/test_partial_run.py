@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,20 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
+from modelpool.pool.conditioning.first_frame import noised_image
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams, SamplerState
+from modelpool.pool.core.stage_params import ModelRef, RunHooks, RunState, SampleParams, SamplerState
+from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance
 from modelpool.pool.guidance.sampling_run import denoise_images
-from modelpool.pool.sampling.names import SAMPLERS
-from modelpool.pool.sampling.partial_run import PartialRun, partial_run_of, sampler_states
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+from modelpool.pool.sampling.partial_run import (
+    GuidanceMemory,
+    PartialRun,
+    partial_run_of,
+    run_states,
+    sampler_states,
+)
 from modelpool.pool.sampling.schedules import flow_table
 
 CPU = torch.device("cpu")
@@ -34,9 +43,15 @@ def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
     return torch.tanh(x_BCHW) * 0.9 + mix[:, None, None, None] * 0.05
 
 
-def run(work: SampleParams, part: PartialRun | None, kind: str, told: list[tuple[int, int]] | None = None) -> Tensor:
+def run(
+    work: SampleParams,
+    part: PartialRun | None,
+    kind: str,
+    told: list[tuple[int, int]] | None = None,
+    hooks: RunHooks | None = None,
+) -> Tensor:
     texts = [Condition(torch.full((len(SEEDS), 7, 8), value)) for value in (0.3, -0.1)]
-    hooks = RunHooks(lambda *step: None if told is None else told.append(step), lambda: False)
+    hooks = hooks or RunHooks(lambda *step: None if told is None else told.append(step), lambda: False)
     kept = None
     if work.masked:
         kept = Inpainting(torch.full((1, *SHAPE), 0.5), torch.linspace(0, 1, 36).reshape(1, 1, 6, 6))
@@ -59,12 +74,10 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
     for switch in range(1, STEPS):
         first, told = replace(whole, switch=switch), list[tuple[int, int]]()
         part = partial_run_of((first,), ((),), CPU)
-        assert part is not None
         halfway = sampler_states(run(first, part, kind, told), part.memory)
         assert told == [(done, switch) for done in range(1, switch + 1)]
         second = replace(first, low_noise=True)
         rest = partial_run_of((second,) * 2, [(travelled(each),) for each in halfway], CPU)
-        assert rest is not None
         told.clear()
         assert torch.equal(run(second, rest, kind, told), expected), switch
         assert told == [(done, STEPS - switch) for done in range(1, STEPS - switch + 1)]
@@ -78,7 +91,6 @@ def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) ->
     first = replace(whole, switch=4)
     assert (whole.steps_run, first.steps_run, replace(first, low_noise=True).steps_run) == (5, 2, 3)
     part = partial_run_of((first,), ((),), CPU)
-    assert part is not None
     halfway = sampler_states(run(first, part, "flow"), part.memory)
     second = replace(first, low_noise=True)
     rest = partial_run_of((second,) * 2, [(each,) for each in halfway], CPU)
@@ -89,7 +101,6 @@ def test_what_is_handed_on_is_one_images_own() -> None:
     """So that the second part may run beside other images than the first."""
     first = replace(WORK, sampler="uni_pc", switch=4)
     part = partial_run_of((first,), ((),), CPU)
-    assert part is not None
     one, other = sampler_states(run(first, part, "noise"), part.memory)
     assert one.predictions_NCHW is not None
     assert one.predictions_NCHW.shape == (len(one.levels), *SHAPE) == (3, *SHAPE)
@@ -100,7 +111,118 @@ def test_what_is_handed_on_is_one_images_own() -> None:
     assert torch.equal(both, turned.flip(0))
 
 
-def test_a_run_that_no_other_has_a_part_in_has_no_part() -> None:
-    assert partial_run_of((WORK,), ((),), CPU) is None
-    assert partial_run_of((replace(WORK, low_noise=True),), ((),), CPU) is None
+def test_a_run_that_no_other_has_a_part_in_is_complete() -> None:
+    for work in (WORK, replace(WORK, low_noise=True), replace(WORK, first_step=2)):
+        part = partial_run_of((work,), ((),), CPU)
+        assert (part.begin, part.end, part.done, part.latent_BCHW) == (0, STEPS - work.first_step, 0, None)
     assert replace(WORK, low_noise=True).span == (0, STEPS)
+
+
+def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list[tuple[int, int]]) -> Tensor:
+    """A run that stops after these steps, each time to go on in another process."""
+    states: tuple[RunState, ...] = ()
+    for step in (*pauses, None):
+
+        def pauses_here(step: int | None = step) -> bool:
+            return step is not None and bool(told) and told[-1][0] >= step
+
+        part = partial_run_of((work,) * len(SEEDS), ((),) * len(SEEDS), CPU, states, pauses_here)
+        latents = run(work, part, kind, told)
+        if not part.paused:
+            return latents
+        assert told[-1] == (part.done, work.steps_run) == (step, work.steps_run)
+        states = pickle.loads(pickle.dumps(run_states(part, work)))
+        assert {(state.step, state.steps) for state in states} == {(part.done, work.steps_run)}
+    raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_run_that_stops_at_a_step_and_resumes_is_the_same_run(sampler: str, kind: str) -> None:
+    """At each single step, and after every step; steps are counted on."""
+    for changes in ({}, {"first_step": 2, "masked": True, "starts": True}):
+        work = replace(WORK, sampler=sampler, **changes)
+        expected, count = run(work, None, kind), work.steps_run
+        for pauses in (*[(step,) for step in range(1, count)], tuple(range(1, count))):
+            told = list[tuple[int, int]]()
+            assert torch.equal(interrupted(work, kind, pauses, told), expected), (sampler, kind, pauses)
+            assert told == [(step, count) for step in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_resumes_on_every_schedule(schedule: str) -> None:
+    for sampler in SAMPLERS:
+        work = replace(WORK, sampler=sampler, schedule=schedule)
+        expected = run(work, None, "noise")
+        assert torch.equal(interrupted(work, "noise", range(1, STEPS), []), expected), (sampler, schedule)
+
+
+def test_each_of_two_experts_stops_and_resumes() -> None:
+    """The second one from its own state, not from that of the first."""
+    for sampler in SAMPLERS:
+        whole = replace(WORK, sampler=sampler)
+        expected = run(whole, None, "flow")
+        first = replace(whole, switch=4)
+        one = partial_run_of((first,) * 2, ((), ()), CPU, (), lambda: True)
+        assert one.end == 4
+        run(first, one, "flow")
+        assert (one.paused, one.done) == (True, 1)
+        rest = partial_run_of((first,) * 2, ((), ()), CPU, run_states(one, first))
+        halfway = sampler_states(run(first, rest, "flow"), rest.memory)
+        second = replace(first, low_noise=True)
+        inputs = [(each,) for each in halfway]
+        two = partial_run_of((second,) * 2, inputs, CPU, (), lambda: True)
+        run(second, two, "flow")
+        states = run_states(two, second)
+        assert [(state.step, state.steps) for state in states] == [(1, 3), (1, 3)]
+        assert torch.equal(run(second, partial_run_of((second,) * 2, inputs, CPU, states), "flow"), expected), sampler
+
+
+def test_a_checkpoint_is_the_state_at_its_step() -> None:
+    """It does not change while the run continues, and a run resumes from it."""
+    for sampler in SAMPLERS:
+        work = replace(WORK, sampler=sampler)
+        expected, saved = run(work, None, "noise"), list[tuple[RunState, ...]]()
+        part = partial_run_of((work,) * 2, ((), ()), CPU)
+
+        def keep(states: Callable[[], Sequence[RunState]], saved: list[tuple[RunState, ...]] = saved) -> None:
+            saved.append(tuple(states()))
+
+        hooks = RunHooks(lambda *step: None, lambda: False, checkpoint=keep)
+        assert torch.equal(run(work, part, "noise", hooks=hooks), expected)
+        assert [states[0].step for states in saved] == list(range(1, STEPS))
+        for states in saved:
+            resumed = partial_run_of((work,) * 2, ((), ()), CPU, states)
+            assert torch.equal(run(work, resumed, "noise"), expected), (sampler, states[0].step)
+
+
+def test_guidance_resumes_with_its_state() -> None:
+    """APG accumulates differences, and an image with noise draws numbers in each step."""
+    random = torch.Generator().manual_seed(3)
+    pairs = [torch.randn((2, *SHAPE), generator=random) for _ in range(2 * STEPS)]
+    levels = [float(STEPS - step) for step in range(STEPS)]
+
+    def guided(breaks: Sequence[int]) -> list[Tensor]:
+        memory, made = GuidanceMemory(), []
+        guide = AdaptiveProjectedGuidance(3.0, (2, 4), 0, memory)
+        for step, level in enumerate(levels):
+            if step in breaks:
+                part = PartialRun(latent_BCHW=pairs[0], guidance=memory, done=step)
+                states = pickle.loads(pickle.dumps(run_states(part, WORK)))
+                memory = partial_run_of((WORK,) * 2, ((), ()), CPU, states).guidance
+                guide = AdaptiveProjectedGuidance(3.0, (2, 4), 0, memory)
+            made.append(guide(pairs[2 * step], pairs[2 * step + 1], level))
+        return made
+
+    expected = guided(())
+    for breaks in (*[(step,) for step in range(1, STEPS)], range(1, STEPS)):
+        assert all(map(torch.equal, guided(breaks), expected)), breaks
+
+    image = torch.randn((2, 4, 3, 6, 6), generator=random)
+    draw = noised_image(image, SEEDS, 0.5)
+    numbers = [draw()["image"] for _ in range(6)]
+    memory = GuidanceMemory()
+    before = noised_image(image, SEEDS, 0.5, memory)
+    assert [torch.equal(before()["image"], number) for number in numbers[:2]] == [True] * 2
+    after = noised_image(image, SEEDS, 0.5, GuidanceMemory(inputs_drawn=memory.inputs_drawn))
+    assert [torch.equal(after()["image"], number) for number in numbers[2:]] == [True] * 4

@@ -3,6 +3,8 @@ at the end every job resolved, every run answered, and no result held but those 
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -22,10 +24,19 @@ from modelpool.pool.specs.spec import (
 )
 from modelpool.scheduler.queue.shares import EVERYBODY, UserShare
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import ComponentsKnown, Outcome, ResolveJob, StartFailed, StopTask, WorkerDown
-from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, TEXT, Shell, decode, encode, sample
+from modelpool.scheduler.tables.messages import (
+    ComponentsKnown,
+    LossCause,
+    Outcome,
+    ResolveJob,
+    StartFailed,
+    StopTask,
+    WorkerDown,
+)
+from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, STEPS, TEXT, Shell, decode, encode, sample
 
 NAMES = ["a", "b", "c"]
+NODES = ["", "", "n1", "n2"]
 #: of a sample of 30 B and more that may be divided
 HALVES = (ExecutionMode(9, batch=2, slowdown=1.5), ExecutionMode(3, batch=1, slowdown=2.0))
 CAPACITIES = [12, 24, ROOMY]
@@ -103,6 +114,8 @@ class CoreMachine(RuleBasedStateMachine):
         ageing_seconds=st.sampled_from([None, None, 5.0]),
         shares=SHARES,
         batch_limit=st.sampled_from([1, 2, 3]),
+        preemption_wait_seconds=st.sampled_from([0.0, 0.0, 5.0, 30.0]),
+        preemption_limit=st.integers(0, 2),
     )
     def begin(self, **limits) -> None:
         self.shell = Shell(SchedulerConfig(story_length=None, **limits))
@@ -178,9 +191,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.shell.want(*names)
 
     @precondition(lambda self: self.shell.starting)
-    @rule(number=ANY, capacity=st.sampled_from(CAPACITIES))
-    def come_up(self, number: int, capacity: int) -> None:
-        self.shell.come_up(self.pick(self.shell.starting, number)[0], capacity)
+    @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), node=st.sampled_from(NODES))
+    def come_up(self, number: int, capacity: int, node: str) -> None:
+        self.shell.come_up(self.pick(self.shell.starting, number)[0], capacity, node=node)
 
     @precondition(lambda self: self.shell.starting)
     @rule(number=ANY)
@@ -188,9 +201,27 @@ class CoreMachine(RuleBasedStateMachine):
         self.shell.fail_start(self.pick(self.shell.starting, number)[0])
 
     @precondition(lambda self: self.shell.up)
+    @rule(number=ANY, cause=st.sampled_from(LossCause))
+    def lose(self, number: int, cause: LossCause) -> None:
+        before = set(self.shell.resolved)
+        self.shell.lose(self.pick(self.shell.up, number), cause)
+        for name in set(self.shell.resolved) - before if cause.is_external else ():
+            error = self.shell.resolved[name].error
+            is_rejected = error is not None and error.kind is RunErrorKind.WORKER_LOST
+            assert not is_rejected or error.message.startswith("no worker is left"), f"{name}: {error}"
+
+    @rule(node=st.sampled_from(NODES), seconds=st.sampled_from([0.0, 3.0, 30.0, inf]))
+    def drain_node(self, node: str, seconds: float) -> None:
+        self.shell.drain(node, seconds)
+
+    @precondition(lambda self: self.shell.running)
     @rule(number=ANY)
-    def lose(self, number: int) -> None:
-        self.shell.lose(self.pick(self.shell.up, number))
+    def lacks_a_file(self, number: int) -> None:
+        name = self.pick(self.shell.running, number)
+        run = self.shell.running[name]
+        uses = self.shell.tasks[run.command.task_id].uses
+        if not run.others and self.shell.state.worker_table.workers[name].spec.node:
+            self.shell.lacks(name, uses[0].component)
 
     @precondition(lambda self: self.shell.up)
     @rule(number=ANY, later=st.integers(0, 2), capacity=st.sampled_from(CAPACITIES))
@@ -249,6 +280,43 @@ class CoreMachine(RuleBasedStateMachine):
         name, place = self.pick(stopping, number)
         self.shell.finish(name, RunErrorKind.CANCELLED, place=place)
 
+    @precondition(lambda self: self.sampling())
+    @rule(number=ANY)
+    def pause(self, number: int) -> None:
+        """A run is asked to stop with its state, as before the end of its machine."""
+        self.shell.pause(self.pick(self.sampling(), number))
+
+    @precondition(lambda self: any(one.pause_requested for run in self.shell.running.values() for one in run.members))
+    @rule(number=ANY, step=st.integers(1, STEPS - 1))
+    def stop_with_state(self, number: int, step: int) -> None:
+        """All tasks of a run stop at one step."""
+        pausing = [name for name, run in self.shell.running.items() if all(m.pause_requested for m in run.members)]
+        if not pausing:
+            return
+        name = self.pick(pausing, number)
+        run = self.shell.running[name]
+        attempt = [(member.command.task_id, member.command.attempt) for member in run.members]
+        step = max([step, *(self.shell.states.get(task_id, 0) for task_id, _ in attempt)])
+        for left in range(len(attempt), 0, -1):
+            still = self.shell.running.get(name)
+            if still is None or len(still.members) != left or still.command.task_id not in dict(attempt):
+                return
+            self.shell.stop_at(name, step)
+
+    @precondition(lambda self: self.sampling())
+    @rule(number=ANY, step=st.integers(1, STEPS - 1))
+    def checkpoint(self, number: int, step: int) -> None:
+        self.shell.save(self.pick(self.sampling(), number), step)
+
+    @precondition(lambda self: self.shell.states)
+    @rule(number=ANY)
+    def lose_state(self, number: int) -> None:
+        self.shell.lose_state(self.pick(self.shell.states, number))
+
+    def sampling(self):
+        """The workers that sample."""
+        return [name for name, run in self.shell.running.items() if run.command.task_id.startswith("s:")]
+
     @precondition(lambda self: self.shell.running)
     @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), text=st.integers(0, 4))
     def finish_otherwise(self, number: int, capacity: int, text: int) -> None:
@@ -295,6 +363,7 @@ class CoreMachine(RuleBasedStateMachine):
         demand = shell.state.demand
         assert not demand.tasks, f"left over: {list(demand.tasks)}"
         assert not demand.results.readers, "somebody reads, though no task is left"
+        assert not shell.states, "the state of a task is held that does not exist"
         assert shell.held == set(demand.results.kept), "a result is held that nobody may read"
         assert len(shell.held) <= shell.config.kept_results
         assert sum(demand.resolved.values()) == len(shell.jobs)
@@ -306,6 +375,8 @@ class CoreMachine(RuleBasedStateMachine):
 
 def drain(shell: Shell) -> None:
     """Nothing goes wrong any more, and every job must come to its end within a bounded number of events."""
+    for node in NODES:
+        shell.drain(node, inf)
     shell.want(*NAMES, "late")
     for _ in range(20 + 4 * len(shell.tasks)):
         for key in list(shell.starting):

@@ -7,6 +7,7 @@ import pytest
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.core.retry import RULES, RetryRule, Verdict, verdict
+from modelpool.scheduler.queue.demand import MOST_LOSSES
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask
 from tests.scheduler.world import PAINT, Shell, alone, encode, image, sample
@@ -128,17 +129,18 @@ def test_input_lost_makes_every_input_again(shell: Shell) -> None:
 
 
 def test_a_result_that_is_lost_again_and_again_fails_the_job() -> None:
-    """The sample waits for a large worker that does not come; three times its prompt is made and lost meanwhile."""
+    """The sample waits for a large worker that does not come; its prompt is encoded and lost, far more often than tasks
+    may fail: a machine that is lost says nothing about a task."""
     shell = Shell(SchedulerConfig(max_attempts=3))
     shell.want("small", "large")
     shell.come_up("small", 20)
     shell.submit(image("j", activation_bytes=30))
-    for _ in range(3):
+    for _ in range(MOST_LOSSES):
         assert shell.outcome("j") is None
         shell.finish("small")
         shell.lose_result(encode("cat").task_id)
     assert shell.error("j").kind is RunErrorKind.INPUT_LOST
-    assert "lost 3 times" in shell.error("j").message
+    assert f"lost {MOST_LOSSES} times" in shell.error("j").message
 
 
 def test_a_lost_given_result_fails_the_jobs_that_need_it(shell: Shell) -> None:

@@ -63,6 +63,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.deferred(
             lambda: st.builds(kind, **{f.name: values_of(hints[f.name]) for f in dataclasses.fields(kind)})
         )
+    if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] != (Ellipsis,):
+        return st.tuples(*[values_of(argument) for argument in typing.get_args(kind)])
     if typing.get_origin(kind) is tuple:
         return st.lists(values_of(typing.get_args(kind)[0]), max_size=2).map(tuple)
     return st.one_of(*[values_of(argument) for argument in typing.get_args(kind)])

@@ -1,0 +1,27 @@
+"""Workers of a pool without groups: one for each GPU of the cluster, as machines join and leave. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count, islice
+
+from modelpool.pool.specs.spec import WorkerId
+from modelpool.scheduler.tables.workers import Worker, WorkerState
+
+
+def workers_for_gpus(gpu_count: int, workers: Iterable[Worker]) -> tuple[WorkerId, ...]:
+    """Return the ids of the workers for `gpu_count` GPUs that are not on drained machines; existing ones come first.
+
+    Workers that are up stay, since each has a GPU: one that lost its GPU is down. Workers on drained machines are not
+    counted, as their machines leave. Of the others, those that were given up go first when there are too many.
+    """
+    wanted = [worker for worker in workers if worker.wanted]
+    leaving = [worker for worker in wanted if worker.drain_deadline is not None]
+    up = [worker for worker in wanted if worker.live and worker.drain_deadline is None]
+    others = [worker for worker in wanted if not worker.live]
+    others.sort(key=lambda worker: worker.status is WorkerState.GIVEN_UP)
+    kept = [*up, *others[: max(0, gpu_count - len(up))]]
+    ids = [worker.worker_id for worker in (*leaving, *kept)]
+    taken = {worker.worker_id for worker in workers}
+    free = (name for number in count() if (name := WorkerId(f"gpu-{number}")) not in taken)
+    return (*ids, *islice(free, max(0, gpu_count - len(kept))))

@@ -1,0 +1,37 @@
+"""The files that a task reads, by component. Pure."""
+
+from __future__ import annotations
+
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    EncodeParams,
+    SampleParams,
+    StageParams,
+    control_key,
+    lora_key,
+    roles_of,
+)
+from modelpool.pool.loading.file_parts import FilePart
+from modelpool.pool.specs.spec import ComponentKey, Role, TaskSpec
+
+
+def task_files(task: TaskSpec, work: StageParams) -> dict[ComponentKey, FilePart]:
+    """Return the file of each component that the task uses, LoRAs and ControlNets included."""
+    files: dict[ComponentKey, FilePart] = {}
+    for use, role in zip(task.uses, roles_of(work, len(task.uses)), strict=True):
+        if role is Role.CONTROLNET:
+            control = _control(work, use.component)
+            files[use.component] = FilePart(control.path, files=control.files)
+            continue
+        files[use.component] = FilePart(work.model.path, role, work.model.assembly, work.model.files)
+        if use.adapters and isinstance(work, (EncodeParams, SampleParams)):
+            loras = {lora_key(lora): lora for lora in work.loras}
+            for key in use.adapters:
+                files[key] = FilePart(loras[key].path, files=loras[key].files)
+    return files
+
+
+def _control(work: StageParams, key: ComponentKey) -> ControlRef:
+    """Return a ControlNet of a run."""
+    assert isinstance(work, SampleParams), f"{key} is used by {work}"
+    return next(control for control in work.controls if control_key(control) == key)

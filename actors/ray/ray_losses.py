@@ -1,0 +1,172 @@
+"""Finds out why a worker that is a Ray actor was lost: Ray's error, its record of the actor, and the worker's traces.
+
+Ray's error names the end of a process, rarely its cause. So a process of the same node reads the traces that the
+worker left (`actors.worker.crash_trace`): this one, or another worker of the node, since they answer at once, else a
+task without resources. Everything together takes at most `EXAMINE_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of
+from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, id_of, raylet_answers
+from modelpool.actors.ray.state_folder import state_folder
+from modelpool.actors.worker.crash_trace import CrashEvidence, read_evidence, remove_trace
+from modelpool.pool.specs.spec import NodeId
+
+logger = logging.getLogger(__name__)
+
+#: reads the traces of that name on the node of another worker
+NeighbourCall: TypeAlias = Callable[[str], Awaitable[CrashEvidence]]
+
+#: Ray's errors for a worker that is gone; the last two (its memory monitor, a lost node) are not RayActorErrors
+WORKER_GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
+#: limit of the examination of a loss
+EXAMINE_SECONDS = 2.0
+#: of that, for an answer from another worker of the node, which can be slow only if the machine is
+_NEIGHBOUR_SECONDS = 0.5
+_REASON_CHARACTERS = 400
+
+
+def trace_folder() -> Path:
+    """Return the folder of this machine with the traces of workers. Raises OutputFailed."""
+    return state_folder() / "traces"
+
+
+def take_evidence(name: str) -> CrashEvidence:
+    """Read and remove the traces of a worker of this machine."""
+    folder = trace_folder()
+    evidence = read_evidence(folder, name)
+    remove_trace(folder, name)
+    return evidence
+
+
+def death_by_error(error: RayError) -> ActorReport:
+    """Return what Ray's error says by itself."""
+    message = short_reason(error)
+    if isinstance(error, OutOfMemoryError):
+        return ActorReport(NodeId(""), Death.MEMORY_MONITOR, message)
+    if isinstance(error, NodeDiedError):
+        return ActorReport(NodeId(""), Death.NODE_DIED, message)
+    if isinstance(error, RayActorError) and error.preempted:
+        return ActorReport(NodeId(""), Death.NODE_DRAINED, message)
+    if isinstance(error, RayActorError) and error.actor_init_failed:
+        return ActorReport(NodeId(""), Death.START_FAILED, message)
+    return ActorReport(NodeId(""), Death.PROCESS_ENDED, message)
+
+
+class LossExaminer:
+    """Examines losses of the workers of one pool."""
+
+    def __init__(self, nodes: RayNodes, examine_seconds: float = EXAMINE_SECONDS) -> None:
+        self._nodes = nodes
+        self._examine_seconds = examine_seconds
+
+    async def loss_cause(
+        self, error: RayError, node_id: NodeId, trace: str, neighbour: NeighbourCall | None = None
+    ) -> Loss:
+        """Return why the worker with these traces, last known on this node ("": unknown), was lost.
+
+        `neighbour` reads traces through another worker of the node. Never raises: what cannot be found out in time is
+        left out.
+        """
+        report, machine = death_by_error(error), MachineReport()
+        try:
+            async with asyncio.timeout(self._examine_seconds):
+                if report.death is Death.PROCESS_ENDED:
+                    report = await self._recorded(error, report)
+                node_id = node_id or report.node
+                if report.death not in EXPLAINED:
+                    report, machine = await self._machine(node_id, report)
+                if report.death is Death.PROCESS_ENDED and machine.answers:
+                    evidence = await self._evidence(node_id, trace, neighbour)
+                    machine = replace(machine, evidence=evidence)
+        except TimeoutError:
+            logger.info("the loss of a worker could not be examined in time: %s", report.message)
+        if report.death is Death.PROCESS_ENDED and machine.answers and machine.evidence is None:
+            # a dying node ends its processes one after the other: its raylet may have been the last
+            report, machine = await self._machine(node_id, report)
+        return loss_of(report.death or Death.PROCESS_ENDED, report.message, machine)
+
+    async def has_node(self, handle: ActorHandle[Any]) -> bool:
+        """Return whether Ray has found a node for an actor; False if that cannot be found out."""
+        try:
+            report = await self._nodes.actor(id_of(handle))
+        except Exception as failed:
+            logger.info("Ray's record of a pending worker cannot be read: %s", failed)
+            return False
+        return report is not None and bool(report.node)
+
+    async def _recorded(self, error: RayError, report: ActorReport) -> ActorReport:
+        """Return the record of the control service if it has one of this end, else `report`."""
+        actor_id = error.actor_id if isinstance(error, RayActorError) else None
+        try:
+            recorded = await self._nodes.actor(actor_id) if actor_id else None
+        except Exception as failed:
+            logger.info("Ray's record of a lost worker cannot be read: %s", failed)
+            return report
+        if recorded is None or recorded.death is None:
+            return report
+        return replace(recorded, message=one_line(recorded.message) or report.message)
+
+    async def _machine(self, node_id: NodeId, report: ActorReport) -> tuple[ActorReport, MachineReport]:
+        """Return the state of the node; a node that Ray counts as dead explains the loss."""
+        try:
+            node = (await self._nodes.poll()).node(node_id)
+        except Exception as failed:
+            logger.info("the nodes of the cluster cannot be read: %s", failed)
+            return report, MachineReport()
+        if node is None:
+            return report, MachineReport()
+        draining = node.drain_deadline is not None
+        if node.end is not None:
+            death = death_of_node(node.end)
+            return ActorReport(node_id, death, node.end_reason or report.message), MachineReport(False, draining)
+        return report, MachineReport(await raylet_answers(node), draining)
+
+    async def _evidence(self, node_id: NodeId, trace: str, neighbour: NeighbourCall | None) -> CrashEvidence | None:
+        """Read the worker's traces on its node, which may be this one."""
+        if node_id == ray.get_runtime_context().get_node_id():
+            return await asyncio.to_thread(take_evidence, trace)
+        if neighbour is not None:
+            with contextlib.suppress(TimeoutError, RayError):
+                return await asyncio.wait_for(neighbour(trace), _NEIGHBOUR_SECONDS)
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        probe = ray.remote(take_evidence).options(
+            num_cpus=0, max_retries=0, scheduling_strategy=on_node, name="why a worker was lost"
+        )
+        answer = probe.remote(trace)
+        try:
+            evidence: CrashEvidence = await answer
+        except RayError as failed:
+            logger.info("the traces of a lost worker cannot be read: %s", failed)
+            return None
+        except asyncio.CancelledError:
+            ray.cancel(answer)
+            raise
+        return evidence
+
+
+def short_reason(error: RayError) -> str:
+    """Shorten Ray's many lines to one, without ids."""
+    return one_line(str(error))
+
+
+def one_line(text: str) -> str:
+    """Shorten a message of Ray to one line, without ids."""
+    lines = (line.strip() for line in text.splitlines())
+    ids = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
+    parts = " ".join(line for line in lines if line and not line.startswith(ids))
+    return parts if len(parts) <= _REASON_CHARACTERS else f"{parts[:_REASON_CHARACTERS]} ..."

@@ -1,0 +1,170 @@
+"""`RemoteCatalog`: the catalog of a controller whose node lacks the model files, as an actor on a node that has them.
+
+Imports Ray at once: import this module after a session is open. Rules
+1. If the catalog's node is lost, the next node that has the files takes over, and the question is asked again: answers
+   depend on nothing but the files.
+2. Measurements (`learn`) are sent in batches and may be lost with a node: they only improve estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from modelpool.actors.control.catalog_place import existing, nodes_for_catalog, paths_of
+from modelpool.actors.control.catalog_service import LEARN_BATCH, BuiltRequest, CatalogService, ListingCatalog
+from modelpool.actors.control.cluster_nodes import ClusterNode, names_of
+from modelpool.actors.graph.build_graph import JobGraph
+from modelpool.actors.graph.orders import Order
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.ray.ray_cluster import on_node
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.config import ModelsSection
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.specs.spec import JobId, NodeId, RunCost, TaskId, TaskSpec
+
+if TYPE_CHECKING:
+    from modelpool.pool.registry.listings import LoraListing, ModelListing
+
+#: how long a node has to answer which files it has; it may have to start a process
+PROBE_SECONDS = 60.0
+
+
+class CatalogActor(CatalogService):
+    """A catalog service as an actor. All methods are coroutines."""
+
+    async def learn_all(self, measured: Sequence[tuple[TaskSpec, RunCost]]) -> None:
+        """As `learn`, for several runs."""
+        for task, cost in measured:
+            self.learn(task, cost)
+
+
+class RemoteCatalog:
+    """See `CatalogQueries`."""
+
+    def __init__(self, open_catalog: Callable[[], ListingCatalog], nodes: Sequence[NodeId]) -> None:
+        """`nodes` have the files; the first runs the catalog."""
+        self._open_catalog = open_catalog
+        self._nodes = list(nodes)
+        self._actor: ActorHandle[Any] | None = None
+        self._measured: list[tuple[TaskSpec, RunCost]] = []
+
+    async def build_requests(
+        self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
+    ) -> list[BuiltRequest]:
+        """See `CatalogService`."""
+        return cast("list[BuiltRequest]", await self._ask("build_requests", tuple(wanted), first_index, capacity_bytes))
+
+    async def recipes(
+        self, requests: Sequence[GenerateRequest], capacity_bytes: int | None
+    ) -> tuple[Recipe | UserError, ...]:
+        """See `CatalogService`."""
+        return cast("tuple[Recipe | UserError, ...]", await self._ask("recipes", tuple(requests), capacity_bytes))
+
+    async def build_stage(
+        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+    ) -> JobGraph:
+        """See `CatalogService`."""
+        return cast("JobGraph", await self._ask("build_stage", order, job_id, given, capacity_bytes))
+
+    async def models(self) -> tuple[ModelListing, ...]:
+        """See `CatalogService`."""
+        return cast("tuple[ModelListing, ...]", await self._ask("models"))
+
+    async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+        return cast("tuple[LoraListing, ...]", await self._ask("loras"))
+
+    @property
+    def files_address(self) -> str:
+        """See `CatalogService`. Not known here: the workers of that node serve the same files."""
+        return ""
+
+    def learn(self, task: TaskSpec, cost: RunCost) -> None:
+        """See `CatalogService`."""
+        self._measured.append((task, cost))
+        if len(self._measured) >= LEARN_BATCH:
+            self._send_measured()
+
+    def close(self) -> None:
+        """End the actor."""
+        actor, self._actor, self._nodes = self._actor, None, []
+        if actor is not None:
+            ray.kill(actor)
+
+    async def _ask(self, method: str, *arguments: object) -> object:
+        while True:
+            actor = self._started()
+            self._send_measured()
+            try:
+                return await getattr(actor, method).remote(*arguments)
+            except RayTaskError as raised:
+                raise raised.cause from None
+            except RayActorError as lost:
+                self._next_node(actor, lost)
+
+    def _started(self) -> ActorHandle[Any]:
+        if self._actor is None:
+            if not self._nodes:
+                raise UserError("no node that has the model files is left in the cluster")
+            options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+            actor_class: Any = ray.remote(CatalogActor)
+            self._actor = actor_class.options(**options, **on_node(self._nodes[0])).remote(self._open_catalog)
+        return self._actor
+
+    def _next_node(self, lost: ActorHandle[Any], error: RayError) -> None:
+        """Note the loss of the actor, unless another call already has."""
+        if self._actor is lost:
+            self._actor = None
+            if len(self._nodes) <= 1:
+                raise UserError("the node that has the model files is lost, and no other node has them") from error
+            del self._nodes[0]
+
+    def _send_measured(self) -> None:
+        measured, self._measured = self._measured, []
+        if measured and self._actor is not None:
+            self._actor.learn_all.remote(measured)
+
+
+def catalog_nodes(
+    models: ModelsSection,
+    controller: NodeId,
+    driver: NodeId,
+    nodes: Sequence[ClusterNode],
+    environment: Mapping[str, Any] | None = None,
+) -> tuple[NodeId, ...]:
+    """Return the nodes that can run the catalog, best first: () if the controller's node can, since it has the files.
+    Asks the other nodes only if the driver's node, on which this is called, is not the controller's or lacks files.
+    `environment` is the runtime environment of tasks.
+
+    Raises UserError if no node has the files.
+    """
+    paths = paths_of(models)
+    if len(nodes) == 1 or not paths or (controller == driver and existing(paths) == frozenset(paths)):
+        return ()
+    found = dict.fromkeys((node.node_id for node in nodes), frozenset[Path]()) | _probed(paths, nodes, environment)
+    chosen = nodes_for_catalog(paths, found, (controller, driver), names_of(nodes))
+    return () if not chosen or chosen[0] == controller else chosen
+
+
+def _probed(
+    paths: Sequence[Path], nodes: Sequence[ClusterNode], environment: Mapping[str, Any] | None
+) -> dict[NodeId, frozenset[Path]]:
+    """Ask every node which of `paths` it has. Nodes that do not answer are left out."""
+    ask: Any = ray.remote(max_retries=0, runtime_env=environment)(existing)
+    calls: dict[Any, NodeId] = {
+        ask.options(**on_node(node.node_id)).remote(tuple(paths)): node.node_id for node in nodes
+    }
+    ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=PROBE_SECONDS)
+    found = {}
+    for ref in ready:
+        try:
+            found[calls[ref]] = ray.get(ref)
+        except RayError:
+            continue  # the node is gone, or cannot run our code; workers report the reason
+    return found

@@ -1,0 +1,1 @@
+"""The number of nodes: how many of each group the waiting work is worth."""

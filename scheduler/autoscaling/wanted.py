@@ -1,0 +1,447 @@
+"""Decides how many nodes of each group to request and which to give up. A pure function of values.
+
+Rules, in this order
+1. A node is worth requesting when the work that it would take over lasts longer than its start and its cold load: when
+   all work, shared with it, would still last twice as long. Work that keeps coming counts for the time of the start.
+   Work that no GPU can run is always worth a node.
+2. Work with a deadline gets the fewest nodes that meet the deadline, and those at once: fewer nodes for longer pay for
+   fewer starts.
+3. The group is the one whose nodes do the work for the least money, of those whose GPUs have the memory and that may be
+   requested now; for equal prices the one that is done first.
+4. A node is given up once its idle time has cost as much as restoring it would (start and reload: ski rental). Idle
+   time moves from node to node, so it is given up too, while GPUs are idle, once the others would have kept up without
+   it for as long (`scheduler.autoscaling.shadow_fleets`). The dearest group goes first, of one group the node with the
+   least valuable weights. Never in the evaluation that requests nodes, nor if the remaining nodes would be half way to
+   requesting one again.
+5. `min_nodes` and nodes with pinned components stay. No limit is ever exceeded; before `max_cost` is spent all nodes
+   end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, floor, inf
+
+from modelpool.scheduler.autoscaling.drain_time import Server, finish_at, merged, servers, shortfalls
+from modelpool.scheduler.autoscaling.outlook import (
+    Fleet,
+    FleetNode,
+    GiveUpNode,
+    GroupOutlook,
+    PendingWork,
+    RequestNodes,
+    WaitingWork,
+)
+from modelpool.scheduler.tables.node_groups import NO_LIMITS, AutoscalingConfig
+from modelpool.scheduler.tables.scaling_record import ScalingRule, ScalingWhy
+
+#: factor on the GPU-seconds that are due by a deadline, as in `scheduler.queue.deadlines`
+SAFETY = 1.25
+#: part of the time to restore a node that it idles before it is given up. At 1, idling never costs more than twice the
+#: best decision in hindsight; work that comes back within that time finds the node
+IDLE_PART = 1.0
+#: seconds of the cost of all nodes that are left when all are given up because of `max_cost`: for runs to end
+LAST_RUN_SECONDS = 120.0
+#: the same, when their runs are ended too
+LAST_SECONDS = 2.0
+#: nodes that one evaluation requests at most: the next one follows soon, and knows more
+MOST_AT_ONCE = 1024
+#: other groups that a record explains
+MOST_OTHERS = 4
+HOUR = 3600.0
+
+
+def wanted(
+    backlog: PendingWork,
+    groups: Sequence[GroupOutlook],
+    fleet: Fleet,
+    at: float,
+    limits: AutoscalingConfig = NO_LIMITS,
+    margin_seconds: float = 0.0,
+) -> tuple[RequestNodes | GiveUpNode, ...]:
+    """Return the decisions for now, in the order in which they were taken.
+
+    margin_seconds  time before each deadline by which its work should be done
+    """
+    evaluation = _Evaluation(backlog, groups, fleet, at, limits, margin_seconds)
+    if ending := evaluation.end_of_budget():
+        return tuple(ending)
+    evaluation.request_minimum()
+    evaluation.request_pinned()
+    for work in reversed(backlog.levels):
+        evaluation.meet_deadlines(work)
+        evaluation.work_off(work)
+    return tuple(evaluation.requests or evaluation.give_up())
+
+
+class _Evaluation:
+    """One call of `wanted`: its input, and what it has requested so far."""
+
+    def __init__(
+        self,
+        backlog: PendingWork,
+        groups: Sequence[GroupOutlook],
+        fleet: Fleet,
+        at: float,
+        limits: AutoscalingConfig,
+        margin_seconds: float,
+    ) -> None:
+        self.backlog = backlog
+        self.groups = {outlook.group.name: outlook for outlook in groups}
+        self.fleet = fleet
+        self.at = at
+        self.limits = limits
+        self.margin_seconds = margin_seconds
+        self.requests: list[RequestNodes] = []
+        #: nodes that remain, with those requested now
+        self.nodes = list(fleet.nodes)
+        self.total_seconds = backlog.seconds
+
+    # ---- limits ------------------------------------------------------------------------------------------------------
+
+    @property
+    def cost_per_hour(self) -> float:
+        """The price of all nodes, those that are leaving included."""
+        return sum(self.groups[n.group].group.price_per_hour for n in self.nodes if n.group)
+
+    def active(self, group: str) -> list[FleetNode]:
+        """The nodes of a group that stay."""
+        return [n for n in self.nodes if n.group == group and not n.is_leaving and n.ends_at == inf]
+
+    def room(self, outlook: GroupOutlook, load_bytes: float) -> tuple[int, str]:
+        """How many nodes of the group may be requested now, and what limits them."""
+        group, limits = outlook.group, self.limits
+        if outlook.blocked_until > self.at:
+            return 0, outlook.reason or "it is backing off"
+        count = sum(node.group == group.name for node in self.nodes)
+        found, reason = group.max_nodes - count, f"max_nodes {group.max_nodes}"
+        if limits.max_gpus is not None:
+            gpus = sum(node.gpus for node in self.nodes if node.group)
+            by_gpus = (limits.max_gpus - gpus) // group.gpus_per_node
+            if by_gpus < found:
+                found, reason = by_gpus, f"max_gpus {limits.max_gpus}"
+        if limits.max_cost_per_hour is not None and group.price_per_hour > 0:
+            by_rate = floor((limits.max_cost_per_hour - self.cost_per_hour) / group.price_per_hour + 1e-9)
+            if by_rate < found:
+                found, reason = by_rate, f"max_cost_per_hour {limits.max_cost_per_hour:g}"
+        if limits.max_cost is not None and group.price_per_hour > 0:
+            hours = (2.0 * outlook.cold_seconds(load_bytes) + LAST_RUN_SECONDS) / HOUR
+            left = limits.max_cost - self.fleet.spent - self.cost_per_hour * hours
+            by_cost = floor(left / (group.price_per_hour * hours) + 1e-9)
+            if by_cost < found:
+                found, reason = by_cost, f"max_cost {limits.max_cost:g}"
+        return max(0, found), reason
+
+    def end_of_budget(self) -> list[GiveUpNode]:
+        """Give up all nodes if the rest of `max_cost` pays for no more than the end of their runs."""
+        if self.limits.max_cost is None:
+            return []
+        left, rate = self.limits.max_cost - self.fleet.spent, self.cost_per_hour / HOUR
+        if rate == 0.0 or left > rate * LAST_RUN_SECONDS:
+            return []
+        is_hard = left <= rate * LAST_SECONDS
+        figures = (
+            ("spent", self.fleet.spent),
+            ("cost per hour", self.cost_per_hour),
+            ("max_cost", left + self.fleet.spent),
+        )
+        return [
+            GiveUpNode(
+                node.name, ScalingWhy(ScalingRule.BUDGET, node.group, -1, node.name, figures, at=self.at), is_hard
+            )
+            for node in self.nodes
+            if node.group and (is_hard or not node.is_leaving)
+        ]
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        outlook: GroupOutlook,
+        count: int,
+        rule: ScalingRule,
+        figures: tuple[tuple[str, float], ...],
+        load_bytes: float,
+        others: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """Request nodes, as many as `room` allows."""
+        group = outlook.group
+        figures += (
+            ("start seconds", outlook.start_seconds),
+            ("load seconds", outlook.cold_seconds(load_bytes) - outlook.start_seconds),
+            ("price per hour", group.price_per_hour),
+        )
+        why = ScalingWhy(rule, group.name, count, "", figures, others, self.at)
+        self.requests.append(RequestNodes(group.name, count, why))
+        node = FleetNode(
+            "",
+            group.name,
+            group.gpus_per_node,
+            outlook.gpu_bytes,
+            outlook.speed,
+            self.at + outlook.cold_seconds(load_bytes),
+            is_starting=True,
+        )
+        self.nodes += [node] * count
+
+    def request_minimum(self) -> None:
+        """Request what is missing from `min_nodes`."""
+        for outlook in self.groups.values():
+            missing = outlook.group.min_nodes - len(self.active(outlook.group.name))
+            if missing > 0 and (count := min(missing, self.room(outlook, 0.0)[0])):
+                self.request(outlook, count, ScalingRule.MINIMUM, (("min_nodes", outlook.group.min_nodes),), 0.0)
+
+    def request_pinned(self) -> None:
+        """Request nodes for pinned components that have too few workers, of the groups with the lowest price."""
+        for level_bytes, workers in self.fleet.pins_missing:
+            able = [outlook for outlook in self.groups.values() if outlook.gpu_bytes >= level_bytes]
+            for outlook in sorted(able, key=lambda o: (o.group.price_per_gpu_hour, o.start_seconds, o.group.name)):
+                missing = workers - sum(
+                    n.gpus for n in self.nodes if n.gpu_bytes >= level_bytes and not n.is_leaving and n.ends_at == inf
+                )
+                count = min(ceil(missing / outlook.group.gpus_per_node), self.room(outlook, 0.0)[0])
+                if count > 0:
+                    self.request(outlook, count, ScalingRule.PINNED, (("workers", workers),), 0.0)
+
+    def due(self, share: float) -> list[tuple[float, float]]:
+        """Deadlines with the GPU-seconds due by each, for this share of the work."""
+        return [(one.deadline - self.margin_seconds, SAFETY * one.seconds * share) for one in self.backlog.due]
+
+    def above(self, work: WaitingWork) -> tuple[float, float]:
+        """GPU-seconds of this level and those above it, and their share of all."""
+        seconds = sum(one.seconds for one in self.backlog.levels if one.level_bytes >= work.level_bytes)
+        return seconds, seconds / self.total_seconds if self.total_seconds else 0.0
+
+    def able(self, work: WaitingWork) -> list[GroupOutlook]:
+        """The groups whose GPUs have the memory."""
+        return [outlook for outlook in self.groups.values() if outlook.gpu_bytes >= work.level_bytes]
+
+    def meet_deadlines(self, work: WaitingWork) -> None:
+        """Request the fewest nodes with which the work of this level and above meets its deadlines."""
+        _, share = self.above(work)
+        tried: set[str] = set()
+        while share > 0.0:
+            short = shortfalls(servers(self.nodes, work.level_bytes, self.at), self.due(share))
+            if not short:
+                return
+
+            def enough(outlook: GroupOutlook, short: list[tuple[float, float]] = short) -> int:
+                up_at = self.at + outlook.cold_seconds(work.load_bytes)
+                return max((ceil(s / (outlook.node_speed * (d - up_at))) for d, s in short if d > up_at), default=0)
+
+            last, first = short[-1][0], short[0]
+            chosen = self._choose(work, tried, enough, lambda outlook, count, last=last: (count, last - self.at))
+            if chosen is None:
+                return
+            outlook, count, others = chosen
+            tried.add(outlook.group.name)
+            figures = (("seconds to the deadline", first[0] - self.at), ("GPU-seconds missing by then", first[1]))
+            self.request(outlook, count, ScalingRule.DEADLINE, figures, work.load_bytes, others)
+
+    def late_seconds(self, work: WaitingWork, share: float) -> float:
+        """GPU-seconds due by deadlines that no node requested now could help to meet: they are done as soon as is
+        worth while, like work without a deadline."""
+        reachable = min(
+            (self.at + o.cold_seconds(work.load_bytes) for o in self.able(work) if o.blocked_until <= self.at),
+            default=inf,
+        )
+        return sum(seconds for deadline, seconds in self.due(share) if deadline <= reachable) / SAFETY
+
+    def work_off(self, work: WaitingWork) -> None:
+        """Request the nodes that are worth their start for the work of this level and above."""
+        seconds, share = self.above(work)
+        if seconds <= 0.0:
+            return
+        tried: set[str] = set()
+        while True:
+            there = servers(self.nodes, work.level_bytes, self.at)
+            hurried = min(seconds, share * self.backlog.free_seconds + self.late_seconds(work, share))
+            if there and hurried <= 0.0:
+                return
+            before = finish_at(there, seconds)
+            coming = sum(one.arriving for one in self.backlog.levels if one.level_bytes >= work.level_bytes)
+
+            def expected(outlook: GroupOutlook, coming: float = coming) -> float:
+                return seconds + coming * outlook.cold_seconds(work.load_bytes)
+
+            def worth(outlook: GroupOutlook, there: list[Server] = there, hurried: float = hurried) -> int:
+                cold_seconds, total = outlook.cold_seconds(work.load_bytes), expected(outlook)
+                if there and finish_at(there, total) <= self.at + 2.0 * cold_seconds:
+                    return 0
+                most = (hurried + total - seconds) / (outlook.node_speed * max(cold_seconds, 1e-3))
+                count = _most(
+                    lambda n: self._finish(there, outlook, work, total, n) > self.at + 2.0 * cold_seconds,
+                    min(max(0, floor(most)), MOST_AT_ONCE),
+                )
+                return count if there else max(1, count)
+
+            def cost(outlook: GroupOutlook, count: int, there: list[Server] = there) -> tuple[float, float]:
+                end = self._finish(there, outlook, work, seconds, count)
+                return count, end - self.at
+
+            chosen = self._choose(work, tried, worth, cost)
+            if chosen is None:
+                return
+            outlook, count, others = chosen
+            tried.add(outlook.group.name)
+            rule = ScalingRule.BACKLOG if there else ScalingRule.NO_WORKER
+            figures: tuple[tuple[str, float], ...] = (("waiting tasks", self.backlog.tasks), ("GPU-seconds", seconds))
+            if there:
+                figures += (("seconds to the end without", before - self.at),)
+            if coming:
+                figures += (("GPU-seconds per second coming", coming),)
+            figures += (("seconds to the end", self._finish(there, outlook, work, seconds, count) - self.at),)
+            self.request(outlook, count, rule, figures, work.load_bytes, others)
+
+    def _finish(
+        self, there: Sequence[Server], outlook: GroupOutlook, work: WaitingWork, seconds: float, count: int
+    ) -> float:
+        """When all is done with this many more nodes."""
+        up_at = self.at + outlook.cold_seconds(work.load_bytes)
+        return (
+            finish_at(merged(there, (up_at, count * outlook.node_speed)), seconds)
+            if count
+            else finish_at(there, seconds)
+        )
+
+    def _choose(
+        self,
+        work: WaitingWork,
+        tried: set[str],
+        count_of: Callable[[GroupOutlook], int],
+        use_of: Callable[[GroupOutlook, int], tuple[float, float]],
+    ) -> tuple[GroupOutlook, int, tuple[tuple[str, str], ...]] | None:
+        """The group that does the work for the least money, how many of its nodes, and why not others. `count_of` is
+        how many nodes are wanted of a group, `use_of` how many are paid for how many seconds."""
+        options: list[tuple[tuple[bool, float, float, str], GroupOutlook, int, float]] = []
+        others: list[tuple[str, str]] = []
+        for name, outlook in self.groups.items():
+            if name in tried:
+                continue
+            if outlook.gpu_bytes < work.level_bytes:
+                others.append((name, "too little memory"))
+                continue
+            room, reason = self.room(outlook, work.load_bytes)
+            if not room:
+                others.append((name, reason))
+                continue
+            needed = count_of(outlook)
+            if not needed:
+                others.append((name, "its nodes would come too late"))
+                continue
+            count = min(needed, room)
+            nodes, seconds = use_of(outlook, count)
+            price = nodes * outlook.group.price_per_hour * seconds / HOUR
+            # of groups that can do a part only, the price of the part says little
+            done = outlook.node_speed * count * max(seconds - outlook.cold_seconds(work.load_bytes), 1e-3)
+            per_work = price / done
+            options.append(((count < needed, per_work, seconds, name), outlook, count, price))
+        if not options:
+            return None
+        options.sort(key=lambda option: option[0])
+        _, outlook, count, price = options[0]
+        others += [
+            (one.group.name, f"{cost:.4g} for {n} nodes, {price:.4g} for {count}" if not key[0] else "too few nodes")
+            for key, one, n, cost in options[1:]
+        ]
+        return outlook, count, tuple(others[:MOST_OTHERS])
+
+    # ---- nodes that are given up -------------------------------------------------------------------------------------
+
+    def give_up(self) -> list[GiveUpNode]:
+        """The nodes that are not worth their price any more."""
+        found: list[GiveUpNode] = []
+        for node in sorted(filter(self._may_end, self.nodes), key=self._end_order):
+            outlook = self.groups[node.group]
+            if len(self.active(node.group)) <= outlook.group.min_nodes:
+                continue
+            load_bytes = max((work.load_bytes for work in self.backlog.levels), default=0.0)
+            restore_seconds = outlook.start_seconds + max(
+                node.reload_seconds, load_bytes / outlook.load_bytes_per_second if node.is_starting else 0.0
+            )
+            why = self._end_rule(node, restore_seconds)
+            if why is None:
+                continue
+            rest = [other for other in self.nodes if other is not node]
+            if not self._keeps_up(rest, node, outlook):
+                continue
+            self.nodes = rest
+            rule, figures = why
+            figures += (("seconds to restore it", restore_seconds), ("price per hour", outlook.group.price_per_hour))
+            found.append(GiveUpNode(node.name, ScalingWhy(rule, node.group, -1, node.name, figures, at=self.at)))
+        return found
+
+    def _may_end(self, node: FleetNode) -> bool:
+        return bool(node.group) and not node.is_leaving and not node.is_kept and node.ends_at == inf
+
+    def _end_order(self, node: FleetNode) -> tuple[bool, float, float, float, str]:
+        outlook = self.groups[node.group]
+        price = outlook.group.price_per_gpu_hour / outlook.speed
+        return not node.is_starting, -price, node.value_seconds, node.idle_since or self.at, node.name
+
+    def _end_rule(
+        self, node: FleetNode, restore_seconds: float
+    ) -> tuple[ScalingRule, tuple[tuple[str, float], ...]] | None:
+        """Why the node is worth less than its price; None if it is not."""
+        patience_seconds = IDLE_PART * restore_seconds
+        if node.idle_since is not None and self.at - node.idle_since >= patience_seconds:
+            return ScalingRule.IDLE, (("idle seconds", self.at - node.idle_since),)
+        if node.is_starting or not self._has_spare(node):
+            return None
+        for enough in self.fleet.enough:
+            if enough.level_bytes > node.gpu_bytes:
+                continue
+            capacity = _capacity(self.nodes, enough.level_bytes)
+            if capacity - node.capacity < enough.least(self.at - patience_seconds):
+                return None
+        lowest = min(self.fleet.enough, key=lambda one: one.level_bytes, default=None)
+        if lowest is None:
+            return None
+        return ScalingRule.SURPLUS, (
+            ("GPUs that were enough", lowest.least(self.at - patience_seconds)),
+            ("GPUs", _capacity(self.nodes, lowest.level_bytes)),
+        )
+
+    def _has_spare(self, node: FleetNode) -> bool:
+        """Whether GPUs are idle now, as many as the node has, and hardly anything waits for them: while work waits, a
+        GPU less makes it later and saves nothing."""
+        idle = sum(n.idle_gpus for n in self.nodes if n.gpu_bytes <= node.gpu_bytes and not n.is_leaving)
+        if idle < node.gpus:
+            return False
+        waiting = sum(work.seconds for work in self.backlog.levels if work.level_bytes <= node.gpu_bytes)
+        rest = _capacity(self.nodes, 0.0) - node.capacity
+        return waiting <= rest * self.limits.wait_seconds
+
+    def _keeps_up(self, rest: list[FleetNode], node: FleetNode, outlook: GroupOutlook) -> bool:
+        """Whether the rest is far from requesting a node again."""
+        for work in self.backlog.levels:
+            if work.level_bytes > node.gpu_bytes:
+                continue
+            seconds, share = self.above(work)
+            there = servers(rest, work.level_bytes, self.at)
+            if seconds > 0.0 and finish_at(there, seconds) > self.at + outlook.cold_seconds(work.load_bytes):
+                free = self.backlog.free_seconds + self.late_seconds(work, share)
+                if not there or free > 0.0:
+                    return False
+            if shortfalls(there, self.due(share)):
+                return False
+        return True
+
+
+def _capacity(nodes: Iterable[FleetNode], level_bytes: float) -> float:
+    """GPU-seconds per second of all nodes that stay, with this memory."""
+    return sum(n.capacity for n in nodes if n.gpu_bytes >= level_bytes and not n.is_leaving and n.ends_at == inf)
+
+
+def _most(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest count up to `limit` for which `holds`, which does for all smaller ones too."""
+    if limit < 1 or not holds(1):
+        return 0
+    low, high = 1, 2
+    while high <= limit and holds(high):
+        low, high = high, 2 * high
+    high = min(high, limit + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

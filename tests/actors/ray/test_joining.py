@@ -1,0 +1,93 @@
+"""Which Ray a program joins, what it ships there, and what it reports if it cannot. Without Ray."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from modelpool.actors.ray.code_folder import JOB_VARIABLE, code_for_other_machines, job_environment, with_user_modules
+from modelpool.actors.ray.ray_session import chosen_address, join_problem
+from modelpool.pool.core.errors import UserError
+
+THERE = {"RAY_ADDRESS": "head:6379"}
+
+
+def test_the_configured_address_goes_before_ray_address_and_that_before_a_local_ray() -> None:
+    cases = [
+        (None, {}, "local"),
+        (None, {"RAY_ADDRESS": ""}, "local"),
+        (None, THERE, "head:6379"),
+        ("auto", THERE, "head:6379"),
+        ("auto", {}, "auto"),
+        ("local", THERE, "local"),
+        ("other:6379", THERE, "other:6379"),
+        (None, {"RAY_ADDRESS": "auto"}, "auto"),
+    ]
+    for configured, variables, expected in cases:
+        assert chosen_address(configured, variables) == expected
+
+
+def test_addresses_of_ray_client_and_of_the_dashboard_are_refused_with_the_one_to_use() -> None:
+    with pytest.raises(UserError, match=r"address 'ray://head:10001': Ray Client .* so head:6379\), or submit it"):
+        chosen_address("ray://head:10001", {})
+    with pytest.raises(UserError, match=r"RAY_ADDRESS 'http.* dashboard.* so 127.0.0.1:6379\).*unset RAY_ADDRESS"):
+        chosen_address(None, {"RAY_ADDRESS": "http://127.0.0.1:8265"})
+    assert chosen_address("local", {"RAY_ADDRESS": "ray://head:10001"}) == "local"
+
+
+def test_other_versions_are_reported_completely() -> None:
+    text = (
+        "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.11.9\n"
+        "This process on node here was started with:\n    Ray: 2.59.1\n    Python: 3.12.1\n"
+    )
+    assert join_problem("head:6379", text) == (
+        "the Ray cluster at head:6379 runs Ray 2.60.0 on Python 3.11.9; this program runs Ray 2.59.1 on Python "
+        "3.12.1. Both must be equal: pip install ray==2.60.0, or submit the program with `ray job submit`, which runs "
+        "it in the cluster's environment"
+    )
+    assert "use a Python environment of that version" in join_problem("x:1", text.replace("2.59.1", "2.60.0"))
+
+
+def test_other_problems_are_reported_with_all_of_rays_lines() -> None:
+    assert (
+        join_problem("x:1", "first line\n  second line")
+        == "could not join the Ray cluster at 'x:1': first line second line"
+    )
+    assert "RAY_AUTH_TOKEN_PATH" in join_problem("x:1", "InvalidAuthToken: wrong token")
+
+
+def test_the_users_packages_stay_before_ours_and_nothing_is_listed_twice() -> None:
+    code = {"py_modules": ["/here/modelpool"]}
+    cases = [
+        ({}, ["/here/modelpool"]),
+        ({"py_modules": []}, ["/here/modelpool"]),
+        (
+            {"py_modules": ["gcs://a.zip", "gcs://b.zip"], "pip": ["x"]},
+            ["gcs://a.zip", "gcs://b.zip", "/here/modelpool"],
+        ),
+        ({"py_modules": ["/here/modelpool", "gcs://a.zip"]}, ["/here/modelpool", "gcs://a.zip"]),
+    ]
+    for environment, expected in cases:
+        assert with_user_modules(code, environment) == {"py_modules": expected}
+
+
+def test_ray_accepts_what_a_job_and_we_bring() -> None:
+    """The rule is Ray's: it refuses the same field twice, unless the driver's replaces the job's."""
+    from ray.runtime_env.runtime_env import _merge_runtime_env
+
+    job = {"py_modules": ["gcs://a.zip"], "working_dir": "gcs://w.zip", "env_vars": {"A": "1"}}
+    ours = with_user_modules(code_for_other_machines(), job)
+    assert _merge_runtime_env(job, code_for_other_machines()) is None
+    merged = _merge_runtime_env(job, ours, override=True)
+    assert merged == {**job, "py_modules": ["gcs://a.zip", *code_for_other_machines()["py_modules"]]}
+
+
+def test_the_environment_of_a_submitted_job_is_read() -> None:
+    wanted = {"py_modules": ["gcs://a.zip"]}
+    assert job_environment({JOB_VARIABLE: json.dumps({"runtime_env": wanted, "metadata": {}})}) == wanted
+    for variables in ({}, {JOB_VARIABLE: "{}"}, {JOB_VARIABLE: '{"runtime_env": null}'}):
+        assert job_environment(variables) == {}
+    for text in ("{", "[]", '{"runtime_env": 3}'):
+        with pytest.raises(UserError, match=JOB_VARIABLE):
+            job_environment({JOB_VARIABLE: text})
