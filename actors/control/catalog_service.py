@@ -109,10 +109,6 @@ class BuiltRequest:
 class CatalogQueries(Protocol):
     """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
 
-    @property
-    def files_address(self) -> str:
-        """See `CatalogService`."""
-
     async def build_requests(
         self, wanted: Sequence[tuple[JobId, GenerateRequest]], first_index: int, capacity_bytes: int | None
     ) -> list[BuiltRequest]:
@@ -132,6 +128,10 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def loras(self) -> tuple[LoraListing, ...]:
+        """See `CatalogService`."""
+
+    @property
+    def files_address(self) -> str:
         """See `CatalogService`."""
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:

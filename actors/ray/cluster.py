@@ -25,7 +25,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService
+from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService, ListingCatalog
 from modelpool.actors.control.cluster_nodes import names_of
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan
@@ -73,16 +73,15 @@ class ControllerActor(Controller):
 
     def __init__(self, plan: PoolPlan, name: str, models: ModelsSection, nodes: tuple[NodeId, ...] | None) -> None:
         """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
-        open_catalog = open_elsewhere = plan.open_catalog
+        open_catalog = plan.open_catalog
         if plan.cache is not None:
             # known to this pool's processes only: whoever has it can read the files of its nodes
             plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
-            open_elsewhere = partial(plan.open_catalog, cache=plan.cache)
-            open_catalog = partial(open_elsewhere, host=ray.util.get_node_ip_address())
+            open_catalog = partial(_open_catalog_here, plan)
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
         catalog: CatalogQueries = (
-            RemoteCatalog(open_elsewhere, nodes, partial(search_again, models, this_node()))
+            RemoteCatalog(open_catalog, nodes, partial(search_again, models, this_node()))
             if nodes
             else CatalogService(open_catalog)
         )
@@ -247,6 +246,11 @@ def _cpu_slots(plan: PoolPlan) -> int:
     """
     several_nodes = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
     return 1 if several_nodes and not plan.gpus_per_worker else 0
+
+
+def _open_catalog_here(plan: PoolPlan) -> ListingCatalog:
+    """Open the catalog in the process that answers its questions, with the cache of that node."""
+    return plan.open_catalog(cache=plan.cache, host=ray.util.get_node_ip_address())
 
 
 def _die_with_raylet() -> None:

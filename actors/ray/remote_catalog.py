@@ -50,9 +50,6 @@ class CatalogActor(CatalogService):
 class RemoteCatalog:
     """See `CatalogQueries`."""
 
-    #: files that its node fetched to hash them are not offered to other nodes
-    files_address = ""
-
     def __init__(
         self,
         open_catalog: Callable[[], ListingCatalog],
@@ -94,6 +91,11 @@ class RemoteCatalog:
     async def loras(self) -> tuple[LoraListing, ...]:
         """See `CatalogService`."""
         return cast("tuple[LoraListing, ...]", await self._ask("loras"))
+
+    @property
+    def files_address(self) -> str:
+        """See `CatalogService`. Not known here: the workers of that node serve the same files."""
+        return ""
 
     def learn(self, task: TaskSpec, cost: RunCost) -> None:
         """See `CatalogService`."""

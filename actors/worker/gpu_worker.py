@@ -51,6 +51,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
+from modelpool.pool.fetch.fetch_errors import FETCH_ERRORS
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.plan.eviction_plan import Residency
@@ -158,10 +159,10 @@ class GpuWorker:
         self._on_state = on_state
         self._checkpoint_seconds = checkpoint_seconds
         self._engine: WorkerEngine | None = None
-        self._checks = FileCheck()
         self._cache = cache
         self._host = host
-        self._files: WorkerFiles | None = None
+        self._fetched: WorkerFiles | None = None
+        self._files = FileCheck()
         self._prefetcher = Prefetcher(self._ranges_of)
         self._storage = StorageMeter()
         #: a preload request and the run that it belongs to; replaced atomically by another thread
@@ -179,7 +180,7 @@ class GpuWorker:
         if self._cache is not None:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
-            self._files = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
+            self._fetched = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
         return WorkerSpec(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -188,9 +189,9 @@ class GpuWorker:
             device_name=facts.device_name,
             node=self._node,
             host_bytes=available_memory().available_bytes,
-            files_address="" if self._files is None else self._files.address,
+            files_address="" if self._fetched is None else self._fetched.address,
             cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
-            cached_files=() if self._files is None else self._files.on_disk(),
+            cached_files=() if self._fetched is None else self._fetched.on_disk(),
         )
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
@@ -204,7 +205,7 @@ class GpuWorker:
             if request.fetch is not None:
                 fetched = self._fetch((request,))
                 read_before = self._storage_bytes()
-            self._checks.check(request.files)
+            self._files.check(request.files)
             own, state = _split_inputs(request, inputs)
             resume = {} if state is None else {"resume": state}
             outcome = self._engine.run(
@@ -234,7 +235,7 @@ class GpuWorker:
             if any(request.fetch is not None for request in requests):
                 fetched = self._fetch(requests)
                 read_before = self._storage_bytes()
-            self._checks.check([file for request in requests for file in request.files])
+            self._files.check([file for request in requests for file in request.files])
             outcomes = [
                 self._explained(requests[0].task, outcome) if isinstance(outcome, Exception) else outcome
                 for outcome in self._engine.run_batch(members, requests[0].needed_next)
@@ -287,33 +288,39 @@ class GpuWorker:
         if self._engine is not None:
             self._engine.close()
         self._prefetcher.close()
-        if self._files is not None:
-            self._files.close()
+        if self._fetched is not None:
+            self._fetched.close()
         self._ended.set()
+
+    def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
+        """Bring the files of these runs to this node. Raises FilesUnavailable if that is impossible here, and
+        Stopped."""
+        assert self._fetched is not None, "a pool with sources has a cache"
+        cost = FetchCost()
+        for request in requests:
+            if request.fetch is None:
+                continue
+            try:
+                cost += self._fetched.bring(request.fetch, partial(self._should_stop, request))
+            except FETCH_ERRORS as problem:
+                used = dict.fromkeys(key for use in request.task.uses for key in (use.component, *use.adapters))
+                raise FilesUnavailable(str(problem), tuple(used)) from problem
+        return cost
+
+    def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
+        """Return what to prefetch, after fetching it to this node."""
+        if part.files and self._fetched is not None:
+            self._fetched.prefetch(part.files, self._ended.is_set)
+        return byte_ranges(part)
 
     def _explained(self, task: TaskSpec, raised: Exception) -> Exception:
         """Return `raised`, or FilesUnavailable if a file of the task is gone since it was checked."""
         if isinstance(raised, UserError) and not isinstance(raised, FilesUnavailable):
             try:
-                self._checks.check_again(key for use in task.uses for key in (use.component, *use.adapters))
+                self._files.check_again(key for use in task.uses for key in (use.component, *use.adapters))
             except FilesUnavailable as gone:
                 return gone
         return raised
-
-    def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
-        """Bring the files of these runs to this node."""
-        assert self._files is not None, "a pool with sources has a cache"
-        cost = FetchCost()
-        for request in requests:
-            if request.fetch is not None:
-                cost += self._files.bring(request.fetch, partial(self._should_stop, request))
-        return cost
-
-    def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
-        """Return what to prefetch, after fetching it to this node."""
-        if part.files and self._files is not None:
-            self._files.prefetch(part.files, self._ended.is_set)
-        return byte_ranges(part)
 
     def _hooks(self, request: RunRequest) -> RunHooks:
         return RunHooks(

@@ -6,7 +6,6 @@ between runs. Without leases, another worker of the node could evict a file that
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import Stopped
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.fetch_errors import CacheFull
-from modelpool.pool.fetch.file_cache import Lease
+from modelpool.pool.fetch.file_cache import FileLease
 from modelpool.pool.fetch.file_key import file_key
 from modelpool.pool.fetch.node_files import NodeFiles
 from modelpool.pool.specs.spec import FileOnDisk
@@ -36,7 +35,7 @@ class WorkerFiles:
         self._nodes = NodeFiles(settings, host, node)
         self._close_models = close_models
         #: leases by set of files, the last one used most recently
-        self._leases: OrderedDict[tuple[RemoteFile, ...], tuple[Lease, ...]] = OrderedDict()
+        self._leases: OrderedDict[tuple[RemoteFile, ...], tuple[FileLease, ...]] = OrderedDict()
 
     @property
     def address(self) -> str:
@@ -88,7 +87,7 @@ class WorkerFiles:
         mapped = mapped_inodes()
         for files in [files for files in self._leases if files not in keep]:
             leases = self._leases[files]
-            if mapped is not None and not any(lease.inode() in mapped for lease in leases):
+            if mapped is not None and not any(lease.inode()[1] in mapped for lease in leases):
                 del self._leases[files]
                 for lease in leases:
                     lease.close()
@@ -102,8 +101,9 @@ class WorkerFiles:
         self._nodes.close()
 
 
-def mapped_inodes(maps: Path = Path("/proc/self/maps")) -> frozenset[tuple[int, int]] | None:
-    """Return device and inode of every file that this process has mapped; None if the system does not tell."""
+def mapped_inodes(maps: Path = Path("/proc/self/maps")) -> frozenset[int] | None:
+    """Return the inode of every file that this process has mapped; None if the system does not tell. Without devices:
+    some file systems (btrfs, overlays) report others there than `stat` does."""
     try:
         lines = maps.read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
@@ -112,6 +112,5 @@ def mapped_inodes(maps: Path = Path("/proc/self/maps")) -> frozenset[tuple[int, 
     for line in lines:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[4] != "0":
-            major, _, minor = fields[3].partition(":")
-            found.add((os.makedev(int(major, 16), int(minor, 16)), int(fields[4])))
+            found.add(int(fields[4]))
     return frozenset(found)

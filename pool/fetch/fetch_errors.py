@@ -27,3 +27,7 @@ class CacheFull(UserError):
 
 class Interrupted(Exception):
     """A transfer that broke off and may be continued; internal to retries."""
+
+
+#: what prevents a file from being on a node's disk; another node may be able to fetch it
+FETCH_ERRORS = (SourceFailed, LibraryMissing, WrongContent, CacheFull)

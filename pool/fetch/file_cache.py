@@ -47,7 +47,7 @@ _MARGIN_BYTES = 1 << 20
 _HASH_CHUNK_BYTES = 1 << 20
 
 
-class Lease:
+class FileLease:
     """Keeps a complete file in the cache until it is closed, or the process ends."""
 
     def __init__(self, path: Path, sha256: str, opened: int) -> None:
@@ -126,7 +126,7 @@ class FileCache:
             for path in known[:-MAX_HASHES]:
                 path.unlink(missing_ok=True)
 
-    def lease(self, sha256: str) -> Lease | None:
+    def lease(self, sha256: str) -> FileLease | None:
         """Return a lease of the complete file; None if it is not in the cache."""
         path = self.content / _checked_key(sha256)
         while True:
@@ -139,7 +139,7 @@ class FileCache:
             if status.st_nlink and _is_at(path, status):
                 with contextlib.suppress(OSError):
                     os.utime(opened)
-                return Lease(path, sha256, opened)
+                return FileLease(path, sha256, opened)
             os.close(opened)
 
     def known_sha256(self, file: RemoteFile) -> str:
@@ -158,7 +158,7 @@ class FileCache:
         fill: Fill,
         needed_next: Sequence[str] = (),
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> Lease | None:
+    ) -> FileLease | None:
         """Return a lease of `file`, fetching it first if it is missing, in this process or in another; None when
         `should_stop`.
 

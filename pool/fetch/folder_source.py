@@ -20,7 +20,7 @@ class FolderSource:
         self._path = url_path(url)
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """See `Source`."""
+        """See `FileSource`."""
         if self._path.is_file():
             return (self._describe(self._path.name, self._path),)
         if not self._path.is_dir():
@@ -38,7 +38,7 @@ class FolderSource:
         return tuple(RemoteFile(f.path, f.url, f.size_bytes, f.version, sums.get(f.path, "")) for f in found)
 
     def read(self, file: RemoteFile, begin: int, end: int) -> Iterator[bytes]:
-        """See `Source`."""
+        """See `FileSource`."""
         try:
             with open(url_path(file.url), "rb", buffering=0) as opened:
                 if _version(os.fstat(opened.fileno())) != file.version:
@@ -56,7 +56,7 @@ class FolderSource:
             raise Interrupted(error.strerror or str(error)) from error
 
     def check(self, file: RemoteFile) -> None:
-        """See `Source`."""
+        """See `FileSource`."""
         try:
             status = url_path(file.url).stat()
         except OSError as error:

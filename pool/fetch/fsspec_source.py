@@ -33,7 +33,7 @@ class FsspecSource:
         self._root = str(self._system._strip_protocol(url)).rstrip("/")
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """See `Source`."""
+        """See `FileSource`."""
         try:
             self._system.invalidate_cache()
             listed: Mapping[str, Mapping[str, Any]] = self._system.find(self._root, detail=True)
@@ -55,7 +55,7 @@ class FsspecSource:
         return tuple(RemoteFile(f.path, f.url, f.size_bytes, f.version, sums.get(f.path, f.sha256)) for f in found)
 
     def read(self, file: RemoteFile, begin: int, end: int) -> Iterator[bytes]:
-        """See `Source`."""
+        """See `FileSource`."""
         name = str(self._system._strip_protocol(file.url))
         while begin < end:
             stop = min(end, begin + REQUEST_BYTES)
@@ -76,8 +76,8 @@ class FsspecSource:
             begin = stop
 
     def check(self, file: RemoteFile) -> None:
-        """See `Source`. fsspec reads ranges without a condition: if the version is the listed one after all reads, it
-        was so during them."""
+        """See `FileSource`. fsspec reads ranges without a condition: if the version is the listed one after all reads,
+        it was so during them."""
         name = str(self._system._strip_protocol(file.url))
         try:
             self._system.invalidate_cache()

@@ -50,7 +50,7 @@ class HttpSource:
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
 
     def files(self) -> tuple[RemoteFile, ...]:
-        """See `Source`. A URL that does not end with a slash is one file."""
+        """See `FileSource`. A URL that does not end with a slash is one file."""
         if not self.url.endswith("/"):
             name = unquote(urlsplit(self.url).path.rsplit("/", 1)[-1])
             return (self._describe(name, self.url),)
@@ -62,7 +62,7 @@ class HttpSource:
         return tuple(RemoteFile(f.path, f.url, f.size_bytes, f.version, sums.get(f.path, f.sha256)) for f in files)
 
     def read(self, file: RemoteFile, begin: int, end: int) -> Iterator[bytes]:
-        """See `Source`."""
+        """See `FileSource`."""
         if begin >= end:
             return
         with self._open(file.url, {"Range": f"bytes={begin}-{end - 1}"}) as answer:
@@ -78,7 +78,7 @@ class HttpSource:
                 yield piece
 
     def check(self, file: RemoteFile) -> None:
-        """See `Source`. Each answer was compared with the listed version."""
+        """See `FileSource`. Each answer was compared with the listed version."""
 
     def _expect_range(self, answer: Any, file: RemoteFile, begin: int, end: int) -> None:
         """Raise unless `answer` has the requested bytes of the file that was listed."""

@@ -18,17 +18,17 @@ from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.chunk_plan import ChunkPlan
 from modelpool.pool.fetch.fetch_errors import FileGone
-from modelpool.pool.fetch.file_cache import FileCache, Lease, cache_key
+from modelpool.pool.fetch.file_cache import FileCache, FileLease, cache_key
 from modelpool.pool.fetch.file_server import FileServer, PeerClient, node_folder
 from modelpool.pool.fetch.open_source import open_source
 from modelpool.pool.fetch.partial_file import PartialFile
 from modelpool.pool.fetch.peer_list import PeerList
-from modelpool.pool.fetch.source import Source
+from modelpool.pool.fetch.source import FileSource
 from modelpool.pool.fetch.transfer import Transfer, Transferred
 
 
 @dataclass(frozen=True, slots=True)
-class FetchedFiles:
+class BroughtFiles:
     """Files of one model on this node.
 
     folder        in which they have their names
@@ -38,7 +38,7 @@ class FetchedFiles:
     """
 
     folder: Path
-    leases: tuple[Lease, ...]
+    leases: tuple[FileLease, ...]
     source_bytes: int = 0
     peer_bytes: int = 0
     seconds: float = 0.0
@@ -52,7 +52,7 @@ class NodeFiles:
         settings: CacheSettings,
         host: str = "",
         node: str = "",
-        open_source: Callable[[str], Source] = open_source,
+        open_source: Callable[[str], FileSource] = open_source,
     ) -> None:
         """`host` is the address at which other nodes reach this one; empty: nothing is served. `node` distinguishes it
         from the others. Raises CacheFull if the folder cannot be created."""
@@ -60,7 +60,7 @@ class NodeFiles:
         self.cache.clean_up()
         self._token = settings.token
         self._open_source = open_source
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, FileSource] = {}
         self._start = int(hashlib.sha256((node + self.cache.identity).encode()).hexdigest()[:8], 16) / 2**32
         self.peers = PeerList(node_folder(settings.folder))
         self._server: FileServer | None = None
@@ -80,7 +80,7 @@ class NodeFiles:
         needed_next: Sequence[str] = (),
         should_stop: Callable[[], bool] = lambda: False,
         peers: Iterable[str] = (),
-    ) -> FetchedFiles | None:
+    ) -> BroughtFiles | None:
         """Bring all of these files to this node and return where they are; None when `should_stop`.
 
         needed_next  hashes of files that are expected to be needed soon: they are evicted last
@@ -91,7 +91,7 @@ class NodeFiles:
         began, moved = time.monotonic(), Transferred()
         soon = (*(file.sha256 for file in files if file.sha256), *needed_next)
         with contextlib.ExitStack() as stack:
-            leases: list[Lease] = []
+            leases: list[FileLease] = []
             for file in files:
                 lease = self.cache.fetch(file, self._filler(moved, should_stop), soon, should_stop)
                 if lease is None:
@@ -102,7 +102,7 @@ class NodeFiles:
             folder = self.cache.view(names)
             stack.pop_all()
         seconds = time.monotonic() - began
-        return FetchedFiles(folder, tuple(leases), moved.source_bytes, moved.peer_bytes, seconds)
+        return BroughtFiles(folder, tuple(leases), moved.source_bytes, moved.peer_bytes, seconds)
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
@@ -141,7 +141,7 @@ class NodeFiles:
 
         return fill
 
-    def _source_of(self, file: RemoteFile) -> Source:
+    def _source_of(self, file: RemoteFile) -> FileSource:
         """Return the source of a file; opening one may import a library. Kept by its place, since files share it."""
         place = file.url.removesuffix(file.path)
         with self._lock:

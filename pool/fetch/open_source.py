@@ -5,11 +5,11 @@ from __future__ import annotations
 from modelpool.pool.fetch.folder_source import FolderSource
 from modelpool.pool.fetch.fsspec_source import FsspecSource
 from modelpool.pool.fetch.http_source import HttpSource
-from modelpool.pool.fetch.source import Source
+from modelpool.pool.fetch.source import FileSource
 from modelpool.pool.fetch.source_url import FILE_SCHEME, HTTP_SCHEMES, scheme_of
 
 
-def open_source(url: str) -> Source:
+def open_source(url: str) -> FileSource:
     """Return the source at `url`, a folder or one file. Raises LibraryMissing, SourceFailed."""
     scheme = scheme_of(url)
     if scheme in HTTP_SCHEMES:

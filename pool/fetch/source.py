@@ -1,4 +1,4 @@
-"""`Source`: a place with files of weights that are read by ranges; and reading a range with retries.
+"""`FileSource`: a place with files of weights that are read by ranges; and reading a range with retries.
 
 A source knows names, sizes, versions and bytes; not what is in a file, nor where it is kept.
 """
@@ -33,7 +33,7 @@ MAX_SMALL_BYTES = 64 << 20
 _SUM_LINE = re.compile(r"([0-9a-fA-F]{64})(?: [ *]?(.+))?")
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """A place with files."""
 
     url: str
@@ -59,7 +59,7 @@ def is_wanted(name: str) -> bool:
 
 
 def read_range(
-    source: Source,
+    source: FileSource,
     file: RemoteFile,
     begin: int,
     end: int,
@@ -96,7 +96,7 @@ def read_range(
             wait_seconds *= 2
 
 
-def read_all(source: Source, file: RemoteFile) -> bytes:
+def read_all(source: FileSource, file: RemoteFile) -> bytes:
     """Return the content of a small file. Raises as `read_range`."""
     return b"".join(read_range(source, file, 0, file.size_bytes))
 

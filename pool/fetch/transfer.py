@@ -17,7 +17,7 @@ from modelpool.pool.fetch.chunk_plan import ChunkPlan
 from modelpool.pool.fetch.fetch_errors import Interrupted
 from modelpool.pool.fetch.file_server import OwnNode, PeerClient
 from modelpool.pool.fetch.partial_file import PartialFile
-from modelpool.pool.fetch.source import Source, read_range
+from modelpool.pool.fetch.source import FileSource, read_range
 
 #: connections to the source, and to other nodes, for one file
 SOURCE_CONNECTIONS, PEER_CONNECTIONS = 4, 4
@@ -50,7 +50,7 @@ class Transfer:
     partial: PartialFile
     file: RemoteFile
     key: str
-    source: Source
+    source: FileSource
     plan: ChunkPlan
     peers: Callable[[], tuple[str, ...]]
     connect: Callable[[str], PeerClient]

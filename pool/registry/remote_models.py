@@ -23,9 +23,9 @@ from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.file_cache import checked_path, view_name
-from modelpool.pool.fetch.node_files import FetchedFiles, NodeFiles
+from modelpool.pool.fetch.node_files import BroughtFiles, NodeFiles
 from modelpool.pool.fetch.open_source import open_source
-from modelpool.pool.fetch.source import MAX_SMALL_BYTES, SMALL_SUFFIXES, Source, read_range
+from modelpool.pool.fetch.source import MAX_SMALL_BYTES, SMALL_SUFFIXES, FileSource, read_range
 from modelpool.pool.formats.shard_index import is_index
 from modelpool.pool.formats.weights_file import files_of
 from modelpool.pool.mapping.file_hash import file_sha256
@@ -66,7 +66,7 @@ class RemoteModels:
         urls: Sequence[str],
         nodes: NodeFiles,
         clock: Callable[[], float] = time.monotonic,
-        open_source: Callable[[str], Source] = open_source,
+        open_source: Callable[[str], FileSource] = open_source,
     ) -> None:
         """`nodes` is the cache of this machine."""
         self._nodes = nodes
@@ -146,7 +146,7 @@ class RemoteModels:
         outline = self._outlines.get(path)
         return path if outline is None else str(outline)
 
-    def bring(self, files: Sequence[RemoteFile]) -> FetchedFiles:
+    def bring(self, files: Sequence[RemoteFile]) -> BroughtFiles:
         """Fetch files to this machine."""
         fetched = self._nodes.bring(files)
         assert fetched is not None, "nothing stops it"
@@ -195,7 +195,7 @@ def open_remote(urls: Sequence[str], cache: CacheSettings | None, host: str = ""
 class _OutlinedSource:
     """The outlines of one source in one folder."""
 
-    def __init__(self, source: Source, folder: Path) -> None:
+    def __init__(self, source: FileSource, folder: Path) -> None:
         self._source = source
         self._index = folder / _INDEX_NAME
         self.folder = Path(os.path.realpath(folder)) / _FILES_NAME

