@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from modelpool.pool.specs.spec import WorkerSpec
+from modelpool.pool.specs.spec import WorkerId, WorkerSpec
 from modelpool.scheduler.autoscaling.outlook import GroupOutlook
 from modelpool.scheduler.tables.estimates import Estimate
 from modelpool.scheduler.tables.gpu_kinds import kind_of
@@ -44,7 +44,7 @@ class GroupRecord:
         """From the request to the worker being up."""
         return self.group.start_seconds if self._starts.value is None else self._starts.value
 
-    def new_request(self) -> list[str]:
+    def new_request(self) -> list[WorkerId]:
         """The ids of the workers of a new node."""
         self.requests += 1
         first = self._next_number
