@@ -1,0 +1,179 @@
+"""The decision as a function of values: when a node is worth its start, which group, which limit, which node ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modelpool.pool.core.errors import GIB
+from modelpool.scheduler.autoscaling.drain_time import finish_at, merged, shortfalls, worked_off
+from modelpool.scheduler.autoscaling.outlook import (
+    DueWork,
+    Fleet,
+    FleetNode,
+    GiveUpNode,
+    GroupOutlook,
+    PendingWork,
+    RequestNodes,
+    WaitingWork,
+)
+from modelpool.scheduler.autoscaling.recent_work import RecentWork, WorkSlot
+from modelpool.scheduler.autoscaling.steady_arrivals import SteadyArrivals
+from modelpool.scheduler.autoscaling.wanted import wanted
+from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
+from modelpool.scheduler.tables.scaling_record import ScalingRule
+
+GROUP = NodeGroup("a", gpu_bytes=24 * GIB, max_nodes=10, price_per_hour=2.0)
+OUTLOOK = GroupOutlook(GROUP, 24.0 * GIB, start_seconds=100.0, load_bytes_per_second=1e9)
+AT = 1000.0
+#: long enough for every rule that looks back
+CALM = (RecentWork(24.0 * GIB, tuple(WorkSlot(10.0 * n, 10.0, 0.0, 0.0) for n in range(100)), 10.0),)
+
+
+def work(seconds: float, due: float = inf, arriving: float = 0.0) -> PendingWork:
+    level = WaitingWork(24.0 * GIB, 10, seconds, 1e9, 10.0, arriving)
+    return PendingWork((level,), () if due == inf else (DueWork(due, seconds),), seconds if due == inf else 0.0)
+
+
+def node(name: str = "n", **changes: object) -> FleetNode:
+    made = FleetNode(name, "a", 1, 24.0 * GIB, 1.0, AT, reload_seconds=2.0)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def requested(decisions: tuple[RequestNodes | GiveUpNode, ...]) -> int:
+    return sum(one.nodes for one in decisions if isinstance(one, RequestNodes))
+
+
+def test_a_node_is_requested_if_its_part_of_the_work_lasts_longer_than_its_start_and_load() -> None:
+    """One node works; the new one comes after 101 s. Shared, the work must last 202 s: 202 + 101 GPU-seconds."""
+    for seconds, count in ((302.0, 0), (304.0, 1)):
+        assert requested(wanted(work(seconds), [OUTLOOK], Fleet((node(),)), AT)) == count
+    assert requested(wanted(work(1.0), [OUTLOOK], Fleet(), AT)) == 1
+    assert requested(wanted(PendingWork(), [OUTLOOK], Fleet(), AT)) == 0
+
+
+def test_work_that_keeps_coming_counts_for_the_time_of_a_start() -> None:
+    fleet = Fleet((node(),))
+    assert requested(wanted(work(200.0), [OUTLOOK], fleet, AT)) == 0
+    assert requested(wanted(work(200.0, arriving=2.0), [OUTLOOK], fleet, AT)) > 0
+
+
+def test_a_deadline_requests_the_fewest_nodes_and_only_if_it_would_be_missed() -> None:
+    """Until the deadline in 1,101 s a new node works for 1,000 s; the work counts 1.25 times."""
+    for seconds, count in ((1600.0, 2), (1601.0, 3)):
+        assert requested(wanted(work(seconds, AT + 1101.0), [OUTLOOK], Fleet(), AT)) == count
+    assert requested(wanted(work(800.0, AT + 1101.0), [OUTLOOK], Fleet((node(),)), AT)) == 0
+
+
+def test_a_draining_or_leaving_or_overdue_node_counts_for_nothing() -> None:
+    for gone in (node(ends_at=AT + 60.0), node(is_leaving=True)):
+        assert requested(wanted(work(50.0), [OUTLOOK], Fleet((gone,)), AT)) == 1
+    other = replace(OUTLOOK, group=replace(GROUP, name="b", price_per_hour=9.0))
+    overdue = node(is_starting=True, is_overdue=True)
+    (decision,) = wanted(work(50.0), [OUTLOOK, other], Fleet((overdue,)), AT)
+    assert isinstance(decision, RequestNodes)
+    assert (decision.group, dict(decision.why.others)["a"]) == ("b", "a start is overdue")
+
+
+def test_every_limit_holds_and_is_named() -> None:
+    other = replace(OUTLOOK, group=replace(GROUP, name="dear", price_per_hour=50.0, max_nodes=0))
+    for limits, count, words in (
+        (AutoscalingConfig(), 10, "max_nodes"),
+        (AutoscalingConfig(max_gpus=3), 3, "max_nodes"),
+        (AutoscalingConfig(max_cost_per_hour=9.0), 4, "max_nodes"),
+        (AutoscalingConfig(max_cost=1.0), 5, "max_nodes"),
+    ):
+        decisions = wanted(work(1e6), [OUTLOOK, other], Fleet(), AT, limits)
+        assert requested(decisions) == count
+        assert words in dict(decisions[0].why.others)["dear"]
+
+
+def test_an_idle_node_ends_when_idling_cost_as_much_as_restoring_it() -> None:
+    for idle_seconds, ends in ((101.0, False), (103.0, True)):
+        idle = node(idle_since=AT - idle_seconds, idle_gpus=1)
+        found = wanted(PendingWork(), [OUTLOOK], Fleet((idle,)), AT)
+        assert [one.why.rule for one in found] == [ScalingRule.IDLE] * ends
+        for kept in (replace(idle, is_kept=True), replace(idle, is_leaving=True)):
+            assert wanted(PendingWork(), [OUTLOOK], Fleet((kept,)), AT) == ()
+        least = replace(OUTLOOK, group=replace(GROUP, min_nodes=1))
+        assert wanted(PendingWork(), [least], Fleet((idle,)), AT) == ()
+
+
+def test_the_least_valuable_node_of_the_dearest_group_ends_first() -> None:
+    dear = replace(OUTLOOK, group=replace(GROUP, name="dear", price_per_hour=9.0))
+    idle = {"idle_since": AT - 50.0, "idle_gpus": 1}
+    nodes = (
+        node("valuable", value_seconds=5.0, **idle),
+        node("plain", value_seconds=1.0, **idle),
+        node("dear", group="dear", value_seconds=9.0, **idle),
+    )
+    busy = (RecentWork(24.0 * GIB, tuple(WorkSlot(10.0 * n, 10.0, 0.0, 4.0) for n in range(100)), 10.0),)
+    found = wanted(PendingWork(), [OUTLOOK, dear], Fleet(nodes, recent=busy), AT)
+    assert [one.node for one in found if isinstance(one, GiveUpNode)] == ["dear", "plain"]
+    found = wanted(PendingWork(), [OUTLOOK, dear], Fleet(nodes, recent=CALM), AT)
+    assert [one.node for one in found if isinstance(one, GiveUpNode)] == ["dear", "plain", "valuable"]
+
+
+def test_the_end_of_the_budget_ends_every_node() -> None:
+    fleet = Fleet((node("a"), node("b", idle_gpus=1)), spent=99.0)
+    for max_cost, is_hard in ((99.1, False), (99.001, True)):
+        found = wanted(work(1e5), [OUTLOOK], fleet, AT, AutoscalingConfig(max_cost=max_cost))
+        assert [(one.node, one.is_hard) for one in found if isinstance(one, GiveUpNode)] == [
+            ("a", is_hard),
+            ("b", is_hard),
+        ]
+
+
+SERVERS = st.lists(st.tuples(st.floats(0.0, 500.0), st.floats(0.1, 8.0)), min_size=1, max_size=6).map(sorted)
+
+
+@given(SERVERS, st.floats(0.0, 1e5), st.tuples(st.floats(0.0, 500.0), st.floats(0.1, 8.0)))
+def test_the_end_of_the_work_is_when_as_much_is_worked_off_and_one_more_never_ends_later(
+    servers: list[tuple[float, float]], seconds: float, more: tuple[float, float]
+) -> None:
+    end = finish_at(servers, seconds)
+    assert abs(worked_off(servers, end) - seconds) <= 1e-6 * max(1.0, seconds)
+    assert finish_at(merged(servers, more), seconds) <= end + 1e-6 * max(1.0, end)
+    assert finish_at([], seconds) == inf
+
+
+@given(SERVERS, st.lists(st.tuples(st.floats(1.0, 2000.0), st.floats(0.1, 3000.0)), max_size=5).map(sorted))
+def test_a_deadline_is_missed_exactly_if_the_work_due_by_then_ends_later(
+    servers: list[tuple[float, float]], due: list[tuple[float, float]]
+) -> None:
+    missed = dict(shortfalls(servers, due))
+    total = 0.0
+    for place, (deadline, seconds) in enumerate(due):
+        total += seconds
+        if place + 1 < len(due) and due[place + 1][0] == deadline:
+            continue
+        slack = worked_off(servers, deadline) - total
+        if abs(slack) > 1e-6 * max(1.0, total):
+            assert (deadline in missed) == (slack < 0.0)
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=3, max_size=30), st.floats(0.0, 50.0), st.floats(0.0, 20.0))
+def test_the_least_capacity_kept_up_and_a_little_less_did_not(
+    arrived: list[float], waiting: float, tolerated: float
+) -> None:
+    recent = RecentWork(
+        0.0,
+        tuple(WorkSlot(10.0 * n, 10.0, waiting if n == 0 else 0.0, one) for n, one in enumerate(arrived)),
+        tolerated,
+    )
+    least = recent.least(50.0, 1.0, 0.0)
+    assert least < inf
+    assert recent.kept_up(least, 0.0)
+    assert least == 0.0 or not recent.kept_up(least - 0.1, 0.0)
+    assert not recent.kept_up(50.0, -1.0)
+
+
+def test_a_burst_is_no_rate_and_steady_work_is() -> None:
+    steady, burst = SteadyArrivals(10.0), SteadyArrivals(10.0)
+    for n in range(1, 13):
+        rate = steady.note(10.0 * n, [20.0])
+        assert burst.note(10.0 * n, [1000.0 if n == 6 else 0.0]) == [0.0]
+    assert rate == [2.0]
