@@ -70,7 +70,7 @@ class OngoingRequests:
 @dataclass(slots=True)
 class QueueLength:
     """Kubernetes' HorizontalPodAutoscaler on an external queue metric with AverageValue, as KEDA configures it
-    (https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/, https://keda.sh/docs/2.16/concepts/):
+    (Kubernetes documentation, "Horizontal Pod Autoscaling"; KEDA 2.16 documentation, "Concepts"):
     replicas = ceil(queue length / target), unchanged within a tolerance of 10%; evaluated every 15 s; per 15 s at most
     the larger of twice as many and 4 more; fewer only as the maximum of the last 300 s (stabilization window). KEDA
     scales from 0 to 1 on any job (polled every 30 s), and to 0 after 300 s without jobs."""

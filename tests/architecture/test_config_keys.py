@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.group_sections import GroupSection
 from tests.architecture.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text()
@@ -29,6 +30,9 @@ def defaults() -> dict[str, dict[str, object]]:
     for name in PoolConfig.model_fields:
         section = getattr(PoolConfig(), name)
         found[name] = dataclasses.asdict(section) if dataclasses.is_dataclass(section) else section.model_dump()
+    found["autoscaling"] = found["scheduler"].pop("autoscaling")  # tables of their own in the file
+    del found["scheduler"]["groups"]
+    found["groups"] = {key: () if value == {} else value for key, value in GroupSection().model_dump().items()}
     return found
 
 

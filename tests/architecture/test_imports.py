@@ -81,11 +81,15 @@ def test_the_scheduler_imports_the_standard_library_and_torch_free_pool() -> Non
 
 
 def test_decisions_use_no_clock_no_chance_no_thread_and_no_environment() -> None:
-    """The scheduler and the torch-free modules of pool. Synthetic arrivals are drawn from a seed."""
+    """The scheduler and the torch-free modules of pool. Synthetic arrivals and the supply of nodes are drawn from a seed."""
     torch_free = [m for m in product_modules("pool") if m.name in TORCH_FREE]
     assert {m.name for m in torch_free} == set(TORCH_FREE)
     modules = [*product_modules("scheduler"), *torch_free]
-    drawn = ("modelpool.scheduler.workloads.", "modelpool.scheduler.simulator.policy")
+    drawn = (
+        "modelpool.scheduler.workloads.",
+        "modelpool.scheduler.simulator.policy",
+        "modelpool.scheduler.simulator.scaled_run",
+    )
     problems = offenders([m for m in modules if m.name.startswith(drawn)], OUTSIDE_WORLD - {"random"})
     problems += offenders([m for m in modules if not m.name.startswith(drawn)], OUTSIDE_WORLD)
     problems += [
