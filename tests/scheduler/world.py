@@ -360,6 +360,7 @@ class Shell:
                 self.started.add(key)
                 self.starting[key] = command
             case EndWorker():
+                self.starting.pop((command.worker_id, command.incarnation), None)
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
                     run = self.running.get(command.worker_id)
                     members = [] if run is None else run.members
@@ -381,7 +382,6 @@ class Shell:
             case CopyResult():
                 owner = task_of_state(command.task_id)
                 assert (command.task_id in self.held) if owner is None else (owner in self.states), command
-                assert command.task_id not in self.copied, f"{command}: for the second time"
                 self.copied.append(command.task_id)
             case ReleaseResult():
                 owner = task_of_state(command.task_id)
