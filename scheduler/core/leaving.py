@@ -81,17 +81,18 @@ class Leaving:
         return latest_stop(at, deadline, worker.expected_end, seconds)
 
     def _copy_results(self, deadlines: Mapping[NodeId, float]) -> None:
-        """Copy each result once: from then on it counts as safe. One that could not be copied is reported as lost."""
+        """Copy each result once: from then on it counts as safe. One that could not be copied is reported as lost.
+        Results of unknown machines are safe or cannot be saved."""
         results = self._demand.results
         found: list[TaskId] = []
         for task_id, result in results.held.items():
-            if result.node in deadlines:
+            if result.node and result.node in deadlines:
                 found.append(task_id)
         found.sort(key=lambda task_id: task_id not in results.readers)
         for task_id in found:
             results.held[task_id].node = NodeId("")
         for task in self._demand.tasks.values():
-            if task.kept is not None and task.kept.node in deadlines:
+            if task.kept is not None and task.kept.node and task.kept.node in deadlines:
                 found.insert(0, state_id(task.name))
                 task.kept = task.kept.moved()
         self._out += [CopyResult(task_id) for task_id in found]

@@ -156,6 +156,8 @@ class Shell:
     up: dict[WorkerId, tuple[int, Residency]] = field(default_factory=dict)
     starting: dict[tuple[WorkerId, int], StartWorker] = field(default_factory=dict)
     started: set[tuple[WorkerId, int]] = field(default_factory=set)
+    #: starts that were ended; their answers may still come
+    given_up: set[tuple[WorkerId, int]] = field(default_factory=set)
     running: dict[WorkerId, Running] = field(default_factory=dict)
     #: reports of runs that were answered, or whose worker was lost
     old: list[TaskReport] = field(default_factory=list)
@@ -356,10 +358,12 @@ class Shell:
                 key = (command.worker_id, command.incarnation)
                 assert all(inc < command.incarnation for w, inc in self.started if w == command.worker_id), command
                 assert command.worker_id not in self.up, f"{command}: it is up"
-                assert not any(w == command.worker_id for w, _ in self.starting), f"{command}: one is on its way"
+                pending = [one for one in self.starting if one[0] == command.worker_id]
+                assert self.given_up.issuperset(pending), f"{command}: one is on its way"
                 self.started.add(key)
                 self.starting[key] = command
             case EndWorker():
+                self.given_up.add((command.worker_id, command.incarnation))
                 if self.up.get(command.worker_id, (0,))[0] == command.incarnation:
                     run = self.running.get(command.worker_id)
                     members = [] if run is None else run.members
@@ -381,7 +385,6 @@ class Shell:
             case CopyResult():
                 owner = task_of_state(command.task_id)
                 assert (command.task_id in self.held) if owner is None else (owner in self.states), command
-                assert command.task_id not in self.copied, f"{command}: for the second time"
                 self.copied.append(command.task_id)
             case ReleaseResult():
                 owner = task_of_state(command.task_id)

@@ -25,7 +25,9 @@ def test_a_result_is_read_from_its_copy_or_computed_again(is_lost: bool) -> None
         assert decoding.request.task.needs == (before.task_id,)
         original.lost = is_lost
         dispatcher = desk.controller._dispatcher
-        desk.state.leaving.prepare({NodeId(""): dispatcher.now + 1000.0}, dispatcher.now)
+        for held in desk.state.demand.results.held.values():
+            held.node = NodeId("one")
+        desk.state.leaving.prepare({NodeId("one"): dispatcher.now + 1000.0}, dispatcher.now)
         dispatcher.post(ComponentsKnown(dispatcher.now, ()))
         await settle()
         assert original in desk.fleet.copied

@@ -87,6 +87,15 @@ def test_a_run_that_ends_in_time_and_one_without_steps_are_not_stopped() -> None
     assert draining(shell, "one", shell.at + 1.0) == ([], inf)
 
 
+def test_results_of_no_known_machine_are_not_copied() -> None:
+    """A notice for machines without a name copied provided results with every event."""
+    shell = Shell(SchedulerConfig(story_length=None))
+    shell.workers(a=64)
+    shell.submit(alone("j", sample(GIVEN), given=(GIVEN,)))
+    draining(shell, "", shell.at + 1000.0)
+    assert shell.copied == []
+
+
 def test_a_run_of_unknown_length_stops() -> None:
     shell = Shell(SchedulerConfig(story_length=None))
     shell.want("a")
