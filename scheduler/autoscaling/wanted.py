@@ -170,7 +170,8 @@ class _Evaluation:
                 node.name, ScalingWhy(ScalingRule.BUDGET, node.group, -1, node.name, figures, at=self.at), is_hard
             )
             for node in self.nodes
-            if node.group and (is_hard or not node.is_leaving)
+            if node.group and self.groups[node.group].group.price_per_hour > 0.0
+            if is_hard or not node.is_leaving
         ]
 
     # ---- requests ----------------------------------------------------------------------------------------------------

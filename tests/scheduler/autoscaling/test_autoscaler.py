@@ -255,10 +255,10 @@ GROUP = st.builds(
 )
 DEMANDS = st.lists(
     st.tuples(
-        st.integers(0, 3000), st.integers(1, 25), st.booleans(), st.sampled_from([math.inf, 100.0, 600.0, 3000.0])
+        st.integers(0, 2000), st.integers(1, 12), st.booleans(), st.sampled_from([math.inf, 100.0, 600.0, 3000.0])
     ),
     min_size=1,
-    max_size=5,
+    max_size=4,
 )
 
 
@@ -293,7 +293,7 @@ def worlds(draw: st.DrawFn) -> tuple[Scaled, list[Submitted]]:
     return Scaled(groups, limits, conditions), jobs
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(worlds())
 def test_limits_hold_and_every_job_ends_whatever_happens(world: tuple[Scaled, list[Submitted]]) -> None:
     scaled, jobs = world
@@ -321,7 +321,7 @@ def _no_flapping(scaled: Scaled) -> None:
             assert any(since <= at <= why.at for at in causes), f"{why.words} at {why.at}, given up at {since}"
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(worlds())
 def test_a_replay_from_the_event_log_repeats_every_decision(world: tuple[Scaled, list[Submitted]]) -> None:
     scaled, jobs = world

@@ -127,6 +127,14 @@ def test_the_end_of_the_budget_ends_every_node() -> None:
         ]
 
 
+def test_the_end_of_the_budget_leaves_nodes_that_cost_nothing() -> None:
+    """They were given up, and requested again for `min_nodes`."""
+    free = replace(OUTLOOK, group=replace(GROUP, name="free", price_per_hour=0.0, min_nodes=1))
+    fleet = Fleet((node("a"), node("b", group="free")), spent=99.0)
+    found = wanted(PendingWork(), [OUTLOOK, free], fleet, AT, AutoscalingConfig(max_cost=99.01))
+    assert [one.node for one in found if isinstance(one, GiveUpNode)] == ["a"]
+
+
 SERVERS = st.lists(st.tuples(st.floats(0.0, 500.0), st.floats(0.1, 8.0)), min_size=1, max_size=6).map(sorted)
 
 
