@@ -81,7 +81,7 @@ def test_the_scheduler_imports_the_standard_library_and_torch_free_pool() -> Non
 
 
 def test_decisions_use_no_clock_no_chance_no_thread_and_no_environment() -> None:
-    """The scheduler and the torch-free modules of pool. Synthetic arrivals and the supply of nodes are drawn from a seed."""
+    """The scheduler and the torch-free modules of pool. Synthetic arrivals and nodes are drawn from a seed."""
     torch_free = [m for m in product_modules("pool") if m.name in TORCH_FREE]
     assert {m.name for m in torch_free} == set(TORCH_FREE)
     modules = [*product_modules("scheduler"), *torch_free]
