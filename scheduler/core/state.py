@@ -501,7 +501,10 @@ class SchedulerState:
             self._workers_changed()
 
     def _node_draining(self, event: NodeDraining) -> None:
-        """Note until when the workers of a machine may run; they take only what ends before."""
+        """Note until when the workers of a machine may run; they take only what ends before. A machine without a name
+        cannot be told from others."""
+        if not event.node:
+            return
         self.draining.pop(event.node, None)
         deadline = None if event.deadline == inf else event.deadline
         if deadline is not None:

@@ -339,7 +339,7 @@ def _candidate_lines(query: PlacementQuery, oldest: Task, latest_start: float) -
     worker."""
     backlog, workers = query.backlog, query.workers
     lines = backlog.lines(workers.largest_idle_bytes, oldest.order)
-    if query.costs.nodes.lacking:  # lines that no idle worker can run must not hide others
+    if workers.restricted:  # lines that no idle worker can run must not hide others
         lines = (line for line in islice(lines, MOST_LINES) if best_idle(query, line.head) is not None)
     found = dict.fromkeys(islice(lines, query.config.window))
     for worker in workers.some_idle(MOST_IDLE):
