@@ -28,8 +28,9 @@ from tests.actors.ray.local_cluster import (
 pytestmark = pytest.mark.ray
 
 WANTED = shapes_requests(10)
-#: some seconds each on a slow machine: long enough to lose a machine in between
-LONG = shapes_requests(3, steps=300)
+#: some seconds: long enough to lose a machine in between, and longer than a notice of eight seconds
+LONG = shapes_requests(1, steps=300)
+VERY_LONG = shapes_requests(1, steps=999)
 READY_SECONDS = 200
 
 
@@ -76,55 +77,21 @@ def test_a_node_without_the_files_costs_no_image(weights: Path) -> None:
     assert lacking == ["bare"]
 
 
-def batch_with_two_losses(cluster: LocalCluster) -> tuple[Finished, int]:
-    with sim_pool(cluster) as pool:
-        until(lambda: len(nodes_up(pool)) == 3)
-        jobs = pool.submit(LONG[:1], output=False)
-        for _ in range(2):
-            until(lambda: sampling(pool) in cluster.nodes)
-            cluster.kill(cluster.nodes[sampling(pool)])
-        done = finish(jobs)
-        return done, len(pool.status().workers)
-
-
-def test_a_task_that_loses_two_machines_is_not_the_cause(tmp_path: Path) -> None:
-    """Two losses were two crashes: with crash_limit 2 the task was rejected, and equal work after it."""
-    with local_cluster() as cluster:
-        for name in "abc":
-            cluster.add_node(name, gpus=1)
-        done, _ = cluster.run(batch_with_two_losses)
-    assert done == expected_of(LONG[:1])
-
-
-def follow_the_cluster(cluster: LocalCluster) -> list[Finished]:
-    """Start with one node; one joins, and leaves again."""
+def through_all_changes(cluster: LocalCluster) -> tuple[list[Finished], int]:
+    """One pool through joins, a drain with eight seconds of notice, two lost machines and the end of a node. Returns
+    the number of runs that stopped with their state too."""
     with sim_pool(cluster) as pool:
         until(lambda: nodes_up(pool) == ["a"])
-        first = finish(pool.submit(WANTED, output=False))
+        done = [finish(pool.submit(WANTED, output=False))]
+
         cluster.add_node("b", gpus=1)
         until(lambda: nodes_up(pool) == ["a", "b"])
         jobs = pool.submit(WANTED, output=False)
         images = list(jobs.images())
         assert {task.node for image in images for task in image.tasks} == {"a", "b"}
-        cluster.remove(cluster.nodes["a"])
-        until(lambda: nodes_up(pool) == ["b"] and len(pool.status().workers) == 1)
-        return [first, finish(jobs, *images), finish(pool.submit(WANTED, output=False))]
+        done.append(finish(jobs, *images))
 
-
-def test_a_pool_follows_the_nodes_of_its_cluster() -> None:
-    """It never grew onto a node that joined, and never shrank."""
-    with local_cluster() as cluster:
-        cluster.add_node("a", gpus=1)
-        assert cluster.run(follow_the_cluster) == [expected_of(WANTED)] * 3
-
-
-def leave_a_drained_node(cluster: LocalCluster) -> tuple[Finished, int]:
-    """Drain the node of a long run with eight seconds of notice, and end it when the run has left. Returns the number
-    of runs that stopped with their state too."""
-    with sim_pool(cluster) as pool:
-        until(lambda: len(nodes_up(pool)) == 2)
-        finish(pool.submit(shapes_requests(4), output=False))  # durations are measured
-        jobs = pool.submit(LONG[:2], output=False)
+        jobs = pool.submit(VERY_LONG, output=False)
         until(lambda: sampling(pool))
         leaving = sampling(pool)
         cluster.drain(cluster.nodes[leaving], 8.0)
@@ -134,14 +101,26 @@ def leave_a_drained_node(cluster: LocalCluster) -> tuple[Finished, int]:
         tasks = {task.task_id: task for image in images for task in pool.history(image.job_id).tasks}
         ends = [attempt.end for task in tasks.values() for attempt in task.attempts]
         assert set(ends) <= {"done", "cancelled"}, ends
-        return finish(jobs, *images), ends.count("cancelled")
+        done.append(finish(jobs, *images))
+        until(lambda: len(pool.status().workers) == 1)
+
+        for name in "cd":
+            cluster.add_node(name, gpus=1)
+        until(lambda: len(nodes_up(pool)) == 3)
+        jobs = pool.submit(LONG, output=False)
+        for _ in range(2):
+            until(lambda: sampling(pool) in cluster.nodes)
+            cluster.kill(cluster.nodes[sampling(pool)])
+        done.append(finish(jobs))
+        until(lambda: len(pool.status().workers) == 1)
+        return done, ends.count("cancelled")
 
 
-def test_a_run_on_a_drained_node_continues_elsewhere_with_the_same_bytes() -> None:
-    """Runs went on after the deadline, and were lost with their node."""
+def test_a_pool_follows_its_cluster_and_loses_nothing() -> None:
+    """A pool never grew onto a node that joined and never shrank; runs went on after the deadline of a drain and were
+    lost with their node; a task that lost two machines counted as the cause and was rejected."""
     with local_cluster() as cluster:
         cluster.add_node("a", gpus=1)
-        cluster.add_node("b", gpus=1)
-        done, stopped = cluster.run(leave_a_drained_node)
-    assert done == expected_of(LONG[:2])
-    assert stopped == 1, "the run was lost, or ended in time"
+        done, stopped = cluster.run(through_all_changes)
+    assert done == [expected_of(wanted) for wanted in (WANTED, WANTED, VERY_LONG, LONG)]
+    assert stopped == 1, "the run on the drained node was lost, or ended in time"
