@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ EXAMINE_SECONDS = 2.0
 #: of that, for an answer from another worker of the node, which can be slow only if the machine is
 _NEIGHBOUR_SECONDS = 0.5
 _REASON_CHARACTERS = 600
+#: escape sequences in Ray's messages
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: nodes that are known to be prepared
 _NODES_REMEMBERED = 4096
 
@@ -183,8 +186,9 @@ def short_reason(error: RayError) -> str:
 
 
 def one_line(text: str) -> str:
-    """Shorten a message of Ray to one line, without ids."""
-    lines = (line.strip() for line in text.splitlines())
+    """Shorten a message of Ray to one line, without ids and colours. The end of a long one is kept as well as its
+    beginning."""
+    lines = (line.strip() for line in _COLOURS.sub("", text).splitlines())
     ids = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
     parts = " ".join(line for line in lines if line and not line.startswith(ids))
     if len(parts) <= _REASON_CHARACTERS:

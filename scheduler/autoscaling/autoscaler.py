@@ -94,7 +94,9 @@ class Autoscaler:
         demand: Demand,
         costs: Costs,
         pins: Mapping[ComponentKey, int],
+        draining: Mapping[NodeId, float],
     ) -> None:
+        """`pins` and `draining` (machines, and when they end) are kept up to date by the caller."""
         self._config = config
         self._worker_table = worker_table
         self._demand = demand
@@ -110,7 +112,7 @@ class Autoscaler:
         self.next_at = 0.0
         #: component -> workers that must hold it
         self.pins = pins
-        self._draining: dict[NodeId, float] = {}
+        self._draining = draining
         self._history = WorkHistory()
         self._arrivals = SteadyArrivals(config.autoscaling.interval_seconds)
         self._at = 0.0
@@ -150,10 +152,6 @@ class Autoscaler:
                 if not self._worker_table.worker_index.count or self.next_at == inf:
                     self._due(max(at, self._evaluated_at + LEAST_SECONDS))
             case NodeDraining():
-                if event.deadline == inf:
-                    self._draining.pop(event.node, None)
-                else:
-                    self._draining[event.node] = event.deadline
                 self._due(at)
             case WorkerDown() | StartFailed():
                 self._drop_given_up(at)

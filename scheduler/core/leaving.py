@@ -53,8 +53,14 @@ class Leaving:
         self._out = out
 
     def prepare(self, deadlines: Mapping[NodeId, float], at: float) -> float:
-        """Stop the runs that are due, and copy the results off machines with a deadline. Call after every event while
-        there are such machines. Returns the time at which the next run is due; infinity if none is."""
+        """Stop the runs that are due, and copy all results off machines with a deadline. Call when deadlines change.
+        Returns the time at which the next run is due; infinity if none is."""
+        due = self.stop_runs(deadlines, at)
+        self._copy_results(deadlines)
+        return due
+
+    def stop_runs(self, deadlines: Mapping[NodeId, float], at: float) -> float:
+        """As `prepare`, without copies. Call after every event while there are such machines."""
         due = inf
         for worker in self._worker_table.workers.values():
             deadline = None if worker.spec is None else deadlines.get(worker.spec.node)
@@ -64,8 +70,17 @@ class Leaving:
                     self._preemption.pause(worker, f"as its machine ends in {deadline - at:.1f} s", at)
                 else:
                     due = min(due, stop_at)
-        self._copy_results(deadlines)
         return due
+
+    def copy_result_of(self, task_id: TaskId, deadlines: Mapping[NodeId, float]) -> None:
+        """A run of the task ended: copy its result, or its state, if it is on such a machine."""
+        result, task = self._demand.results.held.get(task_id), self._demand.tasks.get(task_id)
+        if result is not None and result.node and result.node in deadlines:
+            result.node = NodeId("")
+            self._out.append(CopyResult(task_id))
+        if task is not None and task.kept is not None and task.kept.node and task.kept.node in deadlines:
+            task.kept = task.kept.moved()
+            self._out.append(CopyResult(state_id(task_id)))
 
     def stop_at(self, worker: Worker, deadline: float, at: float) -> float:
         """Return the time at which the run of `worker` must be asked to stop; infinity if it ends in time, cannot stop

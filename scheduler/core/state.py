@@ -154,7 +154,9 @@ class SchedulerState:
         #: decides how many nodes exist; None without groups
         self.autoscaler: Autoscaler | None = None
         if self.config.groups:
-            self.autoscaler = Autoscaler(self.config, self.worker_table, self.demand, self.costs, self.pins)
+            self.autoscaler = Autoscaler(
+                self.config, self.worker_table, self.demand, self.costs, self.pins, self.draining
+            )
         if self.autoscaler is not None:
             self.largest = self.autoscaler.largest()
         #: memory that all waiting tasks were checked against; None if that was not possible
@@ -215,8 +217,8 @@ class SchedulerState:
         self._start_ready_tasks()
         if self.config.preemption:
             self.preemption.preempt(self.at)
-        if self.draining and (stop_at := self.leaving.prepare(self.draining, self.at)) < inf:
-            self.ticks.request(stop_at - self.at, self.at)
+        if self.draining:
+            self._leave_drained(event)
         if isinstance(event, Submitted):
             self.prefetch_planner.job_came()
         self.preload_planner.plan_all(isinstance(event, Submitted))
@@ -516,6 +518,18 @@ class SchedulerState:
             self.ticks.request(deadline - self.at, self.at)
         self.worker_table.drain(event.node, deadline)
         self._update_restriction(event.node)
+
+    def _leave_drained(self, event: Event) -> None:
+        """Stop runs on machines that end, and copy off what only they have. All results are looked at only when a
+        notice arrives: there may be many."""
+        if isinstance(event, NodeDraining):
+            stop_at = self.leaving.prepare(self.draining, self.at)
+        else:
+            stop_at = self.leaving.stop_runs(self.draining, self.at)
+        if isinstance(event, RunEnded):
+            self.leaving.copy_result_of(event.report.task_id, self.draining)
+        if stop_at < inf:
+            self.ticks.request(stop_at - self.at, self.at)
 
     def _end_drained(self) -> None:
         """Leave machines whose deadline has passed, and forget notices of machines that should be gone long since."""
