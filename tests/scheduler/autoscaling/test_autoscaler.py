@@ -25,6 +25,7 @@ from modelpool.scheduler.tables.messages import (
     NodeDraining,
     Outcome,
     PinComponents,
+    ScheduleTick,
     StartFailed,
     StartWorker,
     Submitted,
@@ -343,4 +344,5 @@ def test_a_start_that_was_withdrawn_is_no_failure() -> None:
     assert state.autoscaler is not None
     unknown = StartFailed(5.0, SMALL_NODES.worker_id(7), 1, "late", LossCause.NODE_LOST)
     assert state.handle(unknown) == []
-    assert state.handle(NodeDraining(6.0, NodeId("gone"), 60.0)) == []
+    (tick,) = state.handle(NodeDraining(6.0, NodeId("gone"), 60.0))
+    assert isinstance(tick, ScheduleTick)
