@@ -45,6 +45,7 @@ from modelpool.pool.core.stage_params import (
     PreloadRequest,
     Result,
     RunHooks,
+    RunState,
     StageParams,
 )
 from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
@@ -115,8 +116,9 @@ class TraceEngine(FakeEngine):
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
+        resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
-        """Wait for the load and the run."""
+        """Wait for the load and the run. No run here stops before its end, so none resumes."""
         assert isinstance(work, EncodeParams)
         moves = plan(self._residency, task.uses, self._specs, task.activation_bytes, hints=EvictionHints(needed_next))
         self._residency = moves.after

@@ -314,7 +314,7 @@ class SchedulerState:
         wanted = self.batching.batch_mates(self._query(), decision) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
             limit = self.config.overtaking_limit
-            workers: float = self.worker_table.worker_index.count
+            workers = float(self.worker_table.worker_index.count)
             if worker.spec is not None and worker.spec.node in self.worker_table.worker_index.restricted:
                 workers = inf  # what it passes over may be what this machine cannot run: that does not count
             self.demand.backlog.start(task, worker.residency.capacity_bytes, workers, limit)

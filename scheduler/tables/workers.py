@@ -331,10 +331,15 @@ class WorkerTable:
                 self._story.note(worker, note)
 
     def end_drained(self, at: float) -> bool:
-        """Leave machines whose deadline has passed: their idle workers start elsewhere. Returns whether any did."""
+        """Leave machines whose deadline has passed: their idle workers start elsewhere, except those of groups, whose
+        nodes are requested by decisions. Returns whether any did."""
         drained = [w for w in self.workers.values() if w.is_idle and (w.drain_deadline or inf) <= at]
         for worker in drained:
-            self.recycle(worker, "its machine was drained")
+            if worker.group:
+                worker.wanted = False
+                self._forget(worker)
+            else:
+                self.recycle(worker, "its machine was drained")
         return bool(drained)
 
     def recycle(self, worker: Worker, reason: str) -> None:

@@ -36,7 +36,14 @@ from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode
 from modelpool.scheduler.simulator.machines import SimulatedGpu
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import CancelRequested, Command, Event, NodeDraining, PruneComponents
+from modelpool.scheduler.tables.messages import (
+    CancelRequested,
+    Command,
+    Event,
+    NodeDraining,
+    PinComponents,
+    PruneComponents,
+)
 from modelpool.scheduler.tables.story_lines import StoryLine
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
 from modelpool.scheduler.workloads.arrivals import poisson
@@ -117,6 +124,7 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
         if rng.random() < 0.05:
             cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))
     cluster.post(PruneComponents(last))
+    cluster.post(PinComponents(last / 3, (what.components[0].key,), 1))
     cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
     cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
     for gpu in gpus:

@@ -105,7 +105,8 @@ def test_there_and_back_is_the_same(workload: Workload) -> None:
 
 
 def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
-    """A field that is new in one of these must find its way into traces, and into the workloads drawn here."""
+    """A field that is new in one of these must find its way into traces, and into the workloads drawn here. Fetches of
+    files are not simulated."""
     told = {kind: {field.name for field in fields(kind)} for kind in (JobSpec, TaskSpec, ComponentUse, ComponentSpec)}
     assert told == {
         JobSpec: {"job_id", "tasks", "wanted", "given", "priority", "user", "deadline", "batch"},
@@ -114,7 +115,7 @@ def test_nothing_that_a_job_is_made_of_is_left_out() -> None:
             *("counted_bytes", "together"),
         },
         ComponentUse: {"component", "scratch_bytes", "patch_digest", "patched_bytes", "passes", "adapters"},
-        ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes"},
+        ComponentSpec: {"key", "role", "weight_bytes", "upload_bytes", "fetch_bytes", "fetch_key"},
     }
     assert {field.name for field in fields(ExecutionMode)} == {
         *("activation_bytes", "batch", "tile", "slowdown", "counted_bytes")
