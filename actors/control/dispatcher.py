@@ -12,6 +12,7 @@ Knows no Ray (a `WorkerFleet` does the work) and no driver (a callback resolves 
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -46,6 +47,8 @@ from modelpool.scheduler.tables.messages import (
     WorkerDown,
     WorkerUp,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class _LiveWorker:
@@ -212,7 +215,10 @@ class Dispatcher:
             return
         try:
             copy = await self._fleet.copy_result(ref)
-        except InputsLost:
+        except Exception as failed:
+            if not isinstance(failed, InputsLost):  # no room for the copy, say: the original is still readable
+                logger.warning("a result could not be copied: %s: %s", type(failed).__name__, failed)
+                return
             if self._tasks.find(task_id) is ref:
                 self._tasks.release(task_id)
                 self.post(ResultLost(self.now, task_id))

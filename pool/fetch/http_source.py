@@ -143,7 +143,7 @@ class HttpSource:
         raise AssertionError("the last try returns or raises")
 
     def _open(self, url: str, headers: Mapping[str, str]) -> Any:
-        request = urllib.request.Request(url, headers={**self._headers, **headers})  # noqa: S310 - http(s) by construction
+        request = urllib.request.Request(url, headers={**self._headers, **headers})
         try:
             return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:

@@ -280,6 +280,7 @@ class Autoscaler:
 
     def _evaluate(self, at: float) -> bool:
         self._evaluated_at = at
+        self._drop_given_up(at)
         limits = self._config.autoscaling
         outlooks, reference = self._outlooks()
         levels = self._levels(outlooks)

@@ -119,7 +119,10 @@ class Preemption:
 
     def _pays(self, task: Task, victim: _Victim) -> bool:
         """Whether stopping that run lets `task` start sooner by more than it costs."""
-        return _fits(task, victim.worker, victim.priority) and victim.wait_seconds > victim.cost_seconds
+        worker = victim.worker
+        if not _fits(task, worker, victim.priority) or victim.wait_seconds <= victim.cost_seconds:
+            return False
+        return self._costs.extra_seconds(task.spec, task.cost_class, worker) is not None
 
     def _soon_free(self, at: float) -> list[tuple[float, Worker]]:
         """Some workers that are free soon without a preemption, and when."""

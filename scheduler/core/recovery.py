@@ -37,9 +37,9 @@ MOST_PROVEN = 1024
 NO_CAPACITY_IS_ENOUGH = 1 << 62
 
 
-#: kinds of error that a task cannot cause: they count for no limit. Lost results have a limit per job
-#: (`scheduler.queue.demand`), and unavailable files fail a job when no machine is left
-NEVER_THE_TASK = frozenset({RunErrorKind.INPUT_LOST, RunErrorKind.FILE_UNAVAILABLE})
+#: runs of one task that may find its files unavailable without counting as failures: more than the machines of most
+#: clusters, each of which finds out once
+MOST_UNAVAILABLE_RUNS = 1024
 #: kinds of error that do not count for a task that shared its run. For memory, the worker has verified that this task
 #: finds too little; a lost worker counts for each task, and the next run identifies the cause
 BLAMED_ALONE = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL, RunErrorKind.INPUT_LOST})
@@ -118,8 +118,16 @@ class Recovery:
         # if another worker could tell the cause, failures on one worker count once
         others = self._others(task, at) if is_suspect else []
         crashes = len(set(task.crashed)) if others else len(task.crashed)
+        # lost results have a limit per job (`scheduler.queue.demand`), and unavailable files fail a job when no machine
+        # is left
         is_external = is_lost and cause.is_external
-        is_external |= error.kind in NEVER_THE_TASK and bool(task.spec.needs or error.components)
+        if error.kind is RunErrorKind.FILE_UNAVAILABLE:
+            task.unavailable += 1
+            worker = self._worker_table.workers.get(worker_id)
+            has_node = worker is not None and worker.spec is not None and bool(worker.spec.node)
+            is_external = has_node and task.unavailable <= MOST_UNAVAILABLE_RUNS
+        elif error.kind is RunErrorKind.INPUT_LOST:
+            is_external = bool(task.spec.needs)
         ruling = verdict(
             error.kind,
             stop_requested,

@@ -327,7 +327,8 @@ class SchedulerState:
                 task.next_oom_step = None
         self._assign(task, decision)
         batch_mates = [batch_mate for batch_mate in wanted if self._join_batch(batch_mate, decision)] if wanted else []
-        fresh = bool(task.memory_failures)
+        # weights whose files are unavailable could not be loaded again
+        fresh = bool(task.memory_failures) and not self._lacks_files(task, worker)
         if fresh:
             worker.update_residency(Residency(worker.residency.capacity_bytes))
         needed = hint(task, worker, self.costs, self.demand, self.worker_table.worker_index)
@@ -360,6 +361,12 @@ class SchedulerState:
         )
         self.prefetch_planner.run_started(worker)
         self.preload_planner.run_started(worker, task.cost_class, decision)
+
+    def _lacks_files(self, task: Task, worker: Worker) -> bool:
+        """Whether a file that the task uses is unavailable on the machine of `worker`."""
+        node = self.costs.nodes.of(worker.spec) if self.costs.nodes.lacking else None
+        files = (*task.cost_class.components, *task.cost_class.adapters)
+        return node is not None and node.unavailable_of(files, self.at) is not None
 
     def _assign(self, task: Task, decision: PlacementDecision) -> None:
         """A task that waits nowhere any more is assigned to the worker."""
@@ -462,7 +469,8 @@ class SchedulerState:
             return
         expired, autoscaler.expired = autoscaler.expired, []
         for worker in expired:
-            self._end_lost_worker(worker, RunError(RunErrorKind.WORKER_LOST, "max_cost is spent"))
+            error = RunError(RunErrorKind.WORKER_LOST, "max_cost is spent")
+            self._end_lost_worker(worker, error, LossCause.KILLED)
         self._workers_changed()
 
     def _pin(self, event: PinComponents) -> None:
@@ -489,10 +497,10 @@ class SchedulerState:
             message = f"worker {event.worker_id} was lost ({cause.value}): {event.reason}"
             self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message), cause)
 
-    def _end_lost_worker(self, worker: Worker, error: RunError) -> None:
+    def _end_lost_worker(self, worker: Worker, error: RunError, cause: LossCause = LossCause.CRASH) -> None:
         """End an unusable worker, and count it as lost."""
         self._out.append(EndWorker(worker.worker_id, worker.incarnation))
-        self._workers_changed(self.worker_table.lost(worker, error.message), error)
+        self._workers_changed(self.worker_table.lost(worker, error.message, cause), error, cause)
 
     def _start_failed(self, event: StartFailed) -> None:
         worker = self.worker_table.current(event.worker_id, event.incarnation)
@@ -528,19 +536,23 @@ class SchedulerState:
             stop_at = self.leaving.stop_runs(self.draining, self.at)
         if isinstance(event, RunEnded):
             self.leaving.copy_result_of(event.report.task_id, self.draining)
+        # a worker may become idle, or start, after the deadline of its machine
+        if isinstance(event, (RunEnded, WorkerUp)) and self.worker_table.end_drained(self.at):
+            self._workers_changed()
         if stop_at < inf:
             self.ticks.request(stop_at - self.at, self.at)
 
     def _end_drained(self) -> None:
         """Leave machines whose deadline has passed, and forget notices of machines that should be gone long since."""
+        if self.worker_table.end_drained(self.at):
+            self._workers_changed()
         for node in [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= self.at]:
             del self.draining[node]
             self.worker_table.drain(node, None)
             self._update_restriction(node)
         if self.draining:
-            self.ticks.request(min(self.draining.values()) + DRAINED_SECONDS - self.at, self.at)
-        if self.worker_table.end_drained(self.at):
-            self._workers_changed()
+            due = [at if at > self.at else at + DRAINED_SECONDS for at in self.draining.values()]
+            self.ticks.request(min(due) - self.at, self.at)
 
     def _update_restriction(self, node: NodeId) -> None:
         is_restricted = node in self.draining or node in self.costs.nodes.lacking

@@ -302,6 +302,7 @@ class Costs:
         """A run is placed on `worker`, whose residency is still the previous one: its files will be in host memory.
         Call once per run, before the residency after it is assumed."""
         self._expected.pop(worker.worker_id, None)
+        self._brought.pop(worker.worker_id, None)
         node = self.nodes.of(worker.spec)
         load = None if node is None else self.load_estimate(cost_class, worker)
         if node is not None and load is not None and load.reads:

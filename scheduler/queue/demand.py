@@ -174,6 +174,7 @@ class Demand:
         is_filed = task.status is TaskStatus.READY
         if is_filed:
             self.fair_queue.unfile(task)
+        task.cost_class.prior_seconds += run_seconds - task.spec.run_seconds
         task.spec = replace(task.spec, run_seconds=run_seconds)
         if is_filed:
             self.fair_queue.file(task)

@@ -186,6 +186,8 @@ class Task:
     oom_steps: tuple[OomStep, ...]
     #: workers that were lost while it ran on them, one entry per loss
     crashed: tuple[WorkerId, ...]
+    #: runs that found a file of it unavailable
+    unavailable: int
     #: the one worker that it waits for while READY; None for any
     pinned_to: WorkerId | None
     #: until this time; then any worker will do
@@ -243,6 +245,7 @@ class Task:
         self.memory_failures = ()
         self.oom_steps = ()
         self.crashed = ()
+        self.unavailable = 0
         self.pinned_to = None
         self.pinned_until = inf
         self.recycle_first = False

@@ -189,18 +189,20 @@ class Node:
 
     def has_all(self, components: Iterable[ComponentKey]) -> None:
         """A run used the files of these components: they are here."""
-        for key in components:
-            self.unavailable.pop(key, None)
-        self._note_lacking()
+        found = [key for key in components if self.unavailable.pop(key, None) is not None]
+        if found:
+            self._note_lacking()
 
     def try_again(self, at: float) -> None:
         """Forget unavailable files, except those that were found so within the last RETRY_SECONDS."""
+        before = len(self.unavailable)
         while self.unavailable:
             key, entry = next(iter(self.unavailable.items()))
             if entry.until - UNAVAILABLE_SECONDS + RETRY_SECONDS > at:
                 break
             del self.unavailable[key]
-        self._note_lacking()
+        if len(self.unavailable) < before:
+            self._note_lacking()
 
     def _note_lacking(self) -> None:
         self.version += 1

@@ -223,3 +223,28 @@ def test_a_worker_that_starts_on_a_drained_machine_is_restricted_too() -> None:
     shell.come_up("a", node="spot")
     shell.submit(alone("j", sample(model=PAINT)))
     assert shell.on("a") is None
+
+
+def test_a_worker_that_is_busy_at_the_deadline_leaves_after_its_run() -> None:
+    """Found by a review: it became idle without a tick, and took work again when the notice was forgotten."""
+    shell = on_nodes(a="spot")
+    shell.submit(alone("j", encode("cat")))
+    shell.drain("spot", 1.0)
+    while shell.tick_due is not None and shell.tick_due < shell.at + 30.0:
+        shell.tick_comes()
+    shell.tick(5.0)
+    assert shell.on("a") == encode("cat").task_id
+    shell.finish("a")
+    assert WorkerId("a") not in shell.up
+    assert [incarnation for _, incarnation in shell.starting] == [2]
+
+
+def test_a_file_that_is_unavailable_on_no_known_machine_counts_as_a_failure() -> None:
+    """Found by a review: nothing records it, so the same worker would try forever."""
+    shell = Shell(SchedulerConfig(max_attempts=3, story_length=None))
+    shell.workers(a=64)
+    shell.submit(alone("j", encode("cat")))
+    for _ in range(3):
+        assert shell.outcome("j") is None
+        shell.lacks("a", TEXT)
+    assert shell.error("j").kind is RunErrorKind.FILE_UNAVAILABLE
