@@ -186,6 +186,10 @@ class Autoscaler:
         elif cause in _OF_THE_NODE:
             worker.wanted = False
 
+    def nodes_left(self, at: float) -> None:
+        """Workers left machines that end: others may be needed instead."""
+        self._due(at)
+
     # ---- what jobs may count on --------------------------------------------------------------------------------------
 
     def largest(self) -> tuple[int, str] | None:

@@ -537,15 +537,14 @@ class SchedulerState:
         if isinstance(event, RunEnded):
             self.leaving.copy_result_of(event.report.task_id, self.draining)
         # a worker may become idle, or start, after the deadline of its machine
-        if isinstance(event, (RunEnded, WorkerUp)) and self.worker_table.end_drained(self.at):
-            self._workers_changed()
+        if isinstance(event, (RunEnded, WorkerUp)):
+            self._leave_idle()
         if stop_at < inf:
             self.ticks.request(stop_at - self.at, self.at)
 
     def _end_drained(self) -> None:
         """Leave machines whose deadline has passed, and forget notices of machines that should be gone long since."""
-        if self.worker_table.end_drained(self.at):
-            self._workers_changed()
+        self._leave_idle()
         for node in [node for node, deadline in self.draining.items() if deadline + DRAINED_SECONDS <= self.at]:
             del self.draining[node]
             self.worker_table.drain(node, None)
@@ -553,6 +552,13 @@ class SchedulerState:
         if self.draining:
             due = [at if at > self.at else at + DRAINED_SECONDS for at in self.draining.values()]
             self.ticks.request(min(due) - self.at, self.at)
+
+    def _leave_idle(self) -> None:
+        """Move idle workers off machines whose deadline has passed."""
+        if self.worker_table.end_drained(self.at):
+            if self.autoscaler is not None:
+                self.autoscaler.nodes_left(self.at)
+            self._workers_changed()
 
     def _update_restriction(self, node: NodeId) -> None:
         is_restricted = node in self.draining or node in self.costs.nodes.lacking

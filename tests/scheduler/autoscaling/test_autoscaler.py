@@ -8,6 +8,7 @@ decision.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -214,6 +215,19 @@ def test_a_lost_node_is_replaced_only_if_work_is_worth_it() -> None:
     assert len(busy.supply.nodes) == 2
     assert len(idle.supply.nodes) == 1
     assert outcomes(busy) == outcomes(idle) == {Outcome.SUCCEEDED}
+
+
+def test_the_minimum_is_kept_when_the_only_node_is_drained() -> None:
+    """The node may not be requested while the drained one exists; nothing looked again when that had ended."""
+    group = replace(SMALL_NODES, min_nodes=1, max_nodes=1, start_seconds=5.0)
+    for seconds in (10.0, 60.0, 400.0):
+        conditions = SupplyConditions(
+            reclaim=lambda group, number, seconds=seconds: Reclaim(seconds, 60.0) if number == 0 else None
+        )
+        scaled = Scaled([group], conditions=conditions)
+        scaled.run(jobs_of([0.0, 1.0]))
+        assert outcomes(scaled) == {Outcome.SUCCEEDED}, seconds
+        assert scaled.nodes_left == {group.name: 1}, seconds
 
 
 def test_the_start_time_of_a_group_is_learned() -> None:
