@@ -51,6 +51,7 @@ from modelpool.actors.wire.messages import (
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import (
+    NO_NODE,
     ComponentSpec,
     JobId,
     NodeId,
@@ -85,7 +86,6 @@ QUEUED_AT_ONCE = 16
 #: starts of workers whose node is remembered; more than run at a time
 PLACES_KEPT = 4096
 #: the node of a controller that runs in the driver's process
-NO_NODE = NodeId("")
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
 

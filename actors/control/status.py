@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from modelpool.actors.control.cluster_nodes import GpuUse, short_name, waiting_text
 from modelpool.actors.wire.messages import StepDone
-from modelpool.pool.specs.spec import UNPATCHED, NodeId, TaskId, WorkerId
+from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, TaskId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, Snapshot, WorkerSnapshot
 
 
@@ -130,7 +130,7 @@ class Whereabouts:
     """
 
     pool: str = ""
-    controller: NodeId = NodeId("")  # noqa: RUF009 - a text
+    controller: NodeId = NO_NODE
     placed: Mapping[tuple[WorkerId, int], NodeId] = field(default_factory=dict)
     names: Mapping[NodeId, str] = field(default_factory=dict)
     use: GpuUse | None = None

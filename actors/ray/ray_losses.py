@@ -25,7 +25,7 @@ from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node,
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace, read_evidence, remove_trace
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.specs.spec import NO_NODE, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +71,14 @@ def death_by_error(error: RayError) -> ActorReport:
     """Return what Ray's error says by itself."""
     message = short_reason(error)
     if isinstance(error, OutOfMemoryError):
-        return ActorReport(NodeId(""), Death.MEMORY_MONITOR, message)
+        return ActorReport(NO_NODE, Death.MEMORY_MONITOR, message)
     if isinstance(error, NodeDiedError):
-        return ActorReport(NodeId(""), Death.NODE_DIED, message)
+        return ActorReport(NO_NODE, Death.NODE_DIED, message)
     if isinstance(error, RayActorError) and error.preempted:
-        return ActorReport(NodeId(""), Death.NODE_DRAINED, message)
+        return ActorReport(NO_NODE, Death.NODE_DRAINED, message)
     if isinstance(error, RayActorError) and error.actor_init_failed:
-        return ActorReport(NodeId(""), Death.START_FAILED, message)
-    return ActorReport(NodeId(""), Death.PROCESS_ENDED, message)
+        return ActorReport(NO_NODE, Death.START_FAILED, message)
+    return ActorReport(NO_NODE, Death.PROCESS_ENDED, message)
 
 
 class LossExaminer:

@@ -33,7 +33,7 @@ from modelpool.actors.control.cluster_view import (
     ResourceDemand,
 )
 from modelpool.actors.control.losses import Death
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.specs.spec import NO_NODE, NodeId
 
 _Value = TypeVar("_Value")
 
@@ -271,7 +271,7 @@ def cluster_view(
 def actor_report(record: gcs_pb2.ActorTableData) -> ActorReport:
     """Convert the control service's record of an actor."""
     if record.state not in (gcs_pb2.ActorTableData.ALIVE, gcs_pb2.ActorTableData.DEAD):
-        return ActorReport(NodeId(""))  # the record of a pending actor names the node that looks for one
+        return ActorReport(NO_NODE)  # the record of a pending actor names the node that looks for one
     node_id = record.node_id or record.address.node_id
     node = NodeId("" if node_id == ray.NodeID.nil().binary() else node_id.hex())
     if record.state == gcs_pb2.ActorTableData.ALIVE:

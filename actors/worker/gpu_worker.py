@@ -56,6 +56,7 @@ from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.loading.file_parts import FilePart, byte_ranges
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
+    NO_NODE,
     ComponentKey,
     NodeId,
     OomStep,
@@ -75,8 +76,6 @@ if TYPE_CHECKING:
 #: interval of step reports, counted from the start of a run; the report covers the last step. A message costs the
 #: controller about as much as a task, so shorter runs send none
 PROGRESS_SECONDS = 0.05
-#: a machine of its own
-ALONE = NodeId("")
 #: stops that are remembered, as a stop may arrive before its run begins; more than the tasks of any batch
 STOPS_REMEMBERED = 256
 
@@ -141,7 +140,7 @@ class GpuWorker:
         open_engine: Callable[[], WorkerEngine],
         on_step: Callable[[StepDone], None],
         progress_seconds: float = PROGRESS_SECONDS,
-        node: NodeId = ALONE,
+        node: NodeId = NO_NODE,
         on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None,
         checkpoint_seconds: float | None = None,
         cache: CacheSettings | None = None,

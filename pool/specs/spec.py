@@ -20,7 +20,7 @@ from modelpool.pool.specs.wire_value import WireValue
 
 UNPATCHED = ""  #: the digest of the empty patch set
 NO_USER = UserId("")  #: an anonymous user
-NO_NODE = NodeId("")  #: a machine without other workers
+NO_NODE = NodeId("")  #: an unknown machine, or one without other workers
 
 
 class Stage(Enum):

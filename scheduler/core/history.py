@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.pool.core.errors import UnknownName, unknown_name
 from modelpool.pool.specs.spec import (
+    NO_NODE,
     ComponentKey,
     JobId,
     JobSpec,
@@ -58,7 +59,7 @@ class Attempt:
     cost: RunCost | None = None
     error: RunError | None = None
     end: str = TaskStatus.RUNNING.value
-    node: NodeId = NodeId("")  # noqa: RUF009 - a text
+    node: NodeId = NO_NODE
 
 
 @dataclass(frozen=True, slots=True)

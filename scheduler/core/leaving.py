@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from modelpool.pool.specs.spec import NodeId, Stage, TaskId
+from modelpool.pool.specs.spec import NO_NODE, NodeId, Stage, TaskId
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.demand import Demand
@@ -76,7 +76,7 @@ class Leaving:
         """A run of the task ended: copy its result, or its state, if it is on such a machine."""
         result, task = self._demand.results.held.get(task_id), self._demand.tasks.get(task_id)
         if result is not None and result.node and result.node in deadlines:
-            result.node = NodeId("")
+            result.node = NO_NODE
             self._out.append(CopyResult(task_id))
         if task is not None and task.kept is not None and task.kept.node and task.kept.node in deadlines:
             task.kept = task.kept.moved()
@@ -105,7 +105,7 @@ class Leaving:
                 found.append(task_id)
         found.sort(key=lambda task_id: task_id not in results.readers)
         for task_id in found:
-            results.held[task_id].node = NodeId("")
+            results.held[task_id].node = NO_NODE
         for task in self._demand.tasks.values():
             if task.kept is not None and task.kept.node and task.kept.node in deadlines:
                 found.insert(0, state_id(task.name))

@@ -115,7 +115,6 @@ from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
 MOST_DRAINING = 4096
 #: time after its deadline at which a notice is forgotten: if the machine still runs, it was not drained
 DRAINED_SECONDS = 120.0
-_UNKNOWN_NODE = NodeId("")
 
 
 class SchedulerState:
@@ -376,7 +375,7 @@ class SchedulerState:
         task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
-        node = _UNKNOWN_NODE if worker.spec is None else worker.spec.node
+        node = NO_NODE if worker.spec is None else worker.spec.node
         start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why, node)
         self.log.move(task, TaskStatus.RUNNING, start)
         self.demand.fair_queue.start(task)

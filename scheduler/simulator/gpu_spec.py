@@ -21,7 +21,7 @@ from modelpool.pool.core.errors import (
     unusable_field,
 )
 from modelpool.pool.plan.eviction_plan import needed_bytes
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId
 from modelpool.scheduler.simulator.cluster import SimulatedGpu, SimulatedNode
 from modelpool.scheduler.tables.gpu_kinds import GPU_KINDS, PCIE4, kind_of
 from modelpool.scheduler.tables.messages import Submitted
@@ -148,7 +148,7 @@ def simulated_gpus(
                     link_bytes_per_second=group.link_bytes_per_second,
                     speed=group.speed,
                     kind=group.kind,
-                    node=nodes[-1].node if nodes and shape.gpus else NodeId(""),
+                    node=nodes[-1].node if nodes and shape.gpus else NO_NODE,
                 )
             )
     return tuple(gpus), tuple(nodes)

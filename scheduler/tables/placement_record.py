@@ -10,10 +10,8 @@ from enum import Enum
 from typing import Final
 
 from modelpool.pool.core.errors import format_bytes
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId
 from modelpool.pool.specs.wire_value import WireValue
-
-_UNKNOWN_NODE = NodeId("")
 
 
 class PlacementRule(Enum):
@@ -179,9 +177,7 @@ class TaskStart:
     why: Final[Why]
     node: Final[NodeId]
 
-    def __init__(
-        self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why, node: NodeId = _UNKNOWN_NODE
-    ) -> None:
+    def __init__(self, worker_id: WorkerId, incarnation: int, attempt: int, why: Why, node: NodeId = NO_NODE) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.attempt = attempt
