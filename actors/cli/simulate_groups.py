@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from modelpool.scheduler.workloads.workload import Workload
 
 EXIT_FAILED = 1
-#: decisions that are shown
-MOST_SHOWN = 20
+#: decisions in the printed table, the latest ones
+MOST_DECISIONS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,9 @@ def tables_of(found: ScaledSimulation, config: SchedulerConfig) -> tuple[Rendera
         facts.append(("deadlines", f"{found.deadlines_met} met, {found.deadlines_missed} missed"))
     if found.problem:
         facts.append(("failed", f"{found.jobs - found.succeeded} jobs: {found.problem}"))
-    rows = [[duration(why.at), why.words] for why in found.decisions[:MOST_SHOWN]]
-    if len(found.decisions) > MOST_SHOWN:
-        rows.append(["", f"... and {len(found.decisions) - MOST_SHOWN} more; --json has all"])
+    rows = [[duration(why.at), why.words] for why in found.decisions[:MOST_DECISIONS]]
+    if len(found.decisions) > MOST_DECISIONS:
+        rows.append(["", f"... and {len(found.decisions) - MOST_DECISIONS} more; --json has all"])
     return facts_table(facts), rows_table(["at", "decision"], rows, right=["at"])
 
 

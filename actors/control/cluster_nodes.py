@@ -20,7 +20,7 @@ SHORT_ID = 6
 class ClusterNode:
     """One node.
 
-    name     as set by whoever started it; equal to `address` if nobody did
+    name     of `ray start --node-name`; equal to `address` without it
     address  its IP address
     """
 

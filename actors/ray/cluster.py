@@ -75,7 +75,7 @@ class ControllerActor(Controller):
         """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
         open_catalog = plan.open_catalog
         if plan.cache is not None:
-            # known to this pool's processes only: whoever has it can read the files of its nodes
+            # known to this pool's processes only: it grants access to the files of its nodes
             plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
             open_catalog = partial(_open_catalog_here, plan)
         gc.set_threshold(CORE_GC_OBJECTS)

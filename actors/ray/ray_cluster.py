@@ -31,7 +31,7 @@ NAMES_KEPT = 10_000
 
 
 class RayCluster:
-    """See `Cluster`. Calls to Ray run in threads: they may take long, and the caller's event loop goes on."""
+    """See `Cluster`. Calls to Ray run in threads, since they may take long and must not block the event loop."""
 
     def __init__(self, gpus_per_worker: int = 1) -> None:
         """`gpus_per_worker` of the caller's pool; 0 if it needs none."""
@@ -50,7 +50,7 @@ class RayCluster:
         if any(node and node not in self._names for node in nodes):
             found = names_of(await asyncio.to_thread(cluster_nodes))
             for node_id, name in found.items():
-                self._names.setdefault(node_id, name)  # a name that was shown stays
+                self._names.setdefault(node_id, name)  # a name that users have read stays
             while len(self._names) > NAMES_KEPT:
                 del self._names[next(iter(self._names))]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import TypeAlias
 
 import torch
@@ -90,7 +90,7 @@ def batch_hooks(members: Sequence[BatchMember]) -> RunHooks:
     def checkpoint(states: Callable[[], Sequence[RunState]]) -> None:
         copied = cache(states)  # copied from the device once, and only if a member wants it
         for place, member in enumerate(members):
-            member.hooks.checkpoint(lambda place=place: (copied()[place],))  # type: ignore[misc]
+            member.hooks.checkpoint(partial(_one_state, copied, place))
 
     return RunHooks(
         on_step,
@@ -120,6 +120,11 @@ def shares(cost: RunCost, count: int) -> tuple[RunCost, ...]:
         )
         for place in range(count)
     )
+
+
+def _one_state(states: Callable[[], Sequence[RunState]], place: int) -> tuple[RunState]:
+    """Return the state of one member."""
+    return (states()[place],)
 
 
 def run_batch(members: Sequence[BatchMember], attempt: Attempt) -> tuple[Outcome, ...]:

@@ -73,8 +73,8 @@ class FileServer:
 
         self.cache, self.token, self.on_peer = cache, token, on_peer
         self._server = _Server((host, 0), Handler)
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._server.server_address[1]}"
+        url_host = f"[{host}]" if ":" in host else host
+        self.address = f"http://{url_host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.5}, name="file server", daemon=True
         )

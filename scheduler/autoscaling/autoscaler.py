@@ -171,8 +171,8 @@ class Autoscaler:
         self.groups[worker.group].came_up(spec, at - worker.requested_at if is_first else None)
 
     def lost(self, worker: Worker, cause: LossCause) -> None:
-        """A worker of a group that was up is lost; the table does not know yet. With its machine it is forgotten:
-        whether another is worth requesting is decided anew."""
+        """A worker of a group that was up is lost; the table does not know yet. It is forgotten if its machine is gone;
+        the next evaluation decides whether to request another."""
         if cause in _OF_THE_NODE:
             worker.wanted = False
 

@@ -281,8 +281,8 @@ class _Evaluation:
         tried: set[str] = set()
         while True:
             there = servers(self.nodes, work.level_bytes, self.at)
-            hurried = min(seconds, share * self.backlog.free_seconds + self.late_seconds(work, share))
-            if there and hurried <= 0.0:
+            urgent_seconds = min(seconds, share * self.backlog.free_seconds + self.late_seconds(work, share))
+            if there and urgent_seconds <= 0.0:
                 return
             if there and not any(self.room(outlook)[0] for outlook in self.able(work)):
                 return
@@ -292,11 +292,13 @@ class _Evaluation:
             def expected(outlook: GroupOutlook, coming: float = coming) -> float:
                 return seconds + coming * outlook.cold_seconds(work.load_bytes)
 
-            def worth(outlook: GroupOutlook, there: list[Server] = there, hurried: float = hurried) -> int:
+            def worth(
+                outlook: GroupOutlook, there: list[Server] = there, urgent_seconds: float = urgent_seconds
+            ) -> int:
                 cold_seconds, total = outlook.cold_seconds(work.load_bytes), expected(outlook)
                 if there and finish_at(there, total) <= self.at + 2.0 * cold_seconds:
                     return 0
-                most = (hurried + total - seconds) / (outlook.node_speed * max(cold_seconds, 1e-3))
+                most = (urgent_seconds + total - seconds) / (outlook.node_speed * max(cold_seconds, 1e-3))
                 count = _most(
                     lambda n: self._finish(there, outlook, work, total, n) > self.at + 2.0 * cold_seconds,
                     min(max(0, floor(most)), MOST_AT_ONCE),

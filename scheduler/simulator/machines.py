@@ -18,6 +18,7 @@ from modelpool.pool.plan.preload_plan import PreloadPlan, RunningLease, plan_pre
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import (
+    NO_NODE,
     UNPATCHED,
     ComponentKey,
     ComponentSpec,
@@ -35,8 +36,6 @@ from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, S
 from modelpool.scheduler.tables.messages import Preload, RunTask
 
 NOTHING_HELD = RunningLease(frozenset(), 0)
-#: a separate machine
-ALONE = NodeId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class SimulatedGpu:
     speed: float = 1.0
     start_seconds: float = 1.0
     kind: str = ""
-    node: NodeId = ALONE
+    node: NodeId = NO_NODE
     marginal: float = 1.0
 
 
