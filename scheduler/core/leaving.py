@@ -87,7 +87,7 @@ class Leaving:
         with a state, or was asked before."""
         tasks = [self._demand.tasks[name] for name in worker.task_ids]
         first = tasks[0]
-        if first.spec.stage is not Stage.SAMPLE or all(task.pause_requested_at is not None for task in tasks):
+        if first.spec.stage is not Stage.SAMPLE or all(task.is_stopping for task in tasks):
             return inf
         run_seconds = self._costs.resident_seconds(first.spec, first.cost_class, worker)
         if worker.expected_end is not None:  # it streams, or shares its run: then steps take longer

@@ -23,7 +23,7 @@ from modelpool.pool.specs.spec import Stage
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.jobs import Task, TaskStatus
+from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.kept_states import step_seconds
 from modelpool.scheduler.tables.messages import Command, StopTask
 from modelpool.scheduler.tables.story import Story
@@ -91,13 +91,11 @@ class Preemption:
                         self._demand.tasks[name].preemptions += 1
 
     def pause(self, worker: Worker, reason: str, at: float) -> None:
-        """Ask the run of a worker to stop with its state, unless it was asked before."""
+        """Ask the run of a worker to stop with its state. Tasks that were asked to stop before are not asked again."""
         for name in worker.task_ids:
             task = self._demand.tasks[name]
-            if task.pause_requested_at is not None:
-                continue
-            task.pause_requested_at = at
-            if task.status is TaskStatus.RUNNING:  # otherwise it was asked to stop, without its state
+            if not task.is_stopping:
+                task.pause_requested_at = at
                 self._story.note(task, f"asked to stop with its state {reason}")
                 self._out.append(StopTask(worker.worker_id, worker.incarnation, name, task.attempt, keep_state=True))
 
@@ -139,14 +137,13 @@ class Preemption:
     def _may_stop(self, task: Task) -> bool:
         return (
             task.spec.stage is Stage.SAMPLE
-            and task.status is TaskStatus.RUNNING
+            and not task.is_stopping
             and task.preemptions < self._config.preemption_limit
         )
 
     def _is_stopping(self, worker: Worker) -> bool:
         """Whether its run ends soon because it was asked to."""
-        tasks = [self._demand.tasks[name] for name in worker.task_ids]
-        return all(task.pause_requested_at is not None or task.status is TaskStatus.STOPPING for task in tasks)
+        return all(self._demand.tasks[name].is_stopping for name in worker.task_ids)
 
     def _priority(self, worker: Worker) -> int:
         """The priority of its run: the highest of its tasks."""

@@ -285,6 +285,12 @@ class Task:
         late = inf if self.timed_out_at is None else self.timed_out_at
         return late if self.cancel_requested_at is None else min(late, self.cancel_requested_at)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its run was asked to stop: with its state, because of its timeout, or because no job needs it."""
+        is_asked = self.pause_requested_at is not None or self.timed_out_at is not None
+        return is_asked or self.status is TaskStatus.STOPPING
+
     def waited_seconds(self, at: float) -> float:
         """Seconds for which it could have started."""
         return 0.0 if self.ready_at is None else at - self.ready_at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelpool.pool.specs.spec import RunCost, TaskId, WorkerId
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import RunTask, StopTask
 from tests.scheduler.world import DRAW, PAINT, Shell, alone, encode, sample
@@ -100,3 +100,15 @@ def test_a_task_is_stopped_so_often_at_most() -> None:
         shell.finish("a")
         assert shell.running[WorkerId("a")].command.resume
     assert not submit(shell, "late", 1, DRAW, 10.0)
+
+
+def test_a_run_that_was_asked_to_stop_for_its_timeout_is_not_asked_again() -> None:
+    """Neither for a higher priority nor before its machine ends; its end still counts as a timeout."""
+    shell = pool(run_timeout_seconds=LONG + 50.0, stop_grace_seconds=1000.0, crash_limit=1)
+    submit(shell, "long", 0)
+    while not shell.running[WorkerId("a")].members[0].stop_requested:
+        shell.tick_comes()
+    assert not submit(shell, "urgent", 1, DRAW, 10.0)
+    assert not shell.pause("a")
+    shell.finish("a", RunErrorKind.CANCELLED)
+    assert "took longer than run_timeout_seconds" in shell.error("long").message
