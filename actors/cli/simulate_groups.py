@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from modelpool.scheduler.workloads.workload import Workload
 
 EXIT_FAILED = 1
-#: decisions in the printed table, the latest ones
+#: decisions in the printed table, the first ones
 MOST_DECISIONS = 20
 
 

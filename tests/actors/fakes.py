@@ -117,6 +117,10 @@ GATED = "GATED"  #: wait at the gate after the first step
 ONLY_FIRST_FAILS = "FLAKY"  #: run out of memory the first time
 
 
+def _alone(state: RunState) -> tuple[RunState, ...]:
+    return (state,)
+
+
 def sha(text: str) -> str:
     """A made-up file hash."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -317,7 +321,7 @@ class FakeEngine:
                 raise Stopped
             if step > first and step < steps:
                 state = RunState(step, steps, SamplerState(np.full((4, 1, 1), step, np.float32)))
-                hooks.checkpoint(lambda state=state: (state,))  # type: ignore[misc]
+                hooks.checkpoint(partial(_alone, state))
                 if hooks.should_pause():
                     return state
             step += 1
