@@ -38,6 +38,10 @@ from modelpool.scheduler.core.history import JobHistory
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from modelpool.actors.api.detached_jobs import DetachedJobs
+    from modelpool.actors.api.opening import OpenedPool
+    from modelpool.actors.detached.job_service import JobsConnection
+    from modelpool.actors.detached.records import SubmissionRecord
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
@@ -64,10 +68,18 @@ class ModelPool:
     """An open pool. Use it as a context manager, or call `close`. Thread-safe."""
 
     def __init__(
-        self, connection: Connection, close: Callable[[], None], output: Path | None, address: str = ""
+        self,
+        connection: Connection,
+        close: Callable[[], None],
+        output: Path | None,
+        address: str = "",
+        jobs: Callable[[], JobsConnection] | None = None,
     ) -> None:
-        """Called by `start` and `connect`. `close` releases what was started for this driver."""
+        """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
+        pool's job service; it raises UserError if the pool has none.
+        """
         self._connection = connection
+        self._jobs = jobs
         self._close = close
         self._output = output
         self._closed = False
@@ -98,7 +110,7 @@ class ModelPool:
 
         settings = PoolConfig.find(config).override(address=address, **overrides)
         opened = start_pool(settings)
-        return cls._open(opened.connection, opened.close, settings.output.folder, opened.address)
+        return cls._open(opened, settings.output.folder)
 
     @classmethod
     def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
@@ -110,7 +122,7 @@ class ModelPool:
         from modelpool.actors.api.opening import join_pool
 
         opened = join_pool(name_or_address)
-        return cls._open(opened.connection, opened.close, Path(output) if output else None, opened.address)
+        return cls._open(opened, Path(output) if output else None)
 
     def submit(
         self,
@@ -173,6 +185,47 @@ class ModelPool:
             raise
         jobs.seal()
         return jobs
+
+    def submit_detached(
+        self,
+        requests: GenerateRequest | Iterable[GenerateRequest],
+        *,
+        output: str | Path,
+        jobs_id: str | None = None,
+        priority: int | None = None,
+        user: str | None = None,
+        deadline: float | str | None = None,
+    ) -> DetachedJobs:
+        """Hand requests over to the pool: they run, and their outputs are written, after this program has ended.
+
+        When this returns, they are on the disk of the pool's head node, and survive the loss of every process. Missing
+        seeds are drawn now. `output` is a folder of that node. Submitting again under the same `jobs_id`
+        returns the same jobs.
+
+        Needs a pool that outlives its drivers (`modelpool up`). Raises UserError, also for images in memory.
+        """
+        from modelpool.actors.api.detached_jobs import submit_detached
+
+        if isinstance(requests, GenerateRequest):
+            requests = (requests,)
+        terms = _Qos(priority, user, deadline)
+        seeded = [_with_seed(terms.fill_in(request)) for request in requests]
+        name = self._user if terms.user is None else terms.user
+        return submit_detached(self._job_service(), seeded, Path(output), name, jobs_id, self.recipes)
+
+    def attach(self, jobs_id: str) -> DetachedJobs:
+        """Return the detached jobs with this id, or with this unique start of an id. Raises UnknownName."""
+        from modelpool.actors.api.detached_jobs import DetachedJobs
+        from modelpool.actors.detached.job_service import JobService
+
+        service = self._job_service()
+        return DetachedJobs(service, service.call(JobService.progress, jobs_id).record.submission_id)
+
+    def detached(self) -> tuple[SubmissionRecord, ...]:
+        """Return all detached submissions, oldest first."""
+        from modelpool.actors.detached.job_service import JobService
+
+        return self._job_service().call(JobService.submissions)
 
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
         """Return the recipe of each request, or its error. Queues nothing."""
@@ -326,12 +379,17 @@ class ModelPool:
         self.close()
 
     @classmethod
-    def _open(cls, connection: Connection, close: Callable[[], None], output: Path | None, address: str) -> ModelPool:
+    def _open(cls, opened: OpenedPool, output: Path | None) -> ModelPool:
         try:
-            return cls(connection, close, output, address)
+            return cls(opened.connection, opened.close, output, opened.address, opened.jobs)
         except BaseException:
-            close()
+            opened.close()
             raise
+
+    def _job_service(self) -> JobsConnection:
+        if self._jobs is None:
+            raise UserError("this pool ends with its driver, so it has no detached jobs; start one with `modelpool up`")
+        return self._jobs()
 
     def _leave(self) -> None:
         try:
