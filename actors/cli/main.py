@@ -13,6 +13,7 @@ import typer
 
 from modelpool.actors.cli.batch import BATCH_HELP, batch
 from modelpool.actors.cli.convert import convert
+from modelpool.actors.cli.detached import cancel, jobs_app, progress, submit, wait
 from modelpool.actors.cli.doctor import doctor
 from modelpool.actors.cli.explain import story, why
 from modelpool.actors.cli.generate import generate
@@ -53,6 +54,11 @@ def build_app() -> typer.Typer:
     app.callback()(_version)
     app.command(no_args_is_help=True)(generate)
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
+    app.command(no_args_is_help=True)(submit)
+    app.command(no_args_is_help=True)(wait)
+    app.command(no_args_is_help=True)(progress)
+    app.command(no_args_is_help=True)(cancel)
+    app.add_typer(jobs_app(), name="jobs")
     app.command()(up)
     app.command()(status)
     app.command()(top)
