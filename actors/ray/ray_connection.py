@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
+from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.actors.wire.packing import result_of
@@ -19,13 +20,17 @@ from modelpool.pool.core.stage_params import Result
 
 
 class RayConnection:
-    """See `Connection`."""
+    """See `Connection`. Without Ray's control service the pool counts as lost, although it may still answer: Ray is
+    about to end this process with an abort."""
 
     def __init__(self, controller: ActorHandle[Any]) -> None:
         self._controller = controller
+        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Connection`."""
+        if problem := self._control_service.problem():
+            raise PoolLost(problem)
         call = getattr(self._controller, question.__name__)
         return cast("T", _get(call.remote(*args, **kwargs)))
 
