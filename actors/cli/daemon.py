@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit_code, leave_closed_terminal
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: interval at which the daemon checks its controller
 HEALTH_SECONDS = 5.0
+#: interval at which a drain checks for a second signal
+DRAIN_CHECK_SECONDS = 0.1
 _READY = "ready"
 
 
@@ -73,14 +76,16 @@ def start_in_background(config: PoolConfig) -> RunningPool:
 
 
 def stop_running_pool(name: str | None = None, patience_seconds: float = 30.0) -> RunningPool | None:
-    """Stop the pool called `name`, or the latest one, and wait until its process has ended. None if none runs."""
+    """Stop the pool called `name`, or the latest one, and wait until its process has ended: the time of its running
+    tasks (`[cluster] drain_seconds`), and `patience_seconds` for the rest. None if none runs.
+    """
     pool = running_pool(name)
     process = process_of(pool) if pool is not None else None
     if pool is None or process is None:
         return None
     process.terminate()
     try:
-        process.wait(patience_seconds)
+        process.wait(pool.drain_seconds + patience_seconds)
     except psutil.TimeoutExpired:
         process.kill()
         process.wait()
@@ -89,9 +94,10 @@ def stop_running_pool(name: str | None = None, patience_seconds: float = 30.0) -
 
 
 def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
-    """Run a pool for `config` until SIGTERM or SIGINT, or until its controller is lost.
+    """Run a pool for `config` until a stop signal, or until its controller or Ray's control service is lost.
 
-    Raises UserError if it cannot start, and PoolLost.
+    The first signal starts a drain: nothing starts any more, and running tasks end or stop at a step within
+    `drain_seconds`. A second one ends the pool at once. Raises UserError if it cannot start, and PoolLost.
     """
     from modelpool.actors.api.opening import start_pool
 
@@ -108,14 +114,27 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
             opened.close()
 
 
+class _StopSignals:
+    """The stop signals that a daemon has received, from now on. Main thread only."""
+
+    def __init__(self) -> None:
+        self.first, self.second = threading.Event(), threading.Event()
+        for number in STOP_SIGNALS:  # after Ray has installed its own handlers
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
+            self.first.set()  # closed shells send several
+        elif self.first.is_set():
+            self.second.set()
+        else:
+            self.first.set()
+
+
 def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None]) -> None:
-    stop = threading.Event()
-
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has installed its own handlers
-        signal.signal(number, request_stop)
+    signals = _StopSignals()
     me = psutil.Process()
     running = RunningPool(
         name=config.cluster.name,
@@ -124,18 +143,38 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         pid=me.pid,
         started_at=me.create_time(),
         log=str(_log_of(config.cluster.name)),
+        drain_seconds=config.cluster.drain_seconds,
     )
     write_run_file(running)
     try:
         on_ready()
         waited_for = ""
-        while not stop.wait(HEALTH_SECONDS):
+        while not signals.first.wait(HEALTH_SECONDS):
             status = opened.connection.call(Controller.status)
             if status.waiting_for and status.waiting_for != waited_for:
                 print(status.waiting_for, file=sys.stderr, flush=True)
             waited_for = status.waiting_for
+        _drain(opened, config.cluster.drain_seconds, signals.second)
     finally:
         remove_run_file(running)
+
+
+def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
+    """Wait until the running tasks have ended, at most `seconds`, or until `hurry` is set."""
+
+    def drain() -> None:
+        try:
+            left = opened.connection.call(Controller.drain, seconds)
+        except PoolLost as lost:
+            print(lost, file=sys.stderr, flush=True)
+            return
+        if left:
+            print(f"{left} running tasks did not end within {seconds:g} s", file=sys.stderr, flush=True)
+
+    draining = threading.Thread(target=drain, name="drain", daemon=True)
+    draining.start()
+    while draining.is_alive() and not hurry.is_set():
+        draining.join(DRAIN_CHECK_SECONDS)
 
 
 def _log_of(name: str) -> Path:
@@ -161,11 +200,15 @@ def main() -> None:
             os.write(ready_fd, word.encode())
             os.close(ready_fd)
 
-    try:
-        serve_forever(PoolConfig.model_validate_json(sys.stdin.read()), lambda: report(_READY))
-    except (UserError, PoolLost) as problem:
-        report(str(problem))
-        sys.exit(str(problem))
+    with StoppableCommand() as command:
+        try:
+            serve_forever(PoolConfig.model_validate_json(sys.stdin.read()), lambda: report(_READY))
+        except (UserError, PoolLost) as problem:
+            report(str(problem))
+            sys.exit(str(problem))
+        except KeyboardInterrupt:
+            report("the pool was stopped while it started")
+            sys.exit(exit_code(command.number))
 
 
 if __name__ == "__main__":

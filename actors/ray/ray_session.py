@@ -21,9 +21,11 @@ import os
 import platform
 import re
 import secrets
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -39,12 +41,13 @@ from modelpool.actors.ray.code_folder import (
     job_environment,
     with_user_modules,
 )
+from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.pool.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-#: sockets are in Ray's folder; their paths may have 107 bytes, of which Ray uses about 70
+#: where the folders of Ray are: its sockets need short paths
 SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
 #: how long to wait for an answer from an address
@@ -70,7 +73,7 @@ class RaySession:
         self,
         address: str,
         connected_here: bool,
-        folder: tempfile.TemporaryDirectory[str] | None,
+        folder: SessionFolder | None,
         actor_environment: Mapping[str, Any] | None = None,
         note: Path | None = None,
     ) -> None:
@@ -102,7 +105,8 @@ class RaySession:
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.kill_processes()  # without its control service, Ray leaves some
+            self._folder.close()
 
 
 def open_session(address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False) -> RaySession:
@@ -151,7 +155,9 @@ def _connected() -> ModuleType | None:
 
 
 def _start(namespace: str, local_workers: int) -> RaySession:
-    """Start a local Ray. Tried twice: Ray gives its parts a fixed time to start, which a busy machine can exceed."""
+    """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time to
+    start, which a busy machine can exceed."""
+    remove_abandoned(SHORT_FOLDERS)
     _prepare_environment(with_token=True)
     try:
         folder = _start_once(namespace, local_workers)
@@ -184,9 +190,9 @@ def _note_of(address: str) -> Path:
     return state_folder() / f"ray-at-{address.rpartition(':')[2]}.json"
 
 
-def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirectory[str]:
+def _start_once(namespace: str, local_workers: int) -> SessionFolder:
     """Start Ray in its own folder; clean up after a failed start."""
-    folder = tempfile.TemporaryDirectory(prefix="modelpool-", dir=_short_folder(), ignore_cleanup_errors=True)
+    folder = SessionFolder(_short_folder())
     try:
         with _code_on_path():
             _init(
@@ -194,14 +200,11 @@ def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirecto
                 namespace=namespace,
                 num_cpus=local_workers,
                 include_dashboard=False,
-                _temp_dir=folder.name,
+                _temp_dir=str(folder.path),
             )
     except BaseException:
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if any(folder.name in argument for argument in child.cmdline()):
-                    child.kill()
-        folder.cleanup()
+        folder.kill_processes()
+        folder.close()
         raise
     return folder
 
@@ -304,10 +307,28 @@ def _init(**arguments: Any) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
+    with _own_signals():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
     # Ray prints worker deaths with a listener that no setting turns off; we report them ourselves.
     if hasattr(ray._private.worker, "print_to_stdstream"):
         ray._private.worker.print_to_stdstream = _log_lines
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of this process: Ray replaces that of SIGTERM. Ray's processes ignore SIGHUP, which a closed
+    terminal sends to all of them: this process decides when they end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by what is started now
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+        if before[signal.SIGTERM] is not signal.SIG_DFL:  # without a handler of the program, Ray's ends it in order
+            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
 
 
 def _log_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:
