@@ -45,7 +45,9 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a pool and keep it running until Ctrl-C, SIGTERM or `modelpool down`. Other commands use it with --pool NAME."""
+    """Start a pool and keep it running until Ctrl-C, SIGTERM or `modelpool down`. Other commands use it
+    with --pool NAME.
+    """
     from modelpool.actors.cli.open_pool import settings_for
     from modelpool.actors.cli.screen import say, user_console
 

@@ -367,9 +367,10 @@ class Controller:
             await self._node_watch.notice(node, deadline, reason)
 
     async def drain(self, seconds: float) -> int:
-        """Start nothing any more, and wait until all runs have ended, at most `seconds`. Runs that would not end by then
-        stop at their next step, with their state. Returns the number of runs that are left. The pool must be closed
-        afterwards."""
+        """Start nothing any more, and wait until all runs have ended, at most `seconds`. Runs that would not end by
+        then stop at their next step, with their state. Returns the number of runs that are left. The pool must be
+        closed afterwards.
+        """
         self._dispatcher.post(PoolEnding(self._dispatcher.now, self._dispatcher.now + seconds))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -157,8 +157,8 @@ class Dispatcher:
         return commands
 
     def beat(self) -> None:
-        """Ask the workers that sent nothing since the last beat whether they answer, and give up those that have not for
-        too long."""
+        """Ask the workers that sent nothing since the last beat whether they answer, and give up those that have not
+        answered for too long."""
         if self._heartbeats is None or self._broken:
             return
         for key in self._heartbeats.beat(self.now):

@@ -67,8 +67,8 @@ class WorkerFleet(Protocol):
         """Wait until a started worker is gone, and return why."""
 
     def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
-        """Ask the worker to answer; whoever awaits it gets the answer, or an exception if the worker is gone. None if it
-        has no process yet, or is unknown.
+        """Ask the worker to answer; whoever awaits it gets the answer, or an exception if the worker is gone. None if
+        it has no process yet, or is unknown.
         """
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:

@@ -1,4 +1,4 @@
-"""Decides which workers to ask whether they answer, and when a silent one is suspect or lost. Pure: knows times, no calls.
+"""Decides which workers to ask whether they answer, and when a silent one is suspect or lost. Pure.
 
 Every message of a worker proves that it answers; only one that sent nothing in an interval is asked. A worker answers
 on a thread of its own, during runs too: torch releases the interpreter lock in its kernels. So silence means that the
@@ -19,8 +19,8 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 #: intervals of silence after which a worker is reported as not answering
 SUSPECT_BEATS = 2
-#: bounds of the silence after which it is lost: 30 s and 5 minutes with the default interval. Imports and first loads may
-#: keep the interpreter lock for seconds on a busy machine
+#: bounds of the silence after which it is lost: 30 s and 5 minutes with the default interval. Imports and first loads
+#: may keep the interpreter lock for seconds on a busy machine
 LEAST_BEATS, MOST_BEATS = 10, 100
 
 
@@ -43,7 +43,7 @@ class _Watched:
 
 
 class Heartbeats(Generic[_Key]):
-    """Silence of workers, by any key. The caller calls `beat` once per interval and asks the workers that it returns."""
+    """The silence of workers, by any key. The caller calls `beat` once per interval, and asks what it returns."""
 
     def __init__(self, interval_seconds: float, now: float) -> None:
         self.interval_seconds = interval_seconds

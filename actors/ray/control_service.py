@@ -1,7 +1,7 @@
 """Checks whether Ray's control service (GCS) answers.
 
-Without it nothing can join or start, calls that need it block, and after 60 s Ray ends every process of the cluster with
-an abort of its C++ code. So a program that depends on Ray ends itself before, with a message.
+Without it nothing can join or start, calls that need it block, and after 60 s Ray ends every process of the cluster
+with an abort of its C++ code. So a program that depends on Ray ends itself before, with a message.
 
 Imports Ray at once: import this module after a session is open.
 """
@@ -18,8 +18,8 @@ import ray
 CHECK_SECONDS = 2.0
 #: least interval of two checks
 INTERVAL_SECONDS = 3.0
-#: silence after which the service counts as lost: well below the 60 s after which Ray aborts, and longer than the start of
-#: a new one (1.7 s) where the cluster has one (KubeRay with Redis)
+#: silence after which the service counts as lost: well below the 60 s after which Ray aborts, and longer than the start
+#: of a new one (measured: 1.7 s) where the cluster keeps its state (KubeRay with Redis)
 PATIENCE_SECONDS = 30.0
 
 

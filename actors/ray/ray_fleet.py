@@ -2,8 +2,8 @@
 
 A worker whose group has no node yet is a pending actor: that is the demand to which Ray's autoscaler reacts, and it
 ends with the pool. A lost worker is examined (`actors.ray.ray_losses`) before its loss is reported. Calls that need
-Ray's control service run in threads, since they block while it does not answer: the creation of an actor (measured: until
-Ray aborts the process), and `ray.nodes`. Calls of actors that are up do not.
+Ray's control service run in threads, since they block while it does not answer: the creation of an actor (measured:
+until Ray aborts the process), and `ray.nodes`. Calls of actors that are up do not.
 
 Imports Ray at once: import this module after a session is open.
 """
@@ -130,8 +130,8 @@ class RayFleet:
         return spec
 
     async def _created(self, new: NewWorker) -> ActorHandle[Any]:
-        """Create the actor. Raises WorkerLost if Ray does not do so in time; an actor that it creates later ends with its
-        only handle."""
+        """Create the actor. Raises WorkerLost if Ray does not do so in time; an actor that it creates later ends with
+        its only handle."""
         creation = asyncio.get_running_loop().run_in_executor(self._creations, self._create, new)
         try:
             return await asyncio.wait_for(creation, CREATE_SECONDS)

@@ -191,8 +191,8 @@ class LossExaminer:
     async def _on_node(
         self, node_id: NodeId, function: Callable[[Any], _Value], argument: Any, neighbour: NeighbourCall | None
     ) -> _Value | None:
-        """Call a function in this process if it is on that node, through another worker of the node, or in a task there.
-        None if that fails."""
+        """Call a function in this process if it is on that node, through another worker of the node, or in a task
+        there. None if that fails."""
         if node_id == ray.get_runtime_context().get_node_id():
             return await asyncio.to_thread(function, argument)
         if neighbour is not None:

@@ -155,8 +155,8 @@ def _connected() -> ModuleType | None:
 
 
 def _start(namespace: str, local_workers: int) -> RaySession:
-    """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time to
-    start, which a busy machine can exceed."""
+    """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time
+    to start, which a busy machine can exceed."""
     remove_abandoned(SHORT_FOLDERS)
     _prepare_environment(with_token=True)
     try:

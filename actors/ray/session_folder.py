@@ -1,8 +1,8 @@
 """The folder of a local Ray, and the removal of what hard terminations left behind.
 
 Ray makes its own folder accessible to every user (mode 0777) and names the folders of its sessions by time and process
-id, so another user could replace its sockets. It is therefore inside a folder with a random name that only this user can
-enter. A lock in that folder is held as long as the program lives that started Ray: the kernel releases it with the
+id, so another user could replace its sockets. It is therefore inside a folder with a random name that only this user
+can enter. A lock in that folder is held as long as the program lives that started Ray: the kernel releases it with the
 process, in whatever way that ends, and other containers that share the disk see it too.
 """
 
@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -28,6 +29,9 @@ LOCK_NAME = "owner"
 RAY_NAME = "r"
 #: how long killed processes may take to end before their folder is removed
 _END_SECONDS = 3.0
+#: in the arguments of Ray's processes: programs of its package, and the titles of workers and agents. Not its name
+#: alone: /home/ray is a usual home folder
+_OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler)/|^ray::")
 
 
 class SessionFolder:
@@ -112,11 +116,14 @@ def _kill(folder: Path) -> None:
 
 
 def _is_ray_of(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process is one of Ray's for this folder: a program of its package that has the folder in its arguments,
-    or a process that was started with its output going there. Workers and agents replace their arguments.
+    """Whether a process is one of Ray's for this folder: a program of its package, or a worker or agent, which replace
+    their arguments by a title; with the folder in its arguments, or an open file there.
     """
     arguments = process.cmdline()
-    if any("/ray/" in argument for argument in arguments) and any(f"{folder}/" in argument for argument in arguments):
+    if process.pid == os.getpid() or not any(map(_OF_RAY.search, arguments)):
+        return False
+    inside = f"{folder}/"
+    if any(inside in argument for argument in arguments):
         return True
-    outputs = (Path(f"/proc/{process.pid}/fd/{descriptor}") for descriptor in (1, 2))
-    return any(output.is_symlink() and os.readlink(output).startswith(f"{folder}/") for output in outputs)
+    descriptors = Path(f"/proc/{process.pid}/fd")
+    return descriptors.is_dir() and any(os.readlink(file).startswith(inside) for file in descriptors.iterdir())

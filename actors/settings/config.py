@@ -194,7 +194,8 @@ class ClusterSection(Strict):
                      worker may take to start on its node
     heartbeat_seconds  interval at which a silent worker is asked whether it answers; after 10 of them, or more during a
                      long run, it is given up (`actors.control.heartbeats`)
-    drain_seconds    time for the running tasks when the pool is asked to end: those that would take longer stop at a step
+    drain_seconds    time for the running tasks when the pool is asked to end; those that would take longer stop at a
+                     step
     notice_command   shell command, run on every node with workers, that prints the deadline once the node will be taken
                      back: a time (2026-01-31T12:00:00Z), Unix seconds, or seconds from now; nothing otherwise
     notice_seconds   interval of that command

@@ -153,7 +153,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(gated) -> None:
     submitted[0].wait(60)
 
 
-def test_a_daemon_ends_when_its_pool_is_lost(gated) -> None:
+def test_a_daemon_ends_when_its_pool_is_lost(gated, monkeypatch) -> None:
     """The control service of Ray is gone, say: see `RayConnection.call`."""
     opened, _, _ = gated
 
@@ -161,7 +161,7 @@ def test_a_daemon_ends_when_its_pool_is_lost(gated) -> None:
         raise PoolLost("the control service of Ray (GCS) at 127.0.0.1:1 has not answered for 31 s")
 
     broken = OpenedPool(SimpleNamespace(call=lost), opened.address, opened.close)
-    with pytest.raises(PoolLost, match="has not answered for 31 s"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("modelpool.actors.cli.daemon.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.HEALTH_SECONDS", 0.01)
+    with pytest.raises(PoolLost, match="has not answered for 31 s"):
         _serve(broken, PoolConfig(), lambda: None)
     assert running_pool() is None

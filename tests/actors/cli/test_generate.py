@@ -269,8 +269,8 @@ def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(com
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_stop_signal_keeps_what_is_finished_and_says_how_to_resume(command: Command, number) -> None:
-    """1. Of four images one is finished. 2. Ctrl-C, or its equal. 3. The jobs are cancelled; the finished image stays. 4. The
-    command that is printed makes the other three, and no more."""
+    """1. Of four images one is finished. 2. Ctrl-C, or its equal. 3. The jobs are cancelled; the finished image stays.
+    4. The command that is printed makes the other three, and no more."""
     pool = FakePool()
 
     def interrupt(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Workers that do not answer, in virtual time: when they are suspect, when they are lost, and what becomes of the task."""
+"""Workers that do not answer, in virtual time: when they are suspect, when lost, and what becomes of the task."""
 
 from __future__ import annotations
 

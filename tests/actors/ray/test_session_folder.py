@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -22,6 +23,13 @@ print(folder.path, flush=True)
 time.sleep(600)
 """
 SLEEP = "import time; time.sleep(600)"
+
+
+def rays_process(output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A process with the title of one of Ray's, and a file of theirs."""
+    return subprocess.Popen(
+        ["ray::DashboardAgent", "-c", SLEEP], executable=sys.executable, pass_fds=(output.fileno(),)
+    )
 
 
 @pytest.fixture
@@ -54,8 +62,10 @@ def test_what_a_killed_program_left_is_removed_with_its_processes(tmp_path: Path
     path = path_of(owner)
     (path / "session").mkdir()
     with (path / "session" / "agent.out").open("wb") as output:
-        left = subprocess.Popen([sys.executable, "-c", SLEEP], stdout=output)  # as an agent, which hides its arguments
-    reader = subprocess.Popen([sys.executable, "-c", SLEEP, str(path / "session" / "agent.out")])
+        left = rays_process(output)
+        reader = subprocess.Popen(
+            [sys.executable, "-c", SLEEP, "/home/ray/app.py", str(path / "session" / "agent.out")], stdout=output
+        )
     try:
         assert remove_abandoned([tmp_path, tmp_path]) == []
         owner.kill()
@@ -73,7 +83,7 @@ def test_what_a_killed_program_left_is_removed_with_its_processes(tmp_path: Path
 def test_a_living_program_keeps_its_folder_and_its_processes(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path)
     with (folder.path / "raylet.out").open("wb") as output:
-        raylet = subprocess.Popen([sys.executable, "-c", SLEEP], stdout=output)
+        raylet = rays_process(output)
     try:
         assert remove_abandoned([tmp_path]) == []
         assert raylet.poll() is None
