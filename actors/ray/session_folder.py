@@ -30,7 +30,7 @@ RAY_NAME = "r"
 #: how long killed processes may take to end before their folder is removed
 _END_SECONDS = 3.0
 #: in the arguments of Ray's processes: programs of its package, and the titles of workers and agents. Not its name
-#: alone: /home/ray is a usual home folder
+#: alone, which is also that of the home folder in Ray's images
 _OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler)/|^ray::")
 
 

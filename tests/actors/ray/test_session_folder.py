@@ -64,7 +64,7 @@ def test_what_a_killed_program_left_is_removed_with_its_processes(tmp_path: Path
     with (path / "session" / "agent.out").open("wb") as output:
         left = rays_process(output)
         reader = subprocess.Popen(
-            [sys.executable, "-c", SLEEP, "/home/ray/app.py", str(path / "session" / "agent.out")], stdout=output
+            [sys.executable, "-c", SLEEP, "/opt/ray/app.py", str(path / "session" / "agent.out")], stdout=output
         )
     try:
         assert remove_abandoned([tmp_path, tmp_path]) == []
