@@ -7,12 +7,15 @@ programs where to connect. Run as a module, it reads its configuration from stan
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -31,11 +34,16 @@ from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
+    from modelpool.actors.control.status import PoolStatus
 
 #: interval at which the daemon checks its controller
 HEALTH_SECONDS = 5.0
-#: interval at which a drain checks for a second signal
-DRAIN_CHECK_SECONDS = 0.1
+#: interval of checks for signals while the daemon waits for its controller
+CHECK_SECONDS = 0.1
+#: silence after which the controller counts as lost: it answers within seconds even while 100,000 jobs arrive
+ANSWER_SECONDS = 60.0
+#: a drain may end this much later than its time
+LATE_SECONDS = 5.0
 _READY = "ready"
 
 
@@ -150,7 +158,9 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         on_ready()
         waited_for = ""
         while not signals.first.wait(HEALTH_SECONDS):
-            status = opened.connection.call(Controller.status)
+            status = _status(opened, signals.first)
+            if status is None:
+                break
             if status.waiting_for and status.waiting_for != waited_for:
                 print(status.waiting_for, file=sys.stderr, flush=True)
             waited_for = status.waiting_for
@@ -159,8 +169,32 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         remove_run_file(running)
 
 
+def _status(opened: OpenedPool, stop: threading.Event) -> PoolStatus | None:
+    """Return the status of the pool; None if `stop` is set before it answers. Raises PoolLost, also for a controller
+    that has not answered for `ANSWER_SECONDS`."""
+    answers: queue.SimpleQueue[PoolStatus | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(opened.connection.call(Controller.status))
+        except Exception as raised:
+            answers.put(raised)
+
+    threading.Thread(target=ask, name="ask controller", daemon=True).start()
+    until = time.monotonic() + ANSWER_SECONDS
+    while not stop.is_set():
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=CHECK_SECONDS)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        if time.monotonic() > until:
+            raise PoolLost(f"the controller of the pool has not answered for {ANSWER_SECONDS:.0f} s")
+    return None
+
+
 def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
-    """Wait until the running tasks have ended, at most `seconds`, or until `hurry` is set."""
+    """Wait until the running tasks have ended, at most `seconds` and a little more, or until `hurry` is set."""
 
     def drain() -> None:
         try:
@@ -173,8 +207,9 @@ def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
 
     draining = threading.Thread(target=drain, name="drain", daemon=True)
     draining.start()
-    while draining.is_alive() and not hurry.is_set():
-        draining.join(DRAIN_CHECK_SECONDS)
+    until = time.monotonic() + seconds + LATE_SECONDS
+    while draining.is_alive() and not hurry.is_set() and time.monotonic() < until:
+        draining.join(CHECK_SECONDS)
 
 
 def _log_of(name: str) -> Path:

@@ -153,6 +153,21 @@ def test_a_second_signal_does_not_wait_for_the_drain(gated) -> None:
     submitted[0].wait(60)
 
 
+def test_a_daemon_ends_when_its_controller_hangs_and_on_a_signal_even_then(gated, monkeypatch) -> None:
+    opened, _, _ = gated
+    never = threading.Event()
+    hung = OpenedPool(SimpleNamespace(call=lambda *arguments: never.wait()), opened.address, opened.close)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.ANSWER_SECONDS", 0.2)
+    with pytest.raises(PoolLost, match="the controller of the pool has not answered"):
+        _serve(hung, PoolConfig(), lambda: None)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.ANSWER_SECONDS", 3600.0)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    monkeypatch.setattr("modelpool.actors.cli.daemon.LATE_SECONDS", 0.2)
+    _serve(hung, PoolConfig(cluster=ClusterSection(drain_seconds=0.1)), lambda: None)
+    never.set()
+
+
 def test_a_daemon_ends_when_its_pool_is_lost(gated, monkeypatch) -> None:
     """The control service of Ray is gone, say: see `RayConnection.call`."""
     opened, _, _ = gated
