@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelpool.actors.control.connection import Connection
-from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.ray.ray_session import RaySession, open_session
 from modelpool.actors.ray.run_file import running_pool
-from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
 
@@ -56,11 +54,8 @@ def start_pool(
 
     def close() -> None:
         try:
-            connection.call(Controller.close)
-        except PoolLost:
-            pass  # it ended first
-        finally:
             connection.end_controller()
+        finally:
             session.close()
 
     return OpenedPool(connection, session.address, close)

@@ -7,12 +7,15 @@ programs where to connect. Run as a module, it reads its configuration from stan
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit_code, leave_closed_terminal
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
@@ -30,9 +34,16 @@ from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
+    from modelpool.actors.control.status import PoolStatus
 
 #: interval at which the daemon checks its controller
 HEALTH_SECONDS = 5.0
+#: interval of checks for signals while the daemon waits for its controller
+CHECK_SECONDS = 0.1
+#: silence after which the controller counts as lost: it answers within seconds even while 100,000 jobs arrive
+ANSWER_SECONDS = 60.0
+#: a drain may end this much later than its time
+LATE_SECONDS = 5.0
 _READY = "ready"
 
 
@@ -73,14 +84,16 @@ def start_in_background(config: PoolConfig) -> RunningPool:
 
 
 def stop_running_pool(name: str | None = None, patience_seconds: float = 30.0) -> RunningPool | None:
-    """Stop the pool called `name`, or the latest one, and wait until its process has ended. None if none runs."""
+    """Stop the pool called `name`, or the latest one, and wait until its process has ended: the time of its running
+    tasks (`[cluster] drain_seconds`), and `patience_seconds` for the rest. None if none runs.
+    """
     pool = running_pool(name)
     process = process_of(pool) if pool is not None else None
     if pool is None or process is None:
         return None
     process.terminate()
     try:
-        process.wait(patience_seconds)
+        process.wait(pool.drain_seconds + patience_seconds)
     except psutil.TimeoutExpired:
         process.kill()
         process.wait()
@@ -89,9 +102,10 @@ def stop_running_pool(name: str | None = None, patience_seconds: float = 30.0) -
 
 
 def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
-    """Run a pool for `config` until SIGTERM or SIGINT, or until its controller is lost.
+    """Run a pool for `config` until a stop signal, or until its controller or Ray's control service is lost.
 
-    Raises UserError if it cannot start, and PoolLost.
+    The first signal starts a drain: nothing starts any more, and running tasks end or stop at a step within
+    `drain_seconds`. A second one ends the pool at once. Raises UserError if it cannot start, and PoolLost.
     """
     from modelpool.actors.api.opening import start_pool
 
@@ -108,14 +122,27 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
             opened.close()
 
 
+class _StopSignals:
+    """The stop signals that a daemon has received, from now on. Main thread only."""
+
+    def __init__(self) -> None:
+        self.first, self.second = threading.Event(), threading.Event()
+        for number in STOP_SIGNALS:  # after Ray has installed its own handlers
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
+            self.first.set()  # closed shells send several
+        elif self.first.is_set():
+            self.second.set()
+        else:
+            self.first.set()
+
+
 def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None]) -> None:
-    stop = threading.Event()
-
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray has installed its own handlers
-        signal.signal(number, request_stop)
+    signals = _StopSignals()
     me = psutil.Process()
     running = RunningPool(
         name=config.cluster.name,
@@ -124,18 +151,65 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         pid=me.pid,
         started_at=me.create_time(),
         log=str(_log_of(config.cluster.name)),
+        drain_seconds=config.cluster.drain_seconds,
     )
     write_run_file(running)
     try:
         on_ready()
         waited_for = ""
-        while not stop.wait(HEALTH_SECONDS):
-            status = opened.connection.call(Controller.status)
+        while not signals.first.wait(HEALTH_SECONDS):
+            status = _status(opened, signals.first)
+            if status is None:
+                break
             if status.waiting_for and status.waiting_for != waited_for:
                 print(status.waiting_for, file=sys.stderr, flush=True)
             waited_for = status.waiting_for
+        _drain(opened, config.cluster.drain_seconds, signals.second)
     finally:
         remove_run_file(running)
+
+
+def _status(opened: OpenedPool, stop: threading.Event) -> PoolStatus | None:
+    """Return the status of the pool; None if `stop` is set before it answers. Raises PoolLost, also for a controller
+    that has not answered for `ANSWER_SECONDS`."""
+    answers: queue.SimpleQueue[PoolStatus | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(opened.connection.call(Controller.status))
+        except Exception as raised:
+            answers.put(raised)
+
+    threading.Thread(target=ask, name="ask controller", daemon=True).start()
+    until = time.monotonic() + ANSWER_SECONDS
+    while not stop.is_set():
+        with contextlib.suppress(queue.Empty):
+            answer = answers.get(timeout=CHECK_SECONDS)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        if time.monotonic() > until:
+            raise PoolLost(f"the controller of the pool has not answered for {ANSWER_SECONDS:.0f} s")
+    return None
+
+
+def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
+    """Wait until the running tasks have ended, at most `seconds` and a little more, or until `hurry` is set."""
+
+    def drain() -> None:
+        try:
+            left = opened.connection.call(Controller.drain, seconds)
+        except PoolLost as lost:
+            print(lost, file=sys.stderr, flush=True)
+            return
+        if left:
+            print(f"{left} running tasks did not end within {seconds:g} s", file=sys.stderr, flush=True)
+
+    draining = threading.Thread(target=drain, name="drain", daemon=True)
+    draining.start()
+    until = time.monotonic() + seconds + LATE_SECONDS
+    while draining.is_alive() and not hurry.is_set() and time.monotonic() < until:
+        draining.join(CHECK_SECONDS)
 
 
 def _log_of(name: str) -> Path:
@@ -161,11 +235,15 @@ def main() -> None:
             os.write(ready_fd, word.encode())
             os.close(ready_fd)
 
-    try:
-        serve_forever(PoolConfig.model_validate_json(sys.stdin.read()), lambda: report(_READY))
-    except (UserError, PoolLost) as problem:
-        report(str(problem))
-        sys.exit(str(problem))
+    with StoppableCommand() as command:
+        try:
+            serve_forever(PoolConfig.model_validate_json(sys.stdin.read()), lambda: report(_READY))
+        except (UserError, PoolLost) as problem:
+            report(str(problem))
+            sys.exit(str(problem))
+        except KeyboardInterrupt:
+            report("the pool was stopped while it started")
+            sys.exit(exit_code(command.number))
 
 
 if __name__ == "__main__":

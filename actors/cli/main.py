@@ -1,10 +1,12 @@
 """The `modelpool` command: its subcommands and exit codes.
 
-Exit codes: 0 success; 1 something failed; 2 wrong usage or a wrong file, nothing was started; 130 Ctrl-C.
+Exit codes: 0 success; 1 something failed; 2 wrong usage or a wrong file, nothing was started; 128 + the number of the
+signal that stopped it (130 Ctrl-C, 143 SIGTERM, 129 SIGHUP).
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from modelpool.actors.cli.doctor import doctor
 from modelpool.actors.cli.explain import story, why
 from modelpool.actors.cli.generate import generate
 from modelpool.actors.cli.inspect import inspect_file
+from modelpool.actors.cli.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.merge import merge
 from modelpool.actors.cli.models import models_app
 from modelpool.actors.cli.plan import plan_memory
@@ -84,8 +87,11 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
 
     warnings.showwarning = lambda message, *_: say(user_console(), f"modelpool: {message}", "yellow")
     try:
-        build_app()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
+        with StoppableCommand() as command:
+            build_app()(list(arguments), prog_name="modelpool", obj=session or new_session(arguments))
     except SystemExit as end:
+        if end.code == exit_code(signal.SIGINT) and command.number:  # how typer ends on a KeyboardInterrupt
+            return exit_code(command.number)
         return end.code if isinstance(end.code, int) else 1
     except UserError as error:
         say(user_console(), f"modelpool: {error}", "red")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from modelpool.actors.cli.interrupts import EXIT_INTERRUPTED, StopRequest
+from modelpool.actors.cli.interrupts import StopRequest
 from modelpool.actors.cli.progress_view import View, view_for
 from modelpool.actors.cli.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
 from modelpool.actors.cli.tables import summary_table
@@ -69,7 +69,7 @@ class CommandRun:
 
     resume          skip outputs that exist in `output`
     refused         number of invalid requests (already reported)
-    resume_command  the command line that generates the rest after Ctrl-C
+    resume_command  the command line that generates the rest after a stop
     all_or_nothing  one invalid request is an error; otherwise the others are generated
     print_reasons   print at the end where each job ran and why
     """
@@ -143,6 +143,8 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
         except PoolLost:
             _print_summary(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, (), None)
             say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
+            if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
+                return stop.exit_code
             raise
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
@@ -151,7 +153,7 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
         )
     if summary is not None and summary.cancelled:
         say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
-        return EXIT_INTERRUPTED
+        return stop.exit_code
     return EXIT_FAILED if failures or plan.refused or run.refused else 0
 
 

@@ -45,7 +45,9 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a pool and keep it running until Ctrl-C or `modelpool down`. Other commands use it with --pool NAME."""
+    """Start a pool and keep it running until Ctrl-C, SIGTERM or `modelpool down`. Other commands use it
+    with --pool NAME.
+    """
     from modelpool.actors.cli.open_pool import settings_for
     from modelpool.actors.cli.screen import say, user_console
 
@@ -82,7 +84,9 @@ def status(context: typer.Context, name: Name = None, as_json: options.AsJson = 
 
 
 def down(name: Name = None) -> None:
-    """Stop the pool that `modelpool up` started; running tasks stop at their next step."""
+    """Stop the pool that `modelpool up` started. Running tasks end, or stop at a step if they would take longer than
+    [cluster] drain_seconds; nothing new starts.
+    """
     from modelpool.actors.cli.daemon import stop_running_pool
     from modelpool.actors.cli.screen import say, user_console
 

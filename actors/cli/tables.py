@@ -91,17 +91,18 @@ def qos_facts(status: PoolStatus) -> list[tuple[str, str]]:
 
 
 def worker_facts(status: PoolStatus) -> list[tuple[str, str]]:
-    """Return what workers without a GPU wait for, and for each worker why it is not up, that its node is drained or
-    lacks files, or its latest trouble."""
+    """Return what workers without a GPU wait for, and for each worker why it is not up, that it does not answer, that
+    its node is drained or lacks files, or its latest trouble."""
     facts = [("GPUs", status.waiting_for)] if status.waiting_for else []
     reasons = ((str(worker.id), _worker_fact(worker)) for worker in status.workers)
     return facts + [(name, reason) for name, reason in reasons if reason and reason != "starting"]
 
 
 def _worker_fact(worker: WorkerStatus) -> str:
+    silent = [f"not answering for {worker.silent_seconds:.0f} s"] if worker.silent_seconds else []
     if worker.not_up:
-        return worker.not_up
-    facts = [] if worker.leaves_in is None else [f"its node ends in {duration(worker.leaves_in)}"]
+        return "; ".join([worker.not_up, *silent])
+    facts = silent if worker.leaves_in is None else [*silent, f"its node ends in {duration(worker.leaves_in)}"]
     if worker.unavailable:
         facts.append(f"its node lacks files: {'; '.join(worker.unavailable)}")
     return "; ".join(facts) or worker.trouble

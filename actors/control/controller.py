@@ -69,6 +69,7 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
     Outcome,
+    PoolEnding,
     PruneComponents,
     ResolveJob,
     ResultLost,
@@ -155,10 +156,12 @@ class Controller:
         nodes: ClusterNodes | None = None,
         poll_seconds: float = 2.0,
         elastic: bool = False,
+        heartbeat_seconds: float | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
-        the cluster, as nodes join and leave.
+        the cluster, as nodes join and leave. With `heartbeat_seconds`, silent workers are asked whether they answer
+        at this interval, and given up if they do not.
         """
         self._state = state
         self._fleet = fleet
@@ -180,8 +183,17 @@ class Controller:
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
         self._dispatcher = Dispatcher(
-            state, fleet, clock, self._tasks, self._resolved, self._note_change, self._break, self._recorder.note
+            state,
+            fleet,
+            clock,
+            self._tasks,
+            self._resolved,
+            self._note_change,
+            self._break,
+            self._recorder.note,
+            heartbeat_seconds,
         )
+        self._heartbeat_seconds = heartbeat_seconds
         self._elastic = elastic
         self._node_watch: NodeWatch | None = None
         if nodes is not None:
@@ -202,6 +214,8 @@ class Controller:
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
         ]
+        if self._heartbeat_seconds is not None:
+            self._upkeep.append(asyncio.ensure_future(self._keep_beating(self._heartbeat_seconds)))
         if self._node_watch is not None:
             self._upkeep.append(asyncio.ensure_future(self._node_watch.keep_watching()))
 
@@ -311,7 +325,15 @@ class Controller:
             names=self._cluster.names,
             use=await self._cluster.gpu_use() if waiting else None,
         )
-        return pool_status(snapshot, self._dispatcher.troubles, running, seconds, self._recorder.words, whereabouts)
+        return pool_status(
+            snapshot,
+            self._dispatcher.troubles,
+            running,
+            seconds,
+            self._recorder.words,
+            whereabouts,
+            self._dispatcher.silent,
+        )
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -343,6 +365,19 @@ class Controller:
         """Note a notice that a worker received: its node ends at `deadline` (Unix seconds). None withdraws it."""
         if self._node_watch is not None:
             await self._node_watch.notice(node, deadline, reason)
+
+    async def drain(self, seconds: float) -> int:
+        """Start nothing any more, and wait until all runs have ended, at most `seconds`. Runs that would not end by
+        then stop at their next step, with their state. Returns the number of runs that are left. The pool must be
+        closed afterwards.
+        """
+        self._dispatcher.post(PoolEnding(self._dispatcher.now, self._dispatcher.now + seconds))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._dispatcher.running() and not self._broken:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return len(self._dispatcher.running())
 
     async def close(self) -> None:
         """Stop the workers. Unfinished jobs are not resolved. Idempotent."""
@@ -511,6 +546,11 @@ class Controller:
         self._broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
         jobs, self._jobs = tuple(self._jobs.values()), {}
         self._end_unqueued(jobs)
+
+    async def _keep_beating(self, interval_seconds: float) -> None:
+        while True:
+            await self._clock.sleep(interval_seconds)
+            self._dispatcher.beat()
 
     async def _sweep(self) -> None:
         """Remove drivers that are gone."""

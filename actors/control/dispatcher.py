@@ -5,6 +5,7 @@ Rules
 2. A worker's loss is reported once, by whichever comes first: the failed run or the ended watch. A run that was
    answered by its worker's loss is not answered again.
 3. Everything runs on one event loop. Nothing waits for a worker except in its own task.
+4. A worker that does not answer is ended and reported as lost, and a start as failed: `beat` is called regularly.
 
 Knows no Ray (a `WorkerFleet` does the work) and no driver (a callback resolves jobs).
 """
@@ -15,11 +16,12 @@ import asyncio
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
+from modelpool.actors.control.heartbeats import Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.wire.messages import ResultRef, StateSaved, StepDone
@@ -79,7 +81,9 @@ class Dispatcher:
         on_changed: Callable[[], None],
         on_broken: Callable[[str], None],
         on_handled: Callable[[Event, Sequence[Command]], None] = lambda event, commands: None,
+        heartbeat_seconds: float | None = None,
     ) -> None:
+        """With `heartbeat_seconds`, `beat` is called at this interval."""
         self._state = state
         self._fleet = fleet
         self._clock = clock
@@ -97,6 +101,9 @@ class Dispatcher:
         #: all background tasks; kept here because the event loop only has weak references
         self._waits: set[asyncio.Task[None]] = set()
         self._troubles: dict[WorkerId, str] = {}
+        self._heartbeats: Heartbeats[tuple[WorkerId, int]] | None = None
+        if heartbeat_seconds is not None:
+            self._heartbeats = Heartbeats(heartbeat_seconds, clock.now())
         self._runs_sent = 0
 
     @property
@@ -113,6 +120,12 @@ class Dispatcher:
     def troubles(self) -> Mapping[WorkerId, str]:
         """The latest reason why each worker was lost or did not start."""
         return self._troubles
+
+    @property
+    def silent(self) -> Mapping[WorkerId, float]:
+        """The workers that do not answer, and for how many seconds."""
+        found = {} if self._heartbeats is None else self._heartbeats.silent()
+        return {worker_id: seconds for (worker_id, _), seconds in found.items()}
 
     def running(self) -> tuple[StepDone, ...]:
         """Return the active runs and their progress."""
@@ -143,8 +156,57 @@ class Dispatcher:
             self._on_handled(event, commands)
         return commands
 
+    def beat(self) -> None:
+        """Ask the workers that sent nothing since the last beat whether they answer, and give up those that have not
+        answered for too long."""
+        if self._heartbeats is None or self._broken:
+            return
+        for key in self._heartbeats.beat(self.now):
+            answer = self._fleet.ping(*key)
+            if answer is None:
+                self._heartbeats.heard(key)  # it waits for a node, which may take any time
+            else:
+                self._spawn(self._await_answer(key, answer))
+        for key, seconds in self._heartbeats.silent().items():
+            if seconds >= patience_seconds(self._heartbeats.interval_seconds, self._repeated_seconds(key)):
+                self._heartbeats.forget(key)
+                self._spawn(self._give_up(key, seconds))
+
+    async def _await_answer(self, key: tuple[WorkerId, int], answer: Awaitable[object]) -> None:
+        try:
+            await answer
+        except Exception:  # it is gone: reported by whoever waits for its end
+            return
+        self._heard(key)
+
+    def _heard(self, key: tuple[WorkerId, int]) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.heard(key)
+
+    def _repeated_seconds(self, key: tuple[WorkerId, int]) -> float | None:
+        """Return the expected length of the run that would be repeated without this worker; None if unknown."""
+        worker = self._state.worker_table.current(*key)
+        if worker is None or not worker.live:
+            return None
+        if worker.task_id is None:
+            return 0.0
+        if worker.expected_end is None:
+            return None
+        return worker.expected_end - self._state.demand.tasks[worker.task_id].started_at
+
+    async def _give_up(self, key: tuple[WorkerId, int], silent_seconds: float) -> None:
+        start = self._starts.get(key)
+        if start is not None:
+            start.cancel()
+        loss = await self._fleet.why_silent(*key, silent_seconds)
+        if start is None:
+            self._lose(*key, loss)
+        elif self._starts.get(key) is start:  # the core has not withdrawn it in between
+            self._start_failed(*key, loss)
+
     def step_done(self, step: StepDone) -> bool:
         """Note the progress of a worker. False if it is out of date."""
+        self._heard((step.worker_id, step.incarnation))
         worker = self._live.get(step.worker_id)
         if worker is None or worker.spec.incarnation != step.incarnation:
             return False
@@ -189,6 +251,8 @@ class Dispatcher:
             case StartWorker():
                 key = (command.worker_id, command.incarnation)
                 self._starts[key] = self._spawn(self._start(command))
+                if self._heartbeats is not None:
+                    self._heartbeats.watch(key)
             case EndWorker():
                 self._end(command.worker_id, command.incarnation)
             case RunTask():
@@ -236,11 +300,7 @@ class Dispatcher:
                 await self._clock.sleep(command.delay_seconds)
             spec = await self._fleet.start(worker_id, incarnation, command.group)
         except Exception as raised:
-            self._fleet.end(worker_id, incarnation)
-            self._starts.pop((worker_id, incarnation), None)
-            loss = _start_loss(raised)
-            self._troubles[worker_id] = loss.reason
-            self.post(StartFailed(self.now, worker_id, incarnation, loss.reason, loss.cause))
+            self._start_failed(worker_id, incarnation, _start_loss(raised))
             return
         self._starts.pop((worker_id, incarnation), None)
         self._live[worker_id] = _LiveWorker(spec)
@@ -248,6 +308,17 @@ class Dispatcher:
             self._tasks.file_servers[spec.node] = spec.files_address
         self._watches[worker_id, incarnation] = self._spawn(self._watch(worker_id, incarnation))
         self.post(WorkerUp(self.now, spec))
+
+    def _start_failed(self, worker_id: WorkerId, incarnation: int, loss: Loss) -> None:
+        self._fleet.end(worker_id, incarnation)
+        self._unwatch((worker_id, incarnation))
+        self._starts.pop((worker_id, incarnation), None)
+        self._troubles[worker_id] = loss.reason
+        self.post(StartFailed(self.now, worker_id, incarnation, loss.reason, loss.cause))
+
+    def _unwatch(self, key: tuple[WorkerId, int]) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.forget(key)
 
     async def _watch(self, worker_id: WorkerId, incarnation: int) -> None:
         try:
@@ -278,6 +349,7 @@ class Dispatcher:
         self.post(WorkerDown(self.now, worker_id, incarnation, loss.reason, loss.cause))
 
     def _forget(self, worker_id: WorkerId, incarnation: int) -> _LiveWorker | None:
+        self._unwatch((worker_id, incarnation))
         watch = self._watches.pop((worker_id, incarnation), None)
         if watch is not None and watch is not asyncio.current_task():
             watch.cancel()
@@ -368,6 +440,7 @@ class Dispatcher:
     def _end_run(self, report: TaskReport, result: ResultRef, worker: _LiveWorker) -> None:
         if self._live.get(worker.spec.worker_id) is not worker:
             return  # answered by the worker's loss
+        self._heard((worker.spec.worker_id, worker.spec.incarnation))
         worker.residency = report.residency
         del worker.runs[report.task_id]
         if report.error is None:

@@ -66,6 +66,16 @@ class WorkerFleet(Protocol):
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         """Wait until a started worker is gone, and return why."""
 
+    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
+        """Ask the worker to answer; whoever awaits it gets the answer, or an exception if the worker is gone. None if
+        it has no process yet, or is unknown.
+        """
+
+    async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
+        """Find out why a worker has not answered for `silent_seconds`, within seconds. It will be ended: its process is
+        killed then even if it takes no messages.
+        """
+
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """End the worker, started or starting, busy or idle. Idempotent."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from modelpool.actors.worker.crash_trace import CrashEvidence
+from modelpool.actors.worker.worker_process import ProcessState
 from modelpool.scheduler.tables.messages import LossCause
 
 
@@ -80,6 +81,23 @@ def loss_of(death: Death, message: str, machine: MachineReport = MachineReport()
             if machine.answers is False:
                 return lost_node or Loss("its node does not answer", LossCause.NODE_LOST)
             return _ended_process(message, machine)
+
+
+def loss_of_silent(state: ProcessState | None, silent_seconds: float) -> Loss:
+    """Return why a worker that does not answer is given up; `state` of its process, None if its machine does not tell
+    either. Only a process that runs, or waits for a device, can hang because of its task."""
+    silence = f"it did not answer for {silent_seconds:.0f} s"
+    match state:
+        case None:
+            return Loss(f"{silence}, and neither did its node", LossCause.NODE_LOST)
+        case ProcessState.STOPPED:
+            return Loss(f"{silence}: another process stopped it (SIGSTOP, or a debugger)", LossCause.KILLED)
+        case ProcessState.BLOCKED:
+            return Loss(f"{silence}: its process waits for a device or a file system")
+        case ProcessState.GONE:
+            return Loss(f"{silence}: its process is gone")
+        case ProcessState.RUNS:
+            return Loss(f"{silence}, though its process runs")
 
 
 def _ended_process(message: str, machine: MachineReport) -> Loss:

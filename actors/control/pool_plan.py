@@ -30,6 +30,7 @@ class NodeSettings:
     start_timeout_seconds: float = 600.0
     notice_command: str = ""
     notice_seconds: float = 5.0
+    heartbeat_seconds: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class PoolPlan:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
         return {group.name: group for group in self.scheduler.groups}[name] if name else None
 
-    def start_timeout_seconds(self, group: str) -> float | None:
+    def node_timeout_seconds(self, group: str) -> float | None:
         """Return how long a worker of `group` may wait for a node: at least twice the group's usual start. None,
         without end, for workers without a group, which wait for GPUs that others use."""
         found = self.group(group)
@@ -119,6 +120,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             start_timeout_seconds=config.cluster.start_timeout,
             notice_command=config.cluster.notice_command,
             notice_seconds=config.cluster.notice_seconds,
+            heartbeat_seconds=config.cluster.heartbeat_seconds,
         ),
         cache=config.models.cache_settings,
     )

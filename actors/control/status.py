@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from modelpool.actors.control.cluster_nodes import GpuUse, short_name, waiting_text
 from modelpool.actors.wire.messages import StepDone
@@ -49,6 +50,7 @@ class WorkerStatus:
     trouble         the latest reason why it was lost or did not start; "" if there is none
     unavailable     why files cannot be used on its node: they are missing there, or differ
     leaves_in       seconds until its node ends, as announced; None if nothing was
+    silent_seconds  for how long it has not answered; 0 if it does
     node            Ray's id of its node; "" if unknown
     node_name       display name of the node; "" if unknown
     not_up          why it is not up: "pending: ...", "starting on ...", "starts again; before: ..." or "refused: ...";
@@ -78,6 +80,7 @@ class WorkerStatus:
     streamed_bytes: int = 0
     unavailable: tuple[str, ...] = ()
     leaves_in: float | None = None
+    silent_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,10 @@ def pool_status(
     seconds: float = 0.0,
     record: str = "",
     whereabouts: Whereabouts | None = None,
+    silent: Mapping[WorkerId, float] = MappingProxyType({}),
 ) -> PoolStatus:
-    """Convert `snapshot`. `troubles` are by worker, `steps` are of the active runs."""
+    """Convert `snapshot`. `troubles` are by worker, `steps` are of the active runs, `silent` are the seconds for which
+    workers have not answered."""
     where = whereabouts or Whereabouts()
     waiting = sum(_waits(worker, where) for worker in snapshot.workers)
     waiting_for = waiting_text(waiting, where.use, where.pool) if waiting and where.use is not None else ""
@@ -153,7 +158,8 @@ def pool_status(
     ready, blocked = snapshot.ready, snapshot.blocked
     return PoolStatus(
         workers=tuple(
-            _worker_status(w, runs, troubles.get(w.worker_id, ""), snapshot.at, where) for w in snapshot.workers
+            _worker_status(w, runs, troubles.get(w.worker_id, ""), snapshot.at, where, silent.get(w.worker_id, 0.0))
+            for w in snapshot.workers
         ),
         waiting={stage: ready.get(stage, 0) + blocked.get(stage, 0) for stage in (*ready, *blocked)},
         jobs={"live": snapshot.jobs_live, **snapshot.resolved},
@@ -217,7 +223,12 @@ def _on(node: NodeId | None, where: Whereabouts) -> str:
 
 
 def _worker_status(
-    worker: WorkerSnapshot, runs: Mapping[TaskId, RunStatus], trouble: str, at: float, where: Whereabouts
+    worker: WorkerSnapshot,
+    runs: Mapping[TaskId, RunStatus],
+    trouble: str,
+    at: float,
+    where: Whereabouts,
+    silent_seconds: float,
 ) -> WorkerStatus:
     residency = worker.residency
     entries = residency.entries if residency else ()
@@ -248,4 +259,5 @@ def _worker_status(
         streamed_bytes=worker.streamed_bytes,
         unavailable=worker.unavailable,
         leaves_in=None if worker.drain_deadline is None else max(0.0, worker.drain_deadline - at),
+        silent_seconds=silent_seconds,
     )

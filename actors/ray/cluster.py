@@ -15,7 +15,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,12 @@ from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
 from modelpool.actors.ray.ray_cluster import RayCluster, cluster_nodes, head_node, on_node, this_node
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
-from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, take_evidence, trace_folder
+from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
-from modelpool.actors.worker.crash_trace import CrashEvidence
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
 from modelpool.pool.core.errors import OutputFailed, UserError
@@ -93,7 +92,8 @@ class ControllerActor(Controller):
                 needs=partial(_needs, plan),
                 examiner=LossExaminer(ray_nodes),
                 recent_view=partial(ray_nodes.recent, plan.nodes.poll_seconds),
-                start_timeout_seconds=plan.start_timeout_seconds,
+                node_timeout_seconds=plan.node_timeout_seconds,
+                start_timeout_seconds=plan.nodes.start_timeout_seconds,
             ),
             clock=SystemClock(),
             catalog=catalog,
@@ -106,6 +106,7 @@ class ControllerActor(Controller):
             nodes=ray_nodes,
             poll_seconds=plan.nodes.poll_seconds,
             elastic=plan.elastic,
+            heartbeat_seconds=plan.nodes.heartbeat_seconds,
         )
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
@@ -155,9 +156,9 @@ class GpuWorkerActor(GpuWorker):
         )
         self._notices.start()
 
-    def take_evidence(self, trace: str) -> CrashEvidence:
-        """Read and remove the traces of another worker of this machine, which is gone."""
-        return take_evidence(trace)
+    def call_here(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""
+        return function(argument)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
         """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""

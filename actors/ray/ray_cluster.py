@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -20,10 +21,14 @@ from modelpool.actors.control.cluster_nodes import ClusterNode, GpuUse, names_of
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import NodeId
 
+_Value = TypeVar("_Value")
+
 #: Ray's resource of the head node
 HEAD_RESOURCE = "node:__internal_head__"
 #: how long an answer about the use of GPUs is repeated
 FRESH_SECONDS = 2.0
+#: limit of one call to Ray
+CALL_SECONDS = 5.0
 #: class names of our actors in Ray's table
 CONTROLLER_CLASS, WORKER_CLASS = "ControllerActor", "GpuWorkerActor"
 #: names of nodes that are remembered; more than any cluster has at a time
@@ -31,7 +36,8 @@ NAMES_KEPT = 10_000
 
 
 class RayCluster:
-    """See `Cluster`. Calls to Ray run in threads, since they may take long and must not block the event loop."""
+    """See `Cluster`. Calls to Ray run in a thread, since they may take long and must not block the event loop; without
+    Ray's control service they do not return. What cannot be read in `CALL_SECONDS` is unknown for now."""
 
     def __init__(self, gpus_per_worker: int = 1) -> None:
         """`gpus_per_worker` of the caller's pool; 0 if it needs none."""
@@ -39,6 +45,8 @@ class RayCluster:
         self._names: dict[NodeId, str] = {}
         self._use: GpuUse | None = None
         self._read_at = -FRESH_SECONDS
+        #: one thread: a call that does not return makes later ones wait, not more threads
+        self._thread = ThreadPoolExecutor(1, "ray cluster")
 
     @property
     def names(self) -> Mapping[NodeId, str]:
@@ -48,7 +56,7 @@ class RayCluster:
     async def read_names(self, nodes: Iterable[NodeId]) -> None:
         """See `Cluster`."""
         if any(node and node not in self._names for node in nodes):
-            found = names_of(await asyncio.to_thread(cluster_nodes))
+            found = names_of(await self._read(cluster_nodes) or ())
             for node_id, name in found.items():
                 self._names.setdefault(node_id, name)  # a name that users have read stays
             while len(self._names) > NAMES_KEPT:
@@ -59,9 +67,17 @@ class RayCluster:
         if not self._gpus_per_worker:
             return None
         if time.monotonic() - self._read_at >= FRESH_SECONDS:
-            self._use = await asyncio.to_thread(_gpu_use)
+            self._use = await self._read(_gpu_use)
             self._read_at = time.monotonic()
         return self._use
+
+    async def _read(self, call: Callable[[], _Value]) -> _Value | None:
+        """Call in the thread; None if there is no answer in time."""
+        answer = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        try:
+            return await asyncio.wait_for(answer, CALL_SECONDS)
+        except TimeoutError:
+            return None
 
 
 def cluster_nodes() -> tuple[ClusterNode, ...]:

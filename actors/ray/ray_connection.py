@@ -5,34 +5,44 @@ Imports Ray at once: import this module after a session is open.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError, RayTaskError
 
 from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
+from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.actors.wire.packing import result_of
 from modelpool.pool.core.stage_params import Result
 
+#: a call that waits checks this often whether Ray still works
+WAIT_SECONDS = 5.0
+#: limit of closing a controller, which only sends messages
+CLOSE_SECONDS = 15.0
+
 
 class RayConnection:
-    """See `Connection`."""
+    """See `Connection`. Without Ray's control service the pool counts as lost, although it may still answer: Ray is
+    about to end this process with an abort."""
 
     def __init__(self, controller: ActorHandle[Any]) -> None:
         self._controller = controller
+        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Connection`."""
+        self._check()
         call = getattr(self._controller, question.__name__)
-        return cast("T", _get(call.remote(*args, **kwargs)))
+        return cast("T", self._get(call.remote(*args, **kwargs)))
 
     def fetch(self, ref: ResultRef) -> Result:
         """See `Connection`. Large arrays are read-only views of the object store."""
         try:
-            result: Result = result_of(_get(ref))
+            result: Result = result_of(self._get(ref))
         except ObjectLostError as lost:
             raise ResultGone(str(lost).splitlines()[0]) from lost
         return result
@@ -43,18 +53,27 @@ class RayConnection:
         return ref
 
     def end_controller(self) -> None:
-        """Kill the controller, and with it its remaining workers."""
+        """Close the controller, if it answers within `CLOSE_SECONDS`; then kill it, and with it its remaining
+        workers."""
+        with contextlib.suppress(RayActorError, GetTimeoutError):
+            ray.get(self._controller.close.remote(), timeout=CLOSE_SECONDS)
         ray.kill(self._controller)
 
+    def _check(self) -> None:
+        if problem := self._control_service.problem():
+            raise PoolLost(problem)
 
-def _get(ref: Any) -> Any:
-    try:
-        return ray.get(ref)
-    except RayTaskError as raised:
-        raise raised.cause from None
-    except ObjectLostError:
-        raise
-    except RayActorError as lost:
-        raise PoolLost("the controller of the pool is gone") from lost
-    except RayError as lost:
-        raise PoolLost(str(lost).splitlines()[0]) from lost
+    def _get(self, ref: Any) -> Any:
+        while True:
+            try:
+                return ray.get(ref, timeout=WAIT_SECONDS)
+            except GetTimeoutError:
+                self._check()
+            except RayTaskError as raised:
+                raise raised.cause from None
+            except ObjectLostError:
+                raise
+            except RayActorError as lost:
+                raise PoolLost("the controller of the pool is gone") from lost
+            except RayError as lost:
+                raise PoolLost(str(lost).splitlines()[0]) from lost

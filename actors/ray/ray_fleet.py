@@ -1,7 +1,9 @@
 """`RayFleet`: workers as Ray actors. Converts Ray's errors to those of `actors.control.fleet`.
 
 A worker whose group has no node yet is a pending actor: that is the demand to which Ray's autoscaler reacts, and it
-ends with the pool. A lost worker is examined (`actors.ray.ray_losses`) before its loss is reported.
+ends with the pool. A lost worker is examined (`actors.ray.ray_losses`) before its loss is reported. Calls that need
+Ray's control service run in threads, since they block while it does not answer: the creation of an actor (measured:
+until Ray aborts the process), and `ray.nodes`. Calls of actors that are up do not.
 
 Imports Ray at once: import this module after a session is open.
 """
@@ -13,6 +15,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,8 +30,8 @@ from modelpool.actors.ray.actor_options import WorkerNeeds
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.wire.messages import ResultRef, RunRequest
 from modelpool.actors.wire.packing import packed, unpacked
-from modelpool.actors.worker.crash_trace import CrashEvidence
 from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
@@ -41,6 +44,14 @@ COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
 
 #: interval of the checks whether the autoscaler can provide the node that a pending worker waits for
 _PENDING_SECONDS = 2.0
+#: limit of the creation of an actor, which takes milliseconds if the control service answers
+CREATE_SECONDS = 30.0
+#: creations, and ends, of workers at the same time
+_THREADS = 4
+#: a start may take this many times as long as the longest one so far
+START_FACTOR = 20.0
+#: least limit of a start
+LEAST_START_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,10 @@ class _Worker:
     #: the remote method that runs a task, bound once
     run: Any
     node: NodeId = NO_NODE
+    #: its process, once it has answered
+    process: WorkerProcess | None = None
+    #: whether it was found not to answer
+    is_silent: bool = False
     #: the examination of its loss: the run and the watch that both report it share one
     loss: asyncio.Task[Loss] | None = field(default=None, repr=False)
 
@@ -78,31 +93,62 @@ class RayFleet:
         needs: Callable[[str], WorkerNeeds],
         examiner: LossExaminer,
         recent_view: Callable[[], Awaitable[ClusterView]],
-        start_timeout_seconds: Callable[[str], float | None] = lambda group: None,
+        node_timeout_seconds: Callable[[str], float | None] = lambda group: None,
+        start_timeout_seconds: float = 600.0,
     ) -> None:
-        """`needs` and `start_timeout_seconds` are by group; a timeout of None waits for a node without end."""
+        """`needs` and `node_timeout_seconds`, the limit of the wait for a node, are by group; None waits without end.
+        `start_timeout_seconds` is the limit of a start on its node before any worker has started.
+        """
         self._create = create
         self._needs = needs
         self._examiner = examiner
         self._recent_view = recent_view
+        self._node_timeout_seconds = node_timeout_seconds
         self._start_timeout_seconds = start_timeout_seconds
+        self._longest_start_seconds: float | None = None
+        self._creations = ThreadPoolExecutor(_THREADS, "ray creations")
+        self._ends = ThreadPoolExecutor(_THREADS, "ray ends")
+        #: background tasks; kept here because the event loop only has weak references
+        self._kills: set[asyncio.Task[None]] = set()
         self._workers: dict[tuple[WorkerId, int], _Worker] = {}
 
     async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
         """See `WorkerFleet`. Without a group, waits as long as the cluster has no free resources."""
         trace = f"{worker_id}-{incarnation}-{secrets.token_hex(8)}"
-        handle = self._create(NewWorker(worker_id, incarnation, group, trace))
+        handle = await self._created(NewWorker(worker_id, incarnation, group, trace))
         run = handle.run_packed.options(concurrency_group=COMPUTE, num_returns=2)
         worker = self._workers[worker_id, incarnation] = _Worker(handle, trace, run)
         try:
-            await self._placed(handle, group)
-            spec: WorkerSpec = await handle.start.options(concurrency_group=COMPUTE).remote()
+            worker.process = await self._placed(handle, group)
+            worker.node = worker.process.node
+            spec = await self._opened(handle)
         except WORKER_GONE as lost:
             raise await self._lost(worker, lost) from lost
         except RayTaskError as raised:
             raise raised.cause from raised
-        worker.node = spec.node
         self._examiner.prepare(spec.node)
+        return spec
+
+    async def _created(self, new: NewWorker) -> ActorHandle[Any]:
+        """Create the actor. Raises WorkerLost if Ray does not do so in time; an actor that it creates later ends with
+        its only handle."""
+        creation = asyncio.get_running_loop().run_in_executor(self._creations, self._create, new)
+        try:
+            return await asyncio.wait_for(creation, CREATE_SECONDS)
+        except TimeoutError:
+            reason = f"Ray did not create its process within {CREATE_SECONDS:.0f} s: its control service may be gone"
+            raise WorkerLost(reason, LossCause.NO_NODE) from None
+
+    async def _opened(self, handle: ActorHandle[Any]) -> WorkerSpec:
+        """Open the engine of a worker whose process answers. Raises WorkerLost if that takes too long."""
+        began, limit = time.monotonic(), start_limit_seconds(self._longest_start_seconds, self._start_timeout_seconds)
+        try:
+            spec: WorkerSpec = await asyncio.wait_for(
+                _answer(handle.start.options(concurrency_group=COMPUTE).remote()), limit
+            )
+        except TimeoutError:
+            raise WorkerLost(f"its start on its GPU did not end within {limit:.0f} s") from None
+        self._longest_start_seconds = max(self._longest_start_seconds or 0.0, time.monotonic() - began)
         return spec
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
@@ -117,8 +163,28 @@ class RayFleet:
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         """See `WorkerFleet`."""
         worker = self._workers.pop((worker_id, incarnation), None)
-        if worker is not None:
-            ray.kill(worker.handle)
+        if worker is None:
+            return
+        self._ends.submit(ray.kill, worker.handle)
+        if worker.is_silent and worker.process is not None:
+            kill = asyncio.ensure_future(self._examiner.kill(worker.process, self._neighbour(worker)))
+            self._kills.add(kill)
+            kill.add_done_callback(self._kills.discard)
+
+    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is None or worker.process is None:
+            return None
+        return _answer(worker.handle.ping.options(concurrency_group=CONTROL).remote())
+
+    async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is None or worker.process is None:
+            return Loss(f"it did not answer for {silent_seconds:.0f} s")
+        worker.is_silent = True
+        return await self._examiner.silence_cause(worker.process, silent_seconds, self._neighbour(worker))
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
         """See `WorkerFleet`. The inputs are arguments of the call: Ray transfers their bytes to the worker, not
@@ -172,29 +238,35 @@ class RayFleet:
         reports = await asyncio.gather(*calls, return_exceptions=True)
         return {w: report for w, report in zip(handles, reports, strict=True) if isinstance(report, ProcessMemory)}
 
-    async def _placed(self, handle: ActorHandle[Any], group: str) -> None:
-        """Wait until the process of a new worker answers. Raises WorkerLost if no node for it comes up in time, or if
-        the autoscaler cannot provide one."""
-        limit = self._start_timeout_seconds(group)
-        up = handle.ping.options(concurrency_group=CONTROL).remote()
-        if limit is None:
-            await up
-            return None
-        needs, began, requested_at = self._needs(group), time.monotonic(), time.time()
-        answer = asyncio.ensure_future(_answer(up))
+    async def _placed(self, handle: ActorHandle[Any], group: str) -> WorkerProcess:
+        """Wait until the process of a new worker answers; return it. Raises WorkerLost if no node for it comes up in
+        time, if the autoscaler cannot provide one, or if the process does not answer on its node."""
+        limit = self._node_timeout_seconds(group)
+        answer = asyncio.ensure_future(_answer(handle.ping.options(concurrency_group=CONTROL).remote()))
+        needs = await asyncio.get_running_loop().run_in_executor(self._creations, self._needs, group)
+        began, waited_at, requested_at = time.monotonic(), time.monotonic(), time.time()
+        pause_seconds = _PENDING_SECONDS if limit is None else min(_PENDING_SECONDS, limit)
         try:
             while True:
-                await asyncio.wait((answer,), timeout=min(_PENDING_SECONDS, limit))
+                await asyncio.wait((answer,), timeout=pause_seconds)
                 if answer.done():
-                    return await answer
+                    process: WorkerProcess = await answer
+                    return process
                 view = await self._view_or_none()
                 bundle, labels = needs.bundle, dict(needs.labels)
+                now = time.monotonic()
+                if view is None or view.waits_for(bundle, labels):
+                    waited_at = now
+                if limit is None:
+                    if now - waited_at >= self._start_timeout_seconds:
+                        text = f"its process has not answered within {self._start_timeout_seconds:.0f} s of its start"
+                        raise WorkerLost(text)
+                    continue
                 if view is not None and (refusal := launch_failure(view, group, bundle, labels, requested_at)):
                     raise WorkerLost(f"no node of group {group} can be provided: {refusal}", LossCause.NO_NODE)
-                seconds = time.monotonic() - began
                 # a worker that no longer waits for a node is starting there: it gets the same time again
-                waits = view is not None and view.waits_for(bundle, labels)
-                if seconds >= 2 * limit or (seconds >= limit and waits):
+                waits = view is not None and waited_at == now
+                if now - began >= 2 * limit or (now - began >= limit and waits):
                     raise WorkerLost(_timed_out(view, needs, group, limit), LossCause.NO_NODE)
         finally:
             answer.cancel()
@@ -220,19 +292,18 @@ class RayFleet:
         return await asyncio.shield(worker.loss)
 
     def _neighbour(self, worker: _Worker) -> NeighbourCall | None:
-        """Return a call that reads traces through another worker of the same node."""
+        """Return a call through another worker of the same node."""
         near = (
             other.handle
             for other in self._workers.values()
-            if other is not worker and other.loss is None and other.node == worker.node and worker.node
+            if other is not worker and not (other.loss or other.is_silent) and other.node == worker.node and worker.node
         )
         handle = next(near, None)
         if handle is None:
             return None
 
-        async def ask(trace: str) -> CrashEvidence:
-            evidence: CrashEvidence = await handle.take_evidence.options(concurrency_group=CONTROL).remote(trace)
-            return evidence
+        async def ask(function: Callable[[Any], Any], argument: Any) -> Any:
+            return await handle.call_here.options(concurrency_group=CONTROL).remote(function, argument)
 
         return ask
 
@@ -257,6 +328,14 @@ def _timed_out(view: ClusterView | None, needs: WorkerNeeds, group: str, limit: 
     return f"no node of group {group} came up within {limit:.0f} s; Ray reports: {reports}"
 
 
-async def _answer(reference: Any) -> None:
-    """Wait for a call that returns nothing of interest."""
-    await reference
+def start_limit_seconds(longest_seconds: float | None, most_seconds: float) -> float:
+    """Return the limit of a start, from the longest one so far; `most_seconds` before any. Starts of a pool are alike,
+    but a busy machine and a cold disk multiply them."""
+    if longest_seconds is None:
+        return most_seconds
+    return min(most_seconds, max(LEAST_START_SECONDS, START_FACTOR * longest_seconds))
+
+
+async def _answer(reference: Any) -> Any:
+    """Wait for a call."""
+    return await reference

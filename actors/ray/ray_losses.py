@@ -12,35 +12,43 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of
+from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of, loss_of_silent
 from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, raylet_answers
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace, read_evidence, remove_trace
+from modelpool.actors.worker.worker_process import ProcessState, WorkerProcess, kill_process, process_state
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import NO_NODE, NodeId
 
 logger = logging.getLogger(__name__)
 
-#: reads the traces of that name on the node of another worker
-NeighbourCall: TypeAlias = Callable[[str], Awaitable[CrashEvidence]]
+_Value = TypeVar("_Value")
+
+#: calls a function of this module with its argument on the node of another worker; None without such a worker
+NeighbourCall: TypeAlias = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
 #: Ray's errors for a worker that is gone; the last two (its memory monitor, a lost node) are not RayActorErrors
 WORKER_GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
 #: limit of the examination of a loss
 EXAMINE_SECONDS = 2.0
+#: limit for a node to tell the state of a process that does not answer; after that, the node counts as lost. A new
+#: process for the question takes seconds on a busy machine
+SILENT_NODE_SECONDS = 10.0
 #: of that, for an answer from another worker of the node, which can be slow only if the machine is
 _NEIGHBOUR_SECONDS = 0.5
 _REASON_CHARACTERS = 600
 #: escape sequences in Ray's messages
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_THREADS = 4
 #: nodes that are known to be prepared
 _NODES_REMEMBERED = 4096
 
@@ -89,6 +97,8 @@ class LossExaminer:
         self._examine_seconds = examine_seconds
         #: nodes on which `prepare` was called, oldest first
         self._prepared: dict[NodeId, None] = {}
+        #: for tasks on nodes: Ray stores their function in the control service, which may not answer
+        self._threads = ThreadPoolExecutor(_THREADS, "ray probes")
 
     async def loss_cause(
         self, error: RayError, node_id: NodeId, trace: str, neighbour: NeighbourCall | None = None
@@ -116,15 +126,36 @@ class LossExaminer:
             report, machine = await self._machine(node_id, report)
         return loss_of(report.death or Death.PROCESS_ENDED, report.message, machine)
 
+    async def silence_cause(
+        self, process: WorkerProcess, silent_seconds: float, neighbour: NeighbourCall | None = None
+    ) -> Loss:
+        """Return why a worker with this process has not answered for `silent_seconds`. Never raises."""
+        state: ProcessState | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_NODE_SECONDS):
+                state = await self._on_node(process.node, process_state, process, neighbour)
+        return loss_of_silent(state, silent_seconds)
+
+    async def kill(self, process: WorkerProcess, neighbour: NeighbourCall | None = None) -> None:
+        """Kill a process that takes no messages, if its node answers: Ray needs 5 s for that, and its control
+        service. Never raises."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_NODE_SECONDS):
+                await self._on_node(process.node, kill_process, process, neighbour)
+
     def prepare(self, node_id: NodeId) -> None:
         """Let a task run on a node that has workers now. Ray keeps its process, which can read traces at once; a new
-        one takes seconds on a busy machine."""
+        one takes seconds on a busy machine. Does not wait for it."""
         if node_id in self._prepared or node_id == ray.get_runtime_context().get_node_id():
             return
         self._prepared[node_id] = None
         for oldest in tuple(self._prepared)[:-_NODES_REMEMBERED]:
             del self._prepared[oldest]
-        _probe(node_id).remote("")
+        self._threads.submit(lambda: _probe(node_id, take_evidence).remote(""))
+
+    def close(self) -> None:
+        """End the threads; calls that wait are abandoned."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _recorded(self, error: RayError, report: ActorReport) -> ActorReport:
         """Return the record of the control service if it has one of this end, else `report`."""
@@ -155,27 +186,36 @@ class LossExaminer:
 
     async def _evidence(self, node_id: NodeId, trace: str, neighbour: NeighbourCall | None) -> CrashEvidence | None:
         """Read the worker's traces on its node, which may be this one."""
+        return await self._on_node(node_id, take_evidence, trace, neighbour)
+
+    async def _on_node(
+        self, node_id: NodeId, function: Callable[[Any], _Value], argument: Any, neighbour: NeighbourCall | None
+    ) -> _Value | None:
+        """Call a function in this process if it is on that node, through another worker of the node, or in a task
+        there. None if that fails."""
         if node_id == ray.get_runtime_context().get_node_id():
-            return await asyncio.to_thread(take_evidence, trace)
+            return await asyncio.to_thread(function, argument)
         if neighbour is not None:
             with contextlib.suppress(TimeoutError, RayError):
-                return await asyncio.wait_for(neighbour(trace), _NEIGHBOUR_SECONDS)
-        answer = _probe(node_id).remote(trace)
+                answer: _Value = await asyncio.wait_for(neighbour(function, argument), _NEIGHBOUR_SECONDS)
+                return answer
+        loop = asyncio.get_running_loop()
+        call = await loop.run_in_executor(self._threads, lambda: _probe(node_id, function).remote(argument))
         try:
-            evidence: CrashEvidence = await answer
+            answer = await call
         except RayError as failed:
-            logger.info("the traces of a lost worker cannot be read: %s", failed)
+            logger.info("the node of a lost worker does not answer: %s", failed)
             return None
         except asyncio.CancelledError:
-            ray.cancel(answer)
+            self._threads.submit(ray.cancel, call)
             raise
-        return evidence
+        return answer
 
 
-def _probe(node_id: NodeId) -> Any:
-    """Return a task without resources that reads traces on that node, and nowhere else."""
+def _probe(node_id: NodeId, function: Callable[[Any], Any]) -> Any:
+    """Return a task without resources that calls `function` on that node, and nowhere else."""
     on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(take_evidence).options(
+    return ray.remote(function).options(
         num_cpus=0, max_retries=0, scheduling_strategy=on_node, name="why a worker was lost"
     )
 

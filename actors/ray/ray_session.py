@@ -13,6 +13,7 @@ Ray is imported only when a session opens, because it reads the environment once
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ipaddress
 import json
@@ -21,9 +22,11 @@ import os
 import platform
 import re
 import secrets
+import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -39,16 +42,19 @@ from modelpool.actors.ray.code_folder import (
     job_environment,
     with_user_modules,
 )
+from modelpool.actors.ray.session_folder import SessionFolder, remove_abandoned
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.pool.core.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-#: sockets are in Ray's folder; their paths may have 107 bytes, of which Ray uses about 70
+#: where the folders of Ray are: its sockets need short paths
 SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
 #: how long to wait for an answer from an address
 ANSWER_SECONDS = 10.0
+#: limit of Ray's shutdown. Measured with Ray 2.60: 1.4 s; 7 s if its control service is gone, no end if that is stopped
+SHUTDOWN_SECONDS = 15.0
 #: the kernel reports start times in hundredths of a second
 _SAME_START_SECONDS = 0.02
 #: read by Ray at its import; without it, every port of a local Ray is open to the network
@@ -70,7 +76,7 @@ class RaySession:
         self,
         address: str,
         connected_here: bool,
-        folder: tempfile.TemporaryDirectory[str] | None,
+        folder: SessionFolder | None,
         actor_environment: Mapping[str, Any] | None = None,
         note: Path | None = None,
     ) -> None:
@@ -93,16 +99,39 @@ class RaySession:
         return int(ray.cluster_resources().get("GPU", 0))
 
     def close(self) -> None:
-        """Disconnect, and shut down what this process started. Idempotent."""
-        import ray
-
+        """Disconnect, and shut down what this process started. Idempotent. Takes a limited time: a Ray that does not
+        shut down is killed if this process started it, and is left in any case.
+        """
         if self._connected_here:
             self._connected_here = False
-            ray.shutdown()
+            _shut_down()
         if self._note is not None:
             self._note.unlink(missing_ok=True)
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.kill_processes()  # without its control service, Ray leaves some
+            self._folder.close()
+
+
+def _shut_down() -> None:
+    """Shut Ray down. Without its control service that may take forever, here and once more when the program exits: then
+    the program ends without it, with exit code 1.
+    """
+    import ray
+
+    shutdown = threading.Thread(target=ray.shutdown, name="shut Ray down", daemon=True)
+    shutdown.start()
+    shutdown.join(SHUTDOWN_SECONDS)
+    if shutdown.is_alive():
+        logger.warning("Ray does not shut down; its processes are left or killed")
+        atexit.register(_exit_at_once)  # before Ray's own handler
+
+
+def _exit_at_once() -> None:
+    """End this process without further handlers."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(1)
 
 
 def open_session(address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False) -> RaySession:
@@ -151,7 +180,9 @@ def _connected() -> ModuleType | None:
 
 
 def _start(namespace: str, local_workers: int) -> RaySession:
-    """Start a local Ray. Tried twice: Ray gives its parts a fixed time to start, which a busy machine can exceed."""
+    """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time
+    to start, which a busy machine can exceed."""
+    remove_abandoned(SHORT_FOLDERS)
     _prepare_environment(with_token=True)
     try:
         folder = _start_once(namespace, local_workers)
@@ -184,9 +215,9 @@ def _note_of(address: str) -> Path:
     return state_folder() / f"ray-at-{address.rpartition(':')[2]}.json"
 
 
-def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirectory[str]:
+def _start_once(namespace: str, local_workers: int) -> SessionFolder:
     """Start Ray in its own folder; clean up after a failed start."""
-    folder = tempfile.TemporaryDirectory(prefix="modelpool-", dir=_short_folder(), ignore_cleanup_errors=True)
+    folder = SessionFolder(_short_folder())
     try:
         with _code_on_path():
             _init(
@@ -194,14 +225,11 @@ def _start_once(namespace: str, local_workers: int) -> tempfile.TemporaryDirecto
                 namespace=namespace,
                 num_cpus=local_workers,
                 include_dashboard=False,
-                _temp_dir=folder.name,
+                _temp_dir=str(folder.path),
             )
     except BaseException:
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                if any(folder.name in argument for argument in child.cmdline()):
-                    child.kill()
-        folder.cleanup()
+        folder.kill_processes()
+        folder.close()
         raise
     return folder
 
@@ -304,10 +332,28 @@ def _init(**arguments: Any) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
+    with _own_signals():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
     # Ray prints worker deaths with a listener that no setting turns off; we report them ourselves.
     if hasattr(ray._private.worker, "print_to_stdstream"):
         ray._private.worker.print_to_stdstream = _log_lines
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of this process: Ray replaces that of SIGTERM. Ray's processes ignore SIGHUP, which a closed
+    terminal sends to all of them: this process decides when they end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited by what is started now
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+        if before[signal.SIGTERM] is not signal.SIG_DFL:  # without a handler of the program, Ray's ends it in order
+            signal.signal(signal.SIGTERM, before[signal.SIGTERM])
 
 
 def _log_lines(data: Mapping[str, Any], ignore_prefix: bool) -> None:

@@ -129,11 +129,16 @@ class RemoteCatalog:
         async with self._finding:
             if not self._nodes:
                 self._nodes = list(await asyncio.to_thread(self._find_nodes))
-        if self._actor is None:
-            options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
-            actor_class: Any = ray.remote(CatalogActor)
-            self._actor = actor_class.options(**options, **on_node(self._nodes[0])).remote(self._open_catalog)
-        return self._actor
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(self._create, self._nodes[0])
+            return self._actor
+
+    def _create(self, node: NodeId) -> ActorHandle[Any]:
+        """Create the actor. Blocks while Ray's control service does not answer."""
+        options = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+        actor_class: Any = ray.remote(CatalogActor)
+        actor: ActorHandle[Any] = actor_class.options(**options, **on_node(node)).remote(self._open_catalog)
+        return actor
 
     def _send_measured(self) -> None:
         measured, self._measured = self._measured, []

@@ -26,6 +26,7 @@ class RunningPool:
 
     started_at  of the process, seconds since the epoch
     log         output of the process and its workers
+    drain_seconds  time that running tasks get when the pool is asked to end
     """
 
     name: str
@@ -34,6 +35,7 @@ class RunningPool:
     pid: int
     started_at: float
     log: str
+    drain_seconds: float = 0.0
 
 
 def write_run_file(pool: RunningPool) -> None:

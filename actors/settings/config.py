@@ -193,7 +193,12 @@ class ClusterSection(Strict):
     controller       its node: "head" of the cluster, or the node of the "driver" that starts the pool; by default the
                      head for `modelpool up`, whose pool serves many drivers, else the driver
     poll_seconds     interval at which nodes and drain requests are read from Ray
-    start_timeout    seconds that a worker of a group may wait for a node; then another group may be tried
+    start_timeout    seconds that a worker of a group may wait for a node (then another group may be tried), and that a
+                     worker may take to start on its node
+    heartbeat_seconds  interval at which a silent worker is asked whether it answers; after 10 of them, or more during a
+                     long run, it is given up (`actors.control.heartbeats`)
+    drain_seconds    time for the running tasks when the pool is asked to end; those that would take longer stop at a
+                     step
     notice_command   shell command, run on every node with workers, that prints the deadline once the node will be taken
                      back: a time (2026-01-31T12:00:00Z), Unix seconds, or seconds from now; nothing otherwise
     notice_seconds   interval of that command
@@ -205,6 +210,8 @@ class ClusterSection(Strict):
     controller: ControllerPlace | None = None
     poll_seconds: Annotated[float, Field(ge=0.1, le=3600.0)] = 2.0
     start_timeout: Annotated[float, Field(ge=1.0, le=86400.0)] = 600.0
+    heartbeat_seconds: Annotated[float, Field(ge=0.05, le=3600.0)] = 3.0
+    drain_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 20.0
     notice_command: str = ""
     notice_seconds: Annotated[float, Field(ge=0.5, le=3600.0)] = 5.0
 

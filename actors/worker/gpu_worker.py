@@ -28,6 +28,7 @@ from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.storage_meter import StorageMeter
+from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import (
     AudioSamples,
@@ -270,9 +271,9 @@ class GpuWorker:
         """
         self._preload_request = (run, preload_request)
 
-    def ping(self) -> tuple[WorkerId, int]:
-        """Return worker id and incarnation, to prove that it is alive."""
-        return self._worker_id, self._incarnation
+    def ping(self) -> WorkerProcess:
+        """Return its process, which proves that it answers."""
+        return this_process(self._node)
 
     def memory_report(self) -> ProcessMemory:
         """Return the host memory of this process."""

@@ -279,9 +279,9 @@ def _pool(state: SchedulerState) -> None:
 
 def _no_startable_task_waits(state: SchedulerState) -> None:
     """Idle workers and tasks that they can run coexist only while busy workers should be sooner; never for an overdue
-    task."""
+    task. In a pool that ends, all tasks wait."""
     idle = state.worker_table.usable(WorkerState.IDLE)
-    if not idle:
+    if not idle or state.ends_at is not None:
         return
     largest_bytes = max(w.capacity_bytes or 0 for w in idle)
     could_start = [

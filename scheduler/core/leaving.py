@@ -72,6 +72,13 @@ class Leaving:
                     due = min(due, stop_at)
         return due
 
+    def stop_what_outlasts(self, deadline: float, at: float) -> None:
+        """Stop, with their state, the runs that are not expected to end before the pool does at `deadline`. They stop
+        now: what they could do by then would not be finished."""
+        for worker in self._worker_table.workers.values():
+            if worker.task_id is not None and self.stop_at(worker, deadline, at) < inf:
+                self._preemption.pause(worker, f"as the pool ends in {deadline - at:.1f} s", at)
+
     def copy_result_of(self, task_id: TaskId, deadlines: Mapping[NodeId, float]) -> None:
         """A run of the task ended: copy its result, or its state, if it is on such a machine."""
         result, task = self._demand.results.held.get(task_id), self._demand.tasks.get(task_id)

@@ -34,6 +34,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
     StateKept        before it, hold the state likewise, in a place that outlives the worker
+    PoolEnding       once; RunEnded of what runs still follows
     Tick             answers a ScheduleTick, one each; nothing else has happened
     ResultLost       the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
 
@@ -91,6 +92,7 @@ from modelpool.scheduler.tables.messages import (
     LossCause,
     NodeDraining,
     PinComponents,
+    PoolEnding,
     PruneComponents,
     ReleaseResult,
     ResultLost,
@@ -148,6 +150,8 @@ class SchedulerState:
         self.ticks = Ticks(self._out)
         #: machines with a drain notice, and when they end; the oldest notices are forgotten
         self.draining: dict[NodeId, float] = {}
+        #: when the pool ends; None while it is to continue. From the notice on, nothing starts
+        self.ends_at: float | None = None
         #: component -> workers that must hold it
         self.pins: dict[ComponentKey, int] = {}
         #: decides how many nodes exist; None without groups
@@ -205,27 +209,33 @@ class SchedulerState:
                 self._start_failed(event)
             case PinComponents():
                 self._pin(event)
+            case PoolEnding():
+                self.ends_at = event.deadline
             case Tick():
                 self.ticks.arrived()
                 self._end_hanging_runs()
                 if self.draining:
                     self._end_drained()
-        if self.autoscaler is not None:
+        if self.autoscaler is not None and self.ends_at is None:
             self._scale(self.autoscaler, event)
         self.demand.fair_queue.settle(self.at)
-        self._start_ready_tasks()
-        if self.config.preemption:
-            self.preemption.preempt(self.at)
+        if self.ends_at is None:
+            self._start_ready_tasks()
+            if self.config.preemption:
+                self.preemption.preempt(self.at)
+        else:
+            self.leaving.stop_what_outlasts(self.ends_at, self.at)
         if self.draining:
             self._leave_drained(event)
-        if isinstance(event, Submitted):
-            self.prefetch_planner.job_came()
-        self.preload_planner.plan_all(isinstance(event, Submitted))
+        if self.ends_at is None:
+            if isinstance(event, Submitted):
+                self.prefetch_planner.job_came()
+            self.preload_planner.plan_all(isinstance(event, Submitted))
         if (next_check := self.demand.fair_queue.next_check) < inf:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
             self.ticks.request(overdue - self.at, self.at)
-        if self.autoscaler is not None and self.autoscaler.next_at < inf:
+        if self.autoscaler is not None and self.autoscaler.next_at < inf and self.ends_at is None:
             self.ticks.request(self.autoscaler.next_at - self.at, self.at)
         self._out += [ReleaseResult(task_id) for task_id in self.demand.results.sweep()]
         commands = self._out.copy()

@@ -177,6 +177,15 @@ class PinComponents(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class PoolEnding(WireValue):
+    """The pool will end at `deadline`: nothing starts any more. Runs that would not end by then stop at a step with
+    their state. Irrevocable."""
+
+    at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick(WireValue):
     """Time has passed; nothing else has happened. Answers a `ScheduleTick`."""
 
@@ -197,6 +206,7 @@ Event: TypeAlias = (
     | StateKept
     | ResultLost
     | PinComponents
+    | PoolEnding
     | Tick
 )
 

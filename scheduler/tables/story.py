@@ -17,6 +17,7 @@ from modelpool.scheduler.tables.messages import (
     Event,
     NodeDraining,
     PinComponents,
+    PoolEnding,
     PruneComponents,
     ResultLost,
     RunEnded,
@@ -137,6 +138,8 @@ def describe(event: Event) -> str:
             return f"{event.node} ends at {event.deadline:.1f} s: {event.reason}"
         case PinComponents():
             return f"{len(event.components)} components pinned to {event.replicas} workers"
+        case PoolEnding():
+            return f"the pool ends at {event.deadline:.1f} s"
         case Tick():
             return "time passed"
         case RunEnded():

@@ -25,6 +25,7 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import NodeId, RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import LossCause
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
 
 #: more turns of the event loop than anything here takes
@@ -135,6 +136,11 @@ class FakeFleet:
         self.upload_ahead_asked: list[tuple[WorkerId, int, PreloadRequest]] = []
         #: results that were to be copied
         self.copied: list[FakeRef] = []
+        #: workers that do not answer, and all that were asked
+        self.hung: set[WorkerId] = set()
+        self.asked: list[WorkerId] = []
+        #: why such a worker is lost
+        self.silence = LossCause.CRASH
 
     @property
     def running(self) -> list[Sent]:
@@ -156,6 +162,18 @@ class FakeFleet:
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         return Loss(await self.workers[worker_id, incarnation].gone)
+
+    def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[None] | None:
+        if (worker_id, incarnation) not in self.workers and (worker_id, incarnation) not in self.starting:
+            return None
+        self.asked.append(worker_id)
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if worker_id not in self.hung:
+            answer.set_result(None)
+        return answer
+
+    async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
+        return Loss(f"silent for {silent_seconds:.0f} s", self.silence)
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         self.ended.append((worker_id, incarnation))
@@ -205,8 +223,8 @@ class FakeFleet:
     async def memory_reports(self) -> dict:
         return {}
 
-    def finish(self, sent: Sent) -> None:
-        """The attempt ends as it would: well, stopped, or without its inputs."""
+    def finish(self, sent: Sent, run_seconds: float | None = None) -> None:
+        """The attempt ends as it would: well, after `run_seconds` by its report, stopped, or without its inputs."""
         if any(ref.lost for ref in sent.inputs):
             self._answer(sent, InputsLost("an input of this task is gone"))
         elif sent.stop_asked:
@@ -223,6 +241,7 @@ class FakeFleet:
                     request.task, request.work, inputs, hooks, request.fresh, request.needed_next
                 )
                 cost = replace(cost, batched=sent.together)
+                cost = cost if run_seconds is None else replace(cost, run_seconds=run_seconds)
             except Exception as raised:
                 error = run_error(raised)
             self._answer(sent, self._report(sent, engine.residency(), cost, error))
@@ -287,6 +306,7 @@ class Desk:
         state: SchedulerState | None = None,
         recorder: Recorder | None = None,
         cluster: Cluster | None = None,
+        heartbeat_seconds: float | None = None,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -301,6 +321,7 @@ class Desk:
             recorder=recorder,
             cluster=cluster,
             name="mine",
+            heartbeat_seconds=heartbeat_seconds,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from modelpool.actors.api.client import ModelPool
-from modelpool.actors.control.pool_plan import PoolPlan
+from modelpool.actors.control.pool_plan import NodeSettings, PoolPlan
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
 from modelpool.pool.core.sampling_facts import (
@@ -428,6 +428,7 @@ def fake_plan(
     folder: Path | None = None,
     image_side: int = 0,
     engine: type[FakeEngine] = FakeEngine,
+    heartbeat_seconds: float = 3.0,
 ) -> PoolPlan:
     """Like `plan_pool`, with fake engines on CPUs."""
     count = config.pool.workers if isinstance(config.pool.workers, int) else 2
@@ -439,6 +440,7 @@ def fake_plan(
         open_catalog=FakeCatalog,
         scheduler=config.scheduler,
         record=config.output.record,
+        nodes=NodeSettings(heartbeat_seconds=heartbeat_seconds),
     )
 
 

@@ -70,6 +70,12 @@ class ThreadFleet:
         await asyncio.Event().wait()
         return Loss("never")
 
+    def ping(self, worker_id: WorkerId, incarnation: int) -> None:
+        return None
+
+    async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
+        return Loss("never")
+
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
         if known := self._workers.pop((worker_id, incarnation), None):
             worker, thread = known

@@ -104,6 +104,22 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_the_image_is_the_same(poo
     assert pid not in {memory.pid for memory in pool.memory().values()}
 
 
+def test_a_worker_that_is_stopped_by_another_process_is_killed_and_its_image_is_the_same(tmp_path) -> None:
+    """SIGSTOP: the process stays, Ray takes it for busy, and the run would never end."""
+    folder = make_pipes(tmp_path)
+    with start_fake_pool("stopped", workers=1, folder=folder, heartbeat_seconds=0.4) as opened:
+        opened.submit(request(seed=7)).wait(120)  # how long a run takes is known from now on
+        jobs = opened.submit(request(HOLD_ONCE))
+        worker = psutil.Process(int((folder / "reached").read_text()))
+        worker.suspend()
+        eventually(lambda: opened.status().workers[0].silent_seconds > 0)
+        (image,) = jobs.images()
+        assert (image.pixels == expected(image.request)).all()
+        assert opened.status().restarts == 1
+        assert "another process stopped it" in opened.status().workers[0].trouble
+        worker.wait(60)
+
+
 def test_the_death_of_an_idle_worker_is_noticed(pool) -> None:
     restarts = pool.status().restarts
     pid = pool.memory()["gpu-0"].pid

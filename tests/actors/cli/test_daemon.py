@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from modelpool.actors.api.opening import start_pool
-from modelpool.actors.cli.daemon import serve_forever, start_in_background, stop_running_pool
+from modelpool.actors.api.client import ModelPool
+from modelpool.actors.api.jobs import Jobs
+from modelpool.actors.api.opening import OpenedPool, start_pool
+from modelpool.actors.cli.daemon import _serve, serve_forever, start_in_background, stop_running_pool
+from modelpool.actors.cli.interrupts import StoppableCommand
 from modelpool.actors.ray.ray_session import RaySession
 from modelpool.actors.ray.run_file import running_pool
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.config import ClusterSection, PoolConfig
 from modelpool.pool.core.errors import UserError
+from tests.actors.fakes import GATED, FakeEngine, make_pipes
+from tests.actors.loop_connection import LoopConnection
 
 ROOT = Path(__file__).parents[3]
 
@@ -80,3 +93,90 @@ def _connect() -> None:
     from modelpool import ModelPool
 
     ModelPool.connect()
+
+
+@pytest.fixture
+def gated(tmp_path, monkeypatch) -> Iterator[tuple[OpenedPool, ModelPool, Path]]:
+    """A pool of one worker whose runs wait at a gate, without Ray; the gate is the folder's."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = make_pipes(tmp_path)
+    line = LoopConnection(1, lambda: FakeEngine(folder))
+    pool = ModelPool(line, lambda: None, None)
+    with StoppableCommand():  # restores the signal handlers
+        yield OpenedPool(line, "127.0.0.1:1", lambda: None), pool, folder
+    pool.close()
+    line.end()
+
+
+def running_step(pool: ModelPool, jobs: Jobs) -> None:
+    """Wait until a step is done."""
+    while not any(running.step for running in jobs.progress().running):
+        time.sleep(0.01)
+
+
+def test_sigterm_drains_the_daemon_what_runs_stops_at_a_step_and_nothing_starts(gated) -> None:
+    opened, pool, folder = gated
+    submitted = []
+
+    def work_comes_and_sigterm() -> None:
+        submitted.append(pool.submit([GenerateRequest(model="shapes", prompt=GATED, seed=s, steps=4) for s in (1, 2)]))
+        running_step(pool, submitted[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Timer(0.2, (folder / "gate").write_text, ("on",)).start()
+
+    _serve(opened, PoolConfig(), work_comes_and_sigterm)
+    status = pool.status()
+    assert (status.jobs["live"], status.jobs["failed"]) == (2, 0)
+    assert [worker.state for worker in status.workers] == ["idle"]
+    assert running_pool() is None
+    (task,) = [task for task in opened.connection.controller._state.demand.tasks.values() if task.kept is not None]
+    assert (task.kept.step, task.kept.steps) == (1, 4)
+    submitted[0].cancel()
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(gated) -> None:
+    opened, pool, folder = gated
+    patient = PoolConfig(cluster=ClusterSection(drain_seconds=3600.0))
+    submitted = []
+
+    def work_comes_and_two_signals() -> None:
+        submitted.append(pool.submit(GenerateRequest(model="shapes", prompt=GATED, seed=1, steps=4)))
+        running_step(pool, submitted[0])
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    _serve(opened, patient, work_comes_and_two_signals)
+    assert pool.status().workers[0].state == "busy"
+    (folder / "gate").write_text("on")
+    submitted[0].cancel()
+    submitted[0].wait(60)
+
+
+def test_a_daemon_ends_when_its_controller_hangs_and_on_a_signal_even_then(gated, monkeypatch) -> None:
+    opened, _, _ = gated
+    never = threading.Event()
+    hung = OpenedPool(SimpleNamespace(call=lambda *arguments: never.wait()), opened.address, opened.close)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.ANSWER_SECONDS", 0.2)
+    with pytest.raises(PoolLost, match="the controller of the pool has not answered"):
+        _serve(hung, PoolConfig(), lambda: None)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.ANSWER_SECONDS", 3600.0)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    monkeypatch.setattr("modelpool.actors.cli.daemon.LATE_SECONDS", 0.2)
+    _serve(hung, PoolConfig(cluster=ClusterSection(drain_seconds=0.1)), lambda: None)
+    never.set()
+
+
+def test_a_daemon_ends_when_its_pool_is_lost(gated, monkeypatch) -> None:
+    """The control service of Ray is gone, say: see `RayConnection.call`."""
+    opened, _, _ = gated
+
+    def lost(*arguments, **more):
+        raise PoolLost("the control service of Ray (GCS) at 127.0.0.1:1 has not answered for 31 s")
+
+    broken = OpenedPool(SimpleNamespace(call=lost), opened.address, opened.close)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.HEALTH_SECONDS", 0.01)
+    with pytest.raises(PoolLost, match="has not answered for 31 s"):
+        _serve(broken, PoolConfig(), lambda: None)
+    assert running_pool() is None

@@ -267,21 +267,22 @@ def test_a_pool_that_ends_meanwhile_leaves_what_is_finished_and_how_to_go_on(com
     assert ended.err.endswith("modelpool: the controller of the pool is gone\n")
 
 
-def test_ctrl_c_stops_keeps_what_is_finished_and_says_how_to_go_on(command: Command) -> None:
-    """1. Of four images one is finished. 2. Ctrl-C. 3. The jobs are cancelled; the finished image stays. 4. The
-    command that is printed makes the other three, and no more."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_stop_signal_keeps_what_is_finished_and_says_how_to_resume(command: Command, number) -> None:
+    """1. Of four images one is finished. 2. Ctrl-C, or its equal. 3. The jobs are cancelled; the finished image stays.
+    4. The command that is printed makes the other three, and no more."""
     pool = FakePool()
 
     def interrupt(index: int) -> None:
         if index == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             assert pool.jobs[0].wait_cancelled(timeout=30)
 
     pool.before_each = interrupt
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     ended = command("generate", "a red circle", "-n", "4", "--out", "p", pool=pool)
-    assert ended.code == 130
-    assert signal.getsignal(signal.SIGINT) is before
+    assert ended.code == 128 + number
+    assert signal.getsignal(number) is before
     assert pool.closed
     assert "stopping at the next step" in ended.err
     assert "1 image in 12.5 s" in ended.err

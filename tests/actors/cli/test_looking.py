@@ -218,6 +218,17 @@ def test_status_shows_workers_queues_and_troubles(command: Command) -> None:
     assert re.search(r"^gpu-1 +killed by signal 9$", ended.out, re.MULTILINE)
 
 
+def test_status_shows_workers_that_do_not_answer(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = FakePool().status().workers
+    workers = (replace(workers[0], silent_seconds=12.3), replace(workers[1], not_up="starting", silent_seconds=40.0))
+    status = replace(FakePool().status(), workers=workers)
+    monkeypatch.setattr(FakePool, "status", lambda self: status)
+    for arguments in (["status", "mine"], ["top", "mine", "--once"]):
+        out = command(*arguments).out
+        assert re.search(r"^gpu-0 +not answering for 12 s$", out, re.MULTILINE)
+        assert re.search(r"^gpu-1 +starting; not answering for 40 s$", out, re.MULTILINE)
+
+
 def test_status_for_programs_is_one_object(command: Command) -> None:
     [found] = command("status", "mine", "--json").objects
     assert [w["id"] for w in found["workers"]] == ["gpu-0", "gpu-1"]

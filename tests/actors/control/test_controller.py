@@ -50,6 +50,28 @@ async def test_a_image_goes_through_its_stages_and_its_reference_reaches_the_dri
 
 
 @dialogue
+async def test_a_drained_pool_finishes_what_runs_and_starts_nothing() -> None:
+    desk = await Desk(workers=1).open()
+    await desk.submit(request(), request(seed=2))
+    draining = asyncio.ensure_future(desk.controller.drain(3600.0))
+    await settle()
+    assert not draining.done()
+    (running,) = desk.fleet.running
+    await desk.finish(running)
+    assert draining.done()
+    assert await draining == 0
+    assert not desk.fleet.running
+    assert await desk.controller.drain(3600.0) == 0
+
+
+@dialogue
+async def test_draining_ends_with_its_time() -> None:
+    desk = await Desk(workers=1).open()
+    await desk.submit(request())
+    assert await desk.controller.drain(0.0) == 1
+
+
+@dialogue
 async def test_equal_work_is_run_once_and_counted_once() -> None:
     desk = await Desk(workers=2).open()
     await desk.submit(*(request(seed=seed) for seed in range(3)))

@@ -11,7 +11,7 @@ from modelpool.pool.specs.spec import NodeId, RunCost, TaskId, WorkerId
 from modelpool.scheduler.core.leaving import LEAVE_SECONDS, STEP_MARGIN, latest_stop
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.kept_states import state_id
-from modelpool.scheduler.tables.messages import StopTask
+from modelpool.scheduler.tables.messages import PoolEnding, StopTask
 from tests.scheduler.world import STEPS, Shell, alone, decode, encode, image, sample
 
 GIVEN = TaskId("given:1")
@@ -85,6 +85,25 @@ def test_a_run_that_ends_in_time_and_one_without_steps_are_not_stopped() -> None
     shell = pool(a="one")
     shell.submit(alone("j", encode("x", run_seconds=500.0)))
     assert draining(shell, "one", shell.at + 1.0) == ([], inf)
+
+
+def test_a_pool_that_ends_starts_nothing_and_stops_what_would_not_end_in_time() -> None:
+    """Of two sampling runs of 40 s one is nearly done. The long one stops at once; the waiting tasks stay."""
+    shell = pool(a="one", b="two")
+    shell.submit(alone("early", sample(GIVEN, seed=1), given=(GIVEN,)))
+    (first,) = shell.running
+    shell.at += 25.0
+    for seed in (2, 3, 4):
+        shell.submit(alone(f"late-{seed}", sample(GIVEN, seed=seed), given=(GIVEN,)))
+    (second,) = set(shell.running) - {first}
+    stops = [c for c in shell.feed(PoolEnding(shell.tick(), shell.at + 30.0)) if isinstance(c, StopTask)]
+    assert [(stop.worker_id, stop.keep_state) for stop in stops] == [(second, True)]
+    shell.stop_at(second, 2)
+    shell.finish(first)
+    shell.lose(first)
+    shell.come_up(first)
+    assert not shell.running
+    assert len(shell.state.demand.jobs) == 3
 
 
 def test_results_of_no_known_machine_are_not_copied() -> None:
