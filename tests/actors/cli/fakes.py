@@ -134,7 +134,7 @@ class FakeJobs:
         tasks = (task("gpu-0", True, Stage.ENCODE), task(f"gpu-{index % 2}", index % 3 != 0))
         pixels = pixels_for(recipe)
         finished = FinishedOutput(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
-        path = self._output.write(finished)
+        path = self._output.write(finished).path
         return ImageResult(
             index=index,
             job_id=job_id,
