@@ -59,6 +59,17 @@ def read_content(path: Path) -> PixelArray | FloatArray:
         raise OutputFailed(f"{path}: cannot be read ({reason})") from error
 
 
+def samples_per_second(path: Path) -> int:
+    """Return the sample rate of an audio file. Raises OutputFailed for a file that is missing or damaged."""
+    import av  # imported late: it is slow, and most programs read no audio
+
+    try:
+        with av.open(str(path)) as container:
+            return int(container.streams.audio[0].codec_context.sample_rate)
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+        raise OutputFailed(f"{path}: cannot be read ({error})") from error
+
+
 def size_problem(path: Path, entry: ManifestEntry) -> str:
     """Return why the file cannot be the one that `entry` lists, without reading it; "" if it can. Of entries that list
     no size, a PNG must have an end, and another file must not be empty.

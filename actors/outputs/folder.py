@@ -104,36 +104,37 @@ class OutputFolder:
         #: the number of this run among those that wrote here; 0 until it has written
         self._run = 0
         with self._failures_named(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.prepare()
             with self._locked():
                 self._clear_leftovers()
-                check_writable(self.path)
                 self._read_new_entries()
         if self.damaged_lines and not self._entries:  # it was not written by this program
             raise OutputFailed(f"{self._manifest.path}: {self.damaged_lines[0]}")
 
-    def write(self, image: FinishedOutput) -> WrittenOutput:
-        """Write and list an output, unless the file of an equal recipe is complete. A damaged file is replaced."""
+    def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
+        """Write and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
+        `content` is what `encoded` returns for it, if it is known already.
+        """
         digest, pixels = image.recipe.digest, array_of_output(image.output)
         path = self.path / file_name(image.recipe)
-        with self._failures_named(path):
-            content = encoded(image.output, image.recipe)
-            with self._locked():
-                self._read_new_entries()
-                listed = self._entries.get(digest)
-                if listed is not None:  # under another name, perhaps, of an earlier version
-                    path = self.path / listed.file
-                if listed is None or content_problem(path, listed):
-                    # an unlisted file is from a run that was killed in between
-                    facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
-                    write_atomically(path, content)
-                    if listed is None or not facts.are_listed(listed):
-                        listed = self._append(digest, path, image, facts)
+        content = encoded(image.output, image.recipe) if content is None else content
+        with self._failures_named(path), self._locked():
+            self._read_new_entries()
+            listed = self._entries.get(digest)
+            if listed is not None:  # under another name, perhaps, of an earlier version
+                path = self.path / listed.file
+            if listed is None or content_problem(path, listed):
+                # an unlisted file is from a run that was killed in between
+                facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+                write_atomically(path, content)
+                if listed is None or not facts.are_listed(listed):
+                    listed = self._append(digest, path, image, facts)
         return WrittenOutput(path, listed.pixels_sha256, pixels.nbytes)
 
-    def check(self) -> None:
-        """Raise FolderFailed if the folder cannot be written any more."""
+    def prepare(self) -> None:
+        """Create the folder again if it was removed, and check that it is writable."""
         with self._failures_named(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
             check_writable(self.path)
 
     def finished(self) -> dict[str, Path]:

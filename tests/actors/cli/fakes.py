@@ -140,7 +140,7 @@ class FakeJobs:
             job_id=job_id,
             request=request,
             recipe=recipe,
-            pixels=pixels,
+            content=lambda: pixels,
             path=path,
             worker=tasks[1].worker,
             seconds=3.0,
