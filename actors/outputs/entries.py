@@ -27,7 +27,7 @@ class ManifestEntry:
     digest         of the recipe
     file           name in the folder, without a path
     run, index     number of the run that wrote it, and position in its submission
-    pixels_sha256  of the pixels as generated, independent of the file
+    pixels_sha256  of the pixels as generated, independent of the file; "" if they are not known any more
     file_bytes, file_sha256  of the file; None and "" in entries of earlier versions
     fields         the complete entry
     """
@@ -43,10 +43,12 @@ class ManifestEntry:
     fields: Mapping[str, Any]
 
 
-def parse_entry(fields: Mapping[str, Any]) -> ManifestEntry:
+def parse_entry(fields: Any) -> ManifestEntry:
     """Return `fields` as an entry. Raises UserError naming a field that is missing or of another type, or a file that
     is not directly in the folder.
     """
+    if not isinstance(fields, Mapping):
+        raise UnusableEntry(f"found {type(fields).__name__}, expected a JSON object")
     for name in (*_TYPES, "recipe"):
         if name not in fields:
             raise UnusableEntry(f"no {name!r}; is it an entry of a modelpool manifest?")

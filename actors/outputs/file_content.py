@@ -13,11 +13,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind
 from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.outputs.output_file import read_video_recipe
+from modelpool.actors.outputs.png import read_recipe
 from modelpool.actors.outputs.preview_image import read_samples
 from modelpool.actors.outputs.video import VideoKind
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
 
 #: the last chunk of every complete PNG. Source: PNG specification, section 11.2.5
@@ -68,6 +71,22 @@ def samples_per_second(path: Path) -> int:
             return int(container.streams.audio[0].codec_context.sample_rate)
     except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise OutputFailed(f"{path}: cannot be read ({error})") from error
+
+
+def unlisted_output(path: Path) -> Recipe | None:
+    """Return the recipe in a complete output file of ours; None for any other file."""
+    ending = path.suffix.lower()
+    try:
+        if ending == _PNG:
+            recipe = read_recipe(path)
+        elif ending in {kind.value for kind in (*AudioKind, *VideoKind)}:
+            recipe = read_video_recipe(path)
+        else:
+            return None
+        read_content(path)
+    except UserError:
+        return None
+    return recipe
 
 
 def size_problem(path: Path, entry: ManifestEntry) -> str:

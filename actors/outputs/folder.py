@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -27,18 +28,27 @@ from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
-from modelpool.actors.outputs.file_content import content_problem, size_problem
+from modelpool.actors.outputs.file_content import (
+    content_problem,
+    is_lossless,
+    read_content,
+    size_problem,
+    unlisted_output,
+)
 from modelpool.actors.outputs.file_content import pixels_sha256 as pixels_sha256
 from modelpool.actors.outputs.manifest import Line, Manifest
 from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
 from modelpool.actors.outputs.output_file import array_of_output, encoded
 from modelpool.actors.outputs.write_failures import check_writable, output_failure
+from modelpool.actors.request.json_text import parse_json
 from modelpool.pool.core.errors import OutputFailed, UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MANIFEST_NAME = "manifest.jsonl"
+#: lines of the manifest that `repair_manifest` took out
+DAMAGED_NAME = "manifest.damaged"
 CONTACT_SHEET_NAME = "contact_sheet.png"
 LOCK_NAME = ".lock"
 #: damaged lines of a manifest that are kept with their reason
@@ -109,7 +119,7 @@ class OutputFolder:
                 self._clear_leftovers()
                 self._read_new_entries()
         if self.damaged_lines and not self._entries:  # it was not written by this program
-            raise OutputFailed(f"{self._manifest.path}: {self.damaged_lines[0]}")
+            raise OutputFailed(f"{self.manifest_path}: {self.damaged_lines[0]}")
 
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
         """Write and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
@@ -128,8 +138,13 @@ class OutputFolder:
                 facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
                 write_atomically(path, content)
                 if listed is None or not facts.are_listed(listed):
-                    listed = self._append(digest, path, image, facts)
+                    listed = self._append(path, image, facts)
         return WrittenOutput(path, listed.pixels_sha256, pixels.nbytes)
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest."""
+        return self._manifest.path
 
     def prepare(self) -> None:
         """Create the folder again if it was removed, and check that it is writable."""
@@ -158,12 +173,37 @@ class OutputFolder:
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
         """Yield the listed outputs whose file is missing or damaged. Reads every file; only its size if `quick`."""
-        problem_of = size_problem if quick else content_problem
         for entry in self.entries():
-            path = self.path / entry.file
-            reason = problem_of(path, entry)
+            reason = self.problem(entry, quick)
             if reason:
-                yield DamagedOutput(path, entry, reason)
+                yield DamagedOutput(self.path / entry.file, entry, reason)
+
+    def problem(self, entry: ManifestEntry, quick: bool = False) -> str:
+        """Return why the file of `entry` is not what was written; "" if it is. Reads only its size if `quick`."""
+        return (size_problem if quick else content_problem)(self.path / entry.file, entry)
+
+    def repair_manifest(self) -> tuple[int, int]:
+        """Move lines that cannot be used to `DAMAGED_NAME`, and list complete files again that are not listed, by the
+        recipe in them. Return the number of lines moved and of files listed.
+        """
+        with self._failures_named(self.manifest_path), self._locked():
+            self._read_new_entries()
+            moved = self.damaged_line_count
+            if moved:
+                content = self.manifest_path.read_bytes()
+                lines = [line + b"\n" for line in content[: content.rfind(b"\n")].split(b"\n")]
+                usable = [_is_usable(line) for line in lines]
+                with (self.path / DAMAGED_NAME).open("ab") as file:
+                    file.writelines(line for line, good in zip(lines, usable, strict=True) if not good)
+                write_atomically(self.manifest_path, b"".join(compress(lines, usable)))
+                self._read_new_entries()
+            listed = 0
+            for path in sorted(self.path.iterdir()):
+                found = unlisted_output(path)
+                if found is not None and found.digest not in self._entries and path.name == file_name(found):
+                    self._append_found(path, found)
+                    listed += 1
+        return moved, listed
 
     def contact_sheet(self) -> Path:
         """Draw a contact sheet of this folder, run by run in order of submission; return its path."""
@@ -175,28 +215,41 @@ class OutputFolder:
                 write_atomically(path, content)
         return path
 
-    def _append(self, digest: str, path: Path, image: FinishedOutput, facts: _FileFacts) -> ManifestEntry:
+    def _append(self, path: Path, image: FinishedOutput, facts: _FileFacts) -> ManifestEntry:
+        about = {
+            "index": image.index,
+            "job_id": image.job_id,
+            "worker": image.worker,
+            "seconds": round(image.seconds, 4),
+            "tasks": [plain(task) for task in image.tasks],
+        }
+        return self._append_entry(path, image.recipe, facts, about)
+
+    def _append_found(self, path: Path, recipe: Recipe) -> None:
+        """List a complete file that was found; who generated it is not known any more."""
+        content = path.read_bytes()
+        pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
+        facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
+        self._append_entry(path, recipe, facts, {"index": 0, "worker": "", "seconds": 0.0, "tasks": []})
+
+    def _append_entry(self, path: Path, recipe: Recipe, facts: _FileFacts, about: Mapping[str, Any]) -> ManifestEntry:
         if self._run == 0:
             self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
         self._manifest.repair()
         self._manifest.append(
             {
-                "digest": digest,
+                "digest": recipe.digest,
                 "file": path.name,
                 "run": self._run,
-                "index": image.index,
-                "job_id": image.job_id,
-                "worker": image.worker,
-                "seconds": round(image.seconds, 4),
                 "pixels_sha256": facts.pixels_sha256,
                 "file_bytes": facts.file_bytes,
                 "file_sha256": facts.file_sha256,
-                "recipe": image.recipe.as_json(),
-                "tasks": [plain(task) for task in image.tasks],
+                "recipe": recipe.as_json(),
+                **about,
             }
         )
         self._read_new_entries()
-        return self._entries[digest]
+        return self._entries[recipe.digest]
 
     def _read_new_entries(self) -> None:
         if self._manifest.is_replaced():
@@ -252,6 +305,15 @@ class _FileFacts:
         if entry.file_bytes is None and not entry.file_sha256:
             return entry.pixels_sha256 == self.pixels_sha256
         return (entry.file_bytes, entry.file_sha256) == (self.file_bytes, self.file_sha256)
+
+
+def _is_usable(line: bytes) -> bool:
+    """Whether a line of a manifest is an entry."""
+    try:
+        parse_entry(parse_json(line))
+    except UserError:
+        return False
+    return True
 
 
 def file_name(recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -384,7 +385,7 @@ class CountedEngine(FakeEngine):
     """Decodes only as often as it is allowed to."""
 
     permits = threading.Semaphore(0)
-    decoded: list[str] = []
+    decoded: ClassVar[list[str]] = []
 
     def run(self, task, *args, **kwargs):
         if task.stage is Stage.DECODE:
@@ -472,7 +473,7 @@ def test_a_folder_that_fails_holds_the_submission_until_it_is_usable(failing_fol
 def test_a_folder_that_fails_for_too_long_ends_the_submission_with_the_reason(failing_folder) -> None:
     """What was computed could not be written; what had not started says why; and the next submission goes on."""
     with open_pool(make_engine=CountedEngine, hold_seconds=0.05) as pool:
-        jobs, results, first = fail_in_the_middle(pool, failing_folder, "full")
+        jobs, results, _ = fail_in_the_middle(pool, failing_folder, "full")
         ends = list(results)
         assert jobs.summary().cancelled + jobs.summary().failed == len(ends) == 37
         kinds = {end.kind for end in ends}
@@ -513,8 +514,7 @@ def test_a_generator_is_not_drawn_while_the_folder_fails(failing_folder, monkeyp
                     until(lambda: len(list(failing_folder.path.glob("*.png"))) == 3)
                     failing_folder.fail("full")
                     CountedEngine.permits.release(100)
-                    (writer,) = pool._writers.values()
-                    until(lambda: writer._failing_since is not None)
+                    until(lambda: any(writer._failing_since for writer in pool._writers.values()))
                     threading.Thread(target=mend).start()
                 drawn.append(seed)
                 yield request(seed=seed)
