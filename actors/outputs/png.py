@@ -172,5 +172,7 @@ def _texts(path: Path) -> dict[str, str]:
             return {str(key): value for key, value in image.info.items() if isinstance(value, str)}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, SyntaxError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise UserError(f"{path}: cannot be read as an image ({error})") from error
