@@ -170,8 +170,9 @@ class TaskStore:
         return self._entries[command.task_id].steps if command.resume else (0, 0)
 
     def is_running(self, job_id: JobId) -> bool:
-        """Return whether a task of the job was sent to a worker and has not ended."""
-        return any(self._entries[task_id].running for task_id in self._tasks_of.get(job_id, ()))
+        """Return whether a task of the job runs, not counting those that run for an earlier job too."""
+        entries = (self._entries[task_id] for task_id in self._tasks_of.get(job_id, ()))
+        return any(entry.running and next(iter(entry.jobs), None) == job_id for entry in entries)
 
     def abandon(self, task_id: TaskId, reason: str = "") -> None:
         """Note that a run was lost with its worker; without a reason, the core ended the worker."""
