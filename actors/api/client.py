@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.api.jobs import Jobs
-from modelpool.actors.api.output_writer import ImageWriter
+from modelpool.actors.api.output_writer import HOLD_SECONDS, ImageWriter
 from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
@@ -28,7 +28,7 @@ from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import ClientId, JobEnded, ResultRef, StageSubmission, Submission, SubmissionId
+from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.stage_params import Latent
@@ -74,9 +74,11 @@ class ModelPool:
         output: Path | None,
         address: str = "",
         jobs: Callable[[], JobsConnection] | None = None,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
-        pool's job service; it raises UserError if the pool has none.
+        pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
+        output folder that cannot be written.
         """
         self._connection = connection
         self._jobs = jobs
@@ -87,6 +89,7 @@ class ModelPool:
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[Path, ImageWriter] = {}
+        self._hold_seconds = hold_seconds
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
@@ -157,21 +160,26 @@ class ModelPool:
         def forget() -> None:
             for known in listened:
                 self._reader.forget(known)
+            if writer is not None:
+                writer.remove(jobs)
 
-        def submit_again(job: JobEnded, request: GenerateRequest, again_id: SubmissionId) -> None:
+        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
             listened.append(again_id)
             self._reader.listen(again_id, jobs)
-            self._connection.call(Controller.result_lost, job.wanted)
-            sent, given = images.bring_all((request,))
-            part = Submission(self._client_id, again_id, job.index, sent, False, name, given)
-            self._connection.call(Controller.submit, part)
+            for first, chunk in _runs_of_indexes(wanted):
+                sent, given = images.bring_all(chunk)
+                part = Submission(self._client_id, again_id, first, sent, False, name, given)
+                self._connection.call(Controller.submit, part)
 
         jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again)
         self._reader.listen(submission_id, jobs)
+        if writer is not None:
+            writer.add(jobs)
         count = len(requests) if isinstance(requests, Sequence) else 0
         ended_at = 0
         try:
             for chunk in _chunks(map(terms.fill_in, requests)):
+                jobs.wait_while_held()
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
@@ -180,8 +188,9 @@ class ModelPool:
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
-            self._reader.forget(submission_id)
-            self._connection.call(Controller.cancel, self._client_id, submission_id)
+            forget()
+            for known in listened:
+                self._connection.call(Controller.cancel, self._client_id, known)
             raise
         jobs.seal()
         return jobs
@@ -402,8 +411,10 @@ class ModelPool:
         if folder is None:
             return None
         folder = folder.absolute()
-        if folder not in self._writers:
-            self._writers[folder] = ImageWriter(folder, self._connection)
+        if folder in self._writers:
+            self._writers[folder].prepare()
+        else:
+            self._writers[folder] = ImageWriter(folder, self._connection, self._hold_seconds)
         return self._writers[folder]
 
     def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
@@ -460,6 +471,17 @@ def _chunks(requests: Iterable[GenerateRequest]) -> Iterator[tuple[GenerateReque
     drawn = (_with_seed(request) for request in requests)
     while chunk := tuple(islice(drawn, CHUNK)):
         yield chunk
+
+
+def _runs_of_indexes(
+    wanted: Sequence[tuple[int, GenerateRequest]],
+) -> Iterator[tuple[int, tuple[GenerateRequest, ...]]]:
+    """Yield requests with consecutive indexes together, in chunks, each with its first index. `wanted` is sorted."""
+    begin = 0
+    for end in range(1, len(wanted) + 1):
+        if end == len(wanted) or wanted[end][0] != wanted[end - 1][0] + 1 or end - begin == CHUNK:
+            yield wanted[begin][0], tuple(request for _, request in wanted[begin:end])
+            begin = end
 
 
 def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:

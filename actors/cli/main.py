@@ -25,11 +25,13 @@ from modelpool.actors.cli.merge import merge
 from modelpool.actors.cli.models import models_app
 from modelpool.actors.cli.plan import plan_memory
 from modelpool.actors.cli.plan_cluster import plan_cluster
+from modelpool.actors.cli.repair import repair
 from modelpool.actors.cli.replay import replay, trace
 from modelpool.actors.cli.serve import down, status, up
 from modelpool.actors.cli.session import Session, new_session
 from modelpool.actors.cli.simulate import simulate
 from modelpool.actors.cli.top import top
+from modelpool.actors.cli.verify import verify
 from modelpool.pool.core.errors import UserError
 
 EXIT_FAILED = 1
@@ -62,6 +64,8 @@ def build_app() -> typer.Typer:
     app.command(no_args_is_help=True)(progress)
     app.command(no_args_is_help=True)(cancel)
     app.add_typer(jobs_app(), name="jobs")
+    app.command(no_args_is_help=True)(repair)
+    app.command(no_args_is_help=True)(verify)
     app.command()(up)
     app.command()(status)
     app.command()(top)
