@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
+from modelpool.actors.detached.job_service import JobsConnection
 from modelpool.actors.ray.ray_session import RaySession, open_session
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
 
 DEFAULT_NAME = "modelpool"
+#: time for Ray to free the name of a lost controller
+NAME_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedPool:
-    """A connection, the address of its pool, and a function that releases it."""
+    """A connection, the address of its pool, and a function that releases it.
+
+    jobs     connects to the pool's job service; raises UserError if it has none
+    restart  starts another controller in place of one that is lost; only for the process that started the pool
+    """
 
     connection: Connection
     address: str
     close: Callable[[], None]
+    jobs: Callable[[], JobsConnection] | None = None
+    restart: Callable[[], None] | None = None
 
 
 def start_pool(
     config: PoolConfig,
     make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool,
     controller: ControllerPlace = "driver",
+    keeps_jobs: bool = False,
 ) -> OpenedPool:
     """Start a new pool. `make_plan` decides its shape (tests substitute their own engines); `controller` is its place
-    unless one is configured. Raises UserError.
+    unless one is configured. `keeps_jobs` starts a job service, unless the configuration has no journal. Raises
+    UserError.
     """
     cluster = config.cluster
     session = open_session(cluster.address, cluster.namespace, most_workers(config), bring_code=True)
     try:
         from modelpool.actors.ray.cluster import start_controller
+        from modelpool.actors.ray.job_actor import RayJobsConnection, start_job_service
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
-        actor = start_controller(
+        start = partial(
+            start_controller,
             plan,
             cluster.namespace,
             cluster.name,
@@ -47,18 +62,38 @@ def start_pool(
             None if session.is_local else config.models,
             session.actor_environment,
         )
+        connection = RayConnection(start())
+        service: RayJobsConnection | None = None
+        if keeps_jobs and config.pool.journal is not False:
+            place = cluster.controller or controller
+            path = config.pool.journal or None
+            service = start_job_service(path, cluster.namespace, cluster.name, place, session.actor_environment)
     except BaseException:
         session.close()
         raise
-    connection = RayConnection(actor)
 
     def close() -> None:
         try:
+            if service is not None:
+                service.close()
             connection.end_controller()
         finally:
             session.close()
 
-    return OpenedPool(connection, session.address, close)
+    def restart() -> None:
+        connection.kill_controller()
+        until = time.monotonic() + NAME_SECONDS
+        while True:
+            try:
+                connection.replace(start())
+                return
+            except UserError:  # Ray has not noticed yet that the lost one's name is free
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.5)
+
+    jobs = None if service is None else lambda: service
+    return OpenedPool(connection, session.address, close, jobs, restart)
 
 
 def join_pool(name_or_address: str | None) -> OpenedPool:
@@ -78,10 +113,11 @@ def _join(address: str, namespace: str, name: str) -> OpenedPool:
     session: RaySession = open_session(address, namespace)
     try:
         from modelpool.actors.ray.cluster import find_controller
+        from modelpool.actors.ray.job_actor import find_job_service
         from modelpool.actors.ray.ray_connection import RayConnection
 
         connection = RayConnection(find_controller(namespace, name))
     except BaseException:
         session.close()
         raise
-    return OpenedPool(connection, session.address, session.close)
+    return OpenedPool(connection, session.address, session.close, partial(find_job_service, namespace, name))

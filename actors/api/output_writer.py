@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from modelpool.actors.control.connection import Connection
-from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder, WrittenOutput
+from modelpool.actors.control.finished_output import fetch_output
+from modelpool.actors.outputs.folder import OutputFolder, WrittenOutput
 from modelpool.actors.outputs.output_file import encoded
 from modelpool.actors.outputs.write_failures import FolderFailed
-from modelpool.actors.results.outcomes import sampled_by, unshared_seconds
 from modelpool.actors.wire.messages import JobEnded
-from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 
 #: default limit for waiting for a folder that cannot be written: long enough to free space or to mount a disk again
 HOLD_SECONDS = 600.0
@@ -106,7 +105,7 @@ class ImageWriter:
         self._thread.shutdown(wait=True)
 
     def _write(self, job: JobEnded, listener: WriteListener) -> WrittenOutput:
-        finished = self._fetched(job)
+        finished = fetch_output(self._connection, job)
         content = encoded(finished.output, finished.recipe)
         while True:
             self._wake.clear()
@@ -119,22 +118,6 @@ class ImageWriter:
             else:
                 self._note_usable()
                 return written
-
-    def _fetched(self, job: JobEnded) -> FinishedOutput:
-        output = self._connection.fetch(job.result)
-        assert isinstance(output, ImagePixels | VideoFrames | AudioSamples), (
-            f"job {job.job_id} returned {type(output).__name__}"
-        )
-        assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
-        return FinishedOutput(
-            recipe=job.recipe,
-            output=output,
-            index=job.index,
-            job_id=job.job_id,
-            worker=sampled_by(job.tasks),
-            seconds=unshared_seconds(job.tasks),
-            tasks=job.tasks,
-        )
 
     def _may_retry(self, problem: FolderFailed, listener: WriteListener) -> bool:
         """Note a failed attempt, and tell the listeners; return whether to make another one."""

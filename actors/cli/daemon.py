@@ -44,6 +44,8 @@ CHECK_SECONDS = 0.1
 ANSWER_SECONDS = 60.0
 #: a drain may end this much later than its time
 LATE_SECONDS = 5.0
+#: controllers that are started within a time in place of lost ones: a pool that ends at once each time is given up
+MOST_RESTARTS, RESTART_WINDOW_SECONDS = 5, 600.0
 _READY = "ready"
 
 
@@ -115,7 +117,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"a pool called {name!r} is already starting or running") from None
-        opened = start_pool(config, controller="head")
+        opened = start_pool(config, controller="head", keeps_jobs=True)
         try:
             _serve(opened, config, on_ready)
         finally:
@@ -157,8 +159,13 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
     try:
         on_ready()
         waited_for = ""
+        restarts: list[float] = []
         while not signals.first.wait(HEALTH_SECONDS):
-            status = _status(opened, signals.first)
+            try:
+                status = _status(opened, signals.first)
+            except PoolLost as lost:
+                _restart(opened, restarts, lost)
+                continue
             if status is None:
                 break
             if status.waiting_for and status.waiting_for != waited_for:
@@ -167,6 +174,23 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         _drain(opened, config.cluster.drain_seconds, signals.second)
     finally:
         remove_run_file(running)
+
+
+def _restart(opened: OpenedPool, restarts: list[float], lost: PoolLost) -> None:
+    """Start another controller; detached jobs continue on it. Raises `lost` after too many restarts, and whatever
+    starting raises: Ray may be gone, too.
+    """
+    now = time.monotonic()
+    restarts[:] = [at for at in restarts if now - at < RESTART_WINDOW_SECONDS]
+    if opened.restart is None or len(restarts) >= MOST_RESTARTS:
+        raise lost
+    restarts.append(now)
+    print(f"{lost}; starting another one", file=sys.stderr, flush=True)
+    try:
+        opened.restart()
+    except UserError:
+        raise lost from None
+    print("the new controller answers; detached jobs continue", file=sys.stderr, flush=True)
 
 
 def _status(opened: OpenedPool, stop: threading.Event) -> PoolStatus | None:

@@ -27,6 +27,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.control.event_reader import EventReader
+from modelpool.actors.control.finished_output import fetch_output
 from modelpool.actors.detached.journal import Fenced, Journal, JournalFailed
 from modelpool.actors.detached.records import (
     NewSubmission,
@@ -38,13 +39,12 @@ from modelpool.actors.detached.records import (
     with_deadline,
 )
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.folder import FinishedOutput, KeptImage, OutputFolder, pixels_sha256
-from modelpool.actors.outputs.output_file import array_of_output
+from modelpool.actors.outputs.folder import KeptImage, OutputFolder
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.results.outcomes import PoolLost, sampled_by, unshared_seconds
+from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.wire.messages import ClientId, JobEnded, Submission, SubmissionId, TaskProgress
 from modelpool.pool.core.errors import OutputFailed, UserError
-from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
@@ -413,9 +413,9 @@ class JobService:
         try:
             try:
                 outcome = self._outcome_of(link, feed, job)
-            except (OutputFailed, JournalFailed, PoolLost, UnknownDriver, Fenced):
+            except (FolderFailed, JournalFailed, PoolLost, UnknownDriver, Fenced):
                 raise
-            except UserError as problem:  # of this output, such as a format that cannot hold it
+            except UserError as problem:  # of this file, such as a format that cannot hold the output
                 outcome = _failed(name, job.index, RunErrorKind.BAD_INPUT, str(problem))
             except Exception as mistake:  # a bug must not hold up the other requests
                 logger.exception("the output of %s could not be written", job.job_id)
@@ -428,14 +428,14 @@ class JobService:
                 if outcome is None:
                     feed.again.append(job.index)
             self._wake.set()
-        except (OutputFailed, JournalFailed) as problem:
+        except (FolderFailed, JournalFailed) as problem:
             self._hold(name, str(problem))
         except (PoolLost, UnknownDriver, Fenced):
             return  # the service's thread notices, too; the request has no outcome
 
     def _outcome_of(self, link: _Link, feed: _Feed, job: JobEnded) -> RequestOutcome | None:
         """Write the output of a job and return its outcome; None if the request has to run again. Raises
-        OutputFailed.
+        FolderFailed.
         """
         name = feed.record.submission_id
         if job.outcome is Outcome.CANCELLED:
@@ -444,27 +444,16 @@ class JobService:
             kind = RunErrorKind.INTERNAL if job.error is None else job.error.kind
             return _failed(name, job.index, kind, "" if job.error is None else job.error.message)
         try:
-            output = link.connection.fetch(job.result)
+            finished = fetch_output(link.connection, job)
         except ResultGone as gone:
             feed.lost[job.index] += 1
             link.connection.call(Controller.result_lost, job.wanted)
             if feed.lost[job.index] > MOST_LOSSES:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
-        assert isinstance(output, ImagePixels | VideoFrames | AudioSamples), f"{job.job_id} is {type(output).__name__}"
-        assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
-        finished = FinishedOutput(
-            recipe=job.recipe,
-            output=output,
-            index=job.index,
-            job_id=job.job_id,
-            worker=sampled_by(job.tasks),
-            seconds=unshared_seconds(job.tasks),
-            tasks=job.tasks,
-        )
-        path = feed.folder.write(finished)
-        digest = pixels_sha256(array_of_output(output))
-        return RequestOutcome(name, job.index, Outcome.SUCCEEDED, path.name, path.stat().st_size, digest)
+        written = feed.folder.write(finished)
+        file_bytes = written.path.stat().st_size
+        return RequestOutcome(name, job.index, Outcome.SUCCEEDED, written.path.name, file_bytes, written.pixels_sha256)
 
     def _commit(self, outcomes: Sequence[RequestOutcome]) -> None:
         if outcomes:

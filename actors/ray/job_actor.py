@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.detached.job_service import JobService, P, ServiceMethod, T
 from modelpool.actors.detached.journal import Journal, JournalFailed
 from modelpool.actors.ray.cluster import find_controller
-from modelpool.actors.ray.ray_cluster import on_node
+from modelpool.actors.ray.ray_cluster import head_node, on_node, this_node
 from modelpool.actors.ray.ray_connection import RayConnection
 from modelpool.actors.ray.state_folder import journal_path
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.config import ControllerPlace
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.specs.spec import NodeId
 
 #: calls that run at a time: drivers that wait, and those that ask
 CALLS = 32
+#: time for outputs that have arrived to be written
+CLOSE_SECONDS = 30.0
 #: a service that has ended may hold the lock of its journal for a moment longer
 LOCK_SECONDS = 10.0
 
@@ -71,15 +74,26 @@ class RayJobsConnection:
         except RayError as lost:
             raise PoolLost(str(lost).splitlines()[0]) from lost
 
-    def end(self) -> None:
-        """Kill the service. What it has not committed runs again when its journal is opened next."""
+    def close(self) -> None:
+        """Have the service write what has arrived, and end it. What it has not committed runs again when its journal
+        is opened next.
+        """
+        with suppress(GetTimeoutError, RayError):
+            ray.get(self._service.close.remote(), timeout=CLOSE_SECONDS)
         ray.kill(self._service)
 
 
 def start_job_service(
-    journal: Path | None, namespace: str, name: str, node: NodeId, environment: Mapping[str, Any] | None
+    journal: Path | None,
+    namespace: str,
+    name: str,
+    place: ControllerPlace,
+    environment: Mapping[str, Any] | None,
 ) -> RayJobsConnection:
-    """Start the service of the pool called `name` on `node`; return when its journal is open. Raises JournalFailed."""
+    """Start the service of the pool called `name`, where its controller is; return when its journal is open. Raises
+    JournalFailed.
+    """
+    node = head_node() if place == "head" else this_node()
     options: dict[str, Any] = {"namespace": namespace, "name": service_name(name), **on_node(node)}
     options |= {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": CALLS, "enable_task_events": False}
     if environment is not None:

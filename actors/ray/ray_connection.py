@@ -52,11 +52,20 @@ class RayConnection:
         ref: ResultRef = ray.put(result)
         return ref
 
+    def replace(self, controller: ActorHandle[Any]) -> None:
+        """Continue with another controller."""
+        self._controller = controller
+
     def end_controller(self) -> None:
         """Close the controller, if it answers within `CLOSE_SECONDS`; then kill it, and with it its remaining
         workers."""
         with contextlib.suppress(RayActorError, GetTimeoutError):
             ray.get(self._controller.close.remote(), timeout=CLOSE_SECONDS)
+        self.kill_controller()
+
+    def kill_controller(self) -> None:
+        """End the controller at once, and with it its workers. Raises PoolLost without Ray's control service."""
+        self._check()
         ray.kill(self._controller)
 
     def _check(self) -> None:
