@@ -96,7 +96,14 @@ class BuildCore(build_ext):
         ]
         if not modules:
             raise FileNotFoundError("modelpool/scheduler: no modules to compile; expected the links of a checkout")
-        found = mypycify([*options, *modules], target_dir=c_folder, group_name=LIBRARY, opt_level=self.opt_level)
+        # without debug symbols of the C code, which nobody steps through: half of the time of the compiler
+        found = mypycify(
+            [*options, *modules],
+            target_dir=c_folder,
+            group_name=LIBRARY,
+            opt_level=self.opt_level,
+            debug_level="0",
+        )
         return list(found)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 from modelpool.actors.api.jobs import Jobs
-from modelpool.actors.api.output_writer import ImageWriter
+from modelpool.actors.api.output_writer import HOLD_SECONDS, ImageWriter
 from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
@@ -28,7 +28,7 @@ from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import ClientId, JobEnded, ResultRef, StageSubmission, Submission, SubmissionId
+from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.stage_params import Latent
@@ -38,6 +38,10 @@ from modelpool.scheduler.core.history import JobHistory
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from modelpool.actors.api.detached_jobs import DetachedJobs
+    from modelpool.actors.api.opening import OpenedPool
+    from modelpool.actors.detached.job_service import JobsConnection
+    from modelpool.actors.detached.records import SubmissionRecord
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
@@ -64,10 +68,20 @@ class ModelPool:
     """An open pool. Use it as a context manager, or call `close`. Thread-safe."""
 
     def __init__(
-        self, connection: Connection, close: Callable[[], None], output: Path | None, address: str = ""
+        self,
+        connection: Connection,
+        close: Callable[[], None],
+        output: Path | None,
+        address: str = "",
+        jobs: Callable[[], JobsConnection] | None = None,
+        hold_seconds: float = HOLD_SECONDS,
     ) -> None:
-        """Called by `start` and `connect`. `close` releases what was started for this driver."""
+        """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
+        pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
+        output folder that cannot be written.
+        """
         self._connection = connection
+        self._jobs = jobs
         self._close = close
         self._output = output
         self._closed = False
@@ -75,6 +89,7 @@ class ModelPool:
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[Path, ImageWriter] = {}
+        self._hold_seconds = hold_seconds
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
@@ -98,7 +113,7 @@ class ModelPool:
 
         settings = PoolConfig.find(config).override(address=address, **overrides)
         opened = start_pool(settings)
-        return cls._open(opened.connection, opened.close, settings.output.folder, opened.address)
+        return cls._open(opened, settings.output.folder)
 
     @classmethod
     def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
@@ -110,7 +125,7 @@ class ModelPool:
         from modelpool.actors.api.opening import join_pool
 
         opened = join_pool(name_or_address)
-        return cls._open(opened.connection, opened.close, Path(output) if output else None, opened.address)
+        return cls._open(opened, Path(output) if output else None)
 
     def submit(
         self,
@@ -145,21 +160,26 @@ class ModelPool:
         def forget() -> None:
             for known in listened:
                 self._reader.forget(known)
+            if writer is not None:
+                writer.remove(jobs)
 
-        def submit_again(job: JobEnded, request: GenerateRequest, again_id: SubmissionId) -> None:
+        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
             listened.append(again_id)
             self._reader.listen(again_id, jobs)
-            self._connection.call(Controller.result_lost, job.wanted)
-            sent, given = images.bring_all((request,))
-            part = Submission(self._client_id, again_id, job.index, sent, False, name, given)
-            self._connection.call(Controller.submit, part)
+            for first, chunk in _runs_of_indexes(wanted):
+                sent, given = images.bring_all(chunk)
+                part = Submission(self._client_id, again_id, first, sent, False, name, given)
+                self._connection.call(Controller.submit, part)
 
         jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again)
         self._reader.listen(submission_id, jobs)
+        if writer is not None:
+            writer.add(jobs)
         count = len(requests) if isinstance(requests, Sequence) else 0
         ended_at = 0
         try:
             for chunk in _chunks(map(terms.fill_in, requests)):
+                jobs.wait_while_held()
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
@@ -168,11 +188,53 @@ class ModelPool:
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
-            self._reader.forget(submission_id)
-            self._connection.call(Controller.cancel, self._client_id, submission_id)
+            forget()
+            for known in listened:
+                self._connection.call(Controller.cancel, self._client_id, known)
             raise
         jobs.seal()
         return jobs
+
+    def submit_detached(
+        self,
+        requests: GenerateRequest | Iterable[GenerateRequest],
+        *,
+        output: str | Path,
+        jobs_id: str | None = None,
+        priority: int | None = None,
+        user: str | None = None,
+        deadline: float | str | None = None,
+    ) -> DetachedJobs:
+        """Hand requests over to the pool: they run, and their outputs are written, after this program has ended.
+
+        When this returns, they are on the disk of the pool's head node, and survive the loss of every process. Missing
+        seeds are drawn now. `output` is a folder of that node. Submitting again under the same `jobs_id`
+        returns the same jobs.
+
+        Needs a pool that outlives its drivers (`modelpool up`). Raises UserError, also for images in memory.
+        """
+        from modelpool.actors.api.detached_jobs import submit_detached
+
+        if isinstance(requests, GenerateRequest):
+            requests = (requests,)
+        terms = _Qos(priority, user, deadline)
+        seeded = [_with_seed(terms.fill_in(request)) for request in requests]
+        name = self._user if terms.user is None else terms.user
+        return submit_detached(self._job_service(), seeded, Path(output), name, jobs_id, self.recipes)
+
+    def attach(self, jobs_id: str) -> DetachedJobs:
+        """Return the detached jobs with this id, or with this unique start of an id. Raises UnknownName."""
+        from modelpool.actors.api.detached_jobs import DetachedJobs
+        from modelpool.actors.detached.job_service import JobService
+
+        service = self._job_service()
+        return DetachedJobs(service, service.call(JobService.progress, jobs_id).record.submission_id)
+
+    def detached(self) -> tuple[SubmissionRecord, ...]:
+        """Return all detached submissions, oldest first."""
+        from modelpool.actors.detached.job_service import JobService
+
+        return self._job_service().call(JobService.submissions)
 
     def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
         """Return the recipe of each request, or its error. Queues nothing."""
@@ -326,12 +388,17 @@ class ModelPool:
         self.close()
 
     @classmethod
-    def _open(cls, connection: Connection, close: Callable[[], None], output: Path | None, address: str) -> ModelPool:
+    def _open(cls, opened: OpenedPool, output: Path | None) -> ModelPool:
         try:
-            return cls(connection, close, output, address)
+            return cls(opened.connection, opened.close, output, opened.address, opened.jobs)
         except BaseException:
-            close()
+            opened.close()
             raise
+
+    def _job_service(self) -> JobsConnection:
+        if self._jobs is None:
+            raise UserError("this pool ends with its driver, so it has no detached jobs; start one with `modelpool up`")
+        return self._jobs()
 
     def _leave(self) -> None:
         try:
@@ -344,8 +411,10 @@ class ModelPool:
         if folder is None:
             return None
         folder = folder.absolute()
-        if folder not in self._writers:
-            self._writers[folder] = ImageWriter(folder, self._connection)
+        if folder in self._writers:
+            self._writers[folder].prepare()
+        else:
+            self._writers[folder] = ImageWriter(folder, self._connection, self._hold_seconds)
         return self._writers[folder]
 
     def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
@@ -402,6 +471,17 @@ def _chunks(requests: Iterable[GenerateRequest]) -> Iterator[tuple[GenerateReque
     drawn = (_with_seed(request) for request in requests)
     while chunk := tuple(islice(drawn, CHUNK)):
         yield chunk
+
+
+def _runs_of_indexes(
+    wanted: Sequence[tuple[int, GenerateRequest]],
+) -> Iterator[tuple[int, tuple[GenerateRequest, ...]]]:
+    """Yield requests with consecutive indexes together, in chunks, each with its first index. `wanted` is sorted."""
+    begin = 0
+    for end in range(1, len(wanted) + 1):
+        if end == len(wanted) or wanted[end][0] != wanted[end - 1][0] + 1 or end - begin == CHUNK:
+            yield wanted[begin][0], tuple(request for _, request in wanted[begin:end])
+            begin = end
 
 
 def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:

@@ -1,7 +1,9 @@
 """`Jobs`: one submission. Iterate over its results, watch it, cancel it from any thread.
 
 Results stay references until they are returned, and each is returned once: a batch of any size takes only the memory
-of the images that the program keeps.
+of the images that the program keeps. The object store keeps an image until it is written, or returned if it is not.
+While the output folder cannot be written, nothing more of the submission starts: what waits is withdrawn from the
+pool, and submitted again when the folder is usable.
 """
 
 from __future__ import annotations
@@ -9,16 +11,21 @@ from __future__ import annotations
 import math
 import threading
 import time
+import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
+from modelpool.actors.outputs.folder import WrittenOutput
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
     AudioResult,
@@ -47,12 +54,19 @@ MOST_REPEATS = 3
 _SIGNAL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+#: submits requests again, by index, as a submission with that id
+SubmitAgain: TypeAlias = Callable[[Sequence[tuple[int, GenerateRequest]], SubmissionId], None]
+
+#: written videos and audio clips that the object store keeps until they are returned: files do not keep them exactly
+MOST_KEPT_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
 class _ReadyOutput:
-    """An output that is ready to be returned."""
+    """An output that is ready to be returned. The `result` of `job` is None once its file is enough."""
 
     job: JobEnded
-    path: Path | None
+    written: WrittenOutput | None
 
 
 class Jobs:
@@ -65,9 +79,9 @@ class Jobs:
         submission_id: SubmissionId,
         writer: ImageWriter | None,
         on_over: Callable[[], None],
-        submit_again: Callable[[JobEnded, GenerateRequest, SubmissionId], None] | None = None,
+        submit_again: SubmitAgain | None = None,
     ) -> None:
-        """`submit_again` submits a request whose output was lost, as a submission with that id; None if it cannot."""
+        """`submit_again` submits requests whose output was lost, or that were withdrawn; None if it cannot."""
         self._connection = connection
         self._client_id = client_id
         self._submission_id = submission_id
@@ -90,6 +104,17 @@ class Jobs:
         #: submissions of outputs that were lost, and how often each was, by index
         self._repeated: list[SubmissionId] = []
         self._losses: Counter[int] = Counter()
+        #: written outputs that the object store still keeps, oldest first, and their size
+        self._kept: deque[_ReadyOutput] = deque()
+        self._kept_bytes = 0
+        #: whether `cancel` was called
+        self._cancelled = False
+        #: why the output folder cannot be written, while that is tried again; and why it was given up
+        self._held = ""
+        self._given_up = ""
+        #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
+        self._withdrawn_from: set[SubmissionId] = set()
+        self._withdrawn: list[JobEnded] = []
 
     def images(self) -> Iterator[ImageResult]:
         """Iterate over the images as they finish, each once: a second iterator continues where the first one
@@ -141,11 +166,16 @@ class Jobs:
 
     def cancel(self) -> None:
         """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
-        if not self._over and self._lost is None:
-            with self._changed:
-                submissions = (self._submission_id, *self._repeated)
-            for submission_id in submissions:
-                self._connection.call(Controller.cancel, self._client_id, submission_id)
+        with self._changed:
+            if self._over or self._lost is not None:
+                return
+            self._cancelled = True
+            withdrawn, self._withdrawn = self._withdrawn, []
+        for job in withdrawn:
+            self._finish(self._failure(job), job.tasks)
+        if self._writer is not None:
+            self._writer.wake()
+        self._cancel(withdraw=False)
 
     def progress(self) -> Progress:
         """Return the current progress."""
@@ -157,7 +187,55 @@ class Jobs:
                 failed=len(self._without_image) - cancelled,
                 cancelled=cancelled,
                 running=tuple(self._running_job(task) for task in self._running),
+                held=self._held,
             )
+
+    def wait_while_held(self) -> None:
+        """Wait until the output folder is usable. Called by `ModelPool.submit` before it submits more. Raises
+        FolderFailed if it was given up.
+        """
+        with self._changed:
+            self._settled(lambda: not self._held or self._lost is not None)
+            if self._given_up:
+                raise FolderFailed(self._given_up)
+
+    @property
+    def wants_no_outputs(self) -> bool:
+        """See `WriteListener`."""
+        return self._cancelled or self._lost is not None
+
+    def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
+        """See `WriteListener`."""
+        if isinstance(outcome, WrittenOutput):
+            self._finish(self._ready(job, outcome), job.tasks)
+        elif not (isinstance(outcome, ResultGone) and self._repeat(job, ended=False)):
+            self._finish(self._not_written(job, outcome), job.tasks)
+
+    def on_folder_failed(self, problem: FolderFailed) -> None:
+        """See `WriteListener`: withdraw what has not started."""
+        with self._changed:
+            if self._over or self._cancelled:
+                return
+            self._held = str(problem)
+            self._withdrawn_from.update((self._submission_id, *self._repeated))
+        self._cancel(withdraw=True)
+
+    def on_folder_usable(self) -> None:
+        """See `WriteListener`: submit again what was withdrawn."""
+        with self._changed:
+            self._held = self._given_up = ""
+            self._changed.notify_all()
+        self._submit_withdrawn()
+
+    def on_folder_given_up(self, problem: FolderFailed) -> None:
+        """See `WriteListener`: cancel what is left."""
+        with self._changed:
+            self._held, self._given_up = "", str(problem)
+            withdrawn, self._withdrawn = self._withdrawn, []
+            self._changed.notify_all()
+        for job in withdrawn:
+            self._finish(self._failure(job), job.tasks)
+        self._cancel(withdraw=False)
 
     def _of_kind(self, kind: type[Kind]) -> Iterator[Kind]:
         for result in self.results():
@@ -188,12 +266,14 @@ class Jobs:
 
     def on_job_ended(self, job: JobEnded) -> None:
         """See `Listener`."""
+        if job.outcome is Outcome.CANCELLED and self._keep_withdrawn(job):
+            return
         if job.outcome is not Outcome.SUCCEEDED:
-            self._finish(job, self._failure(job))
+            self._finish(self._failure(job), job.tasks)
         elif self._writer is None:
-            self._finish(job, _ReadyOutput(job, None))
+            self._finish(_ReadyOutput(job, None), job.tasks)
         else:
-            self._writer.write(job, lambda path: self._note_written(job, path))
+            self._writer.write(job, self)
 
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
@@ -211,9 +291,9 @@ class Jobs:
     def _over(self) -> bool:
         return self._sealed and self._ended == len(self._requests)
 
-    def _finish(self, job: JobEnded, end: _ReadyOutput | JobFailure) -> None:
+    def _finish(self, end: _ReadyOutput | JobFailure, tasks: Sequence[TaskSummary]) -> None:
         with self._changed:
-            self._tasks.extend(task for task in job.tasks if not task.shared)
+            self._tasks.extend(task for task in tasks if not task.shared)
             if isinstance(end, JobFailure):
                 self._without_image.append(end)
             else:
@@ -222,6 +302,73 @@ class Jobs:
             self._ended_at = time.monotonic()
             self._waiting.append(end)
             self._note_over()
+
+    def _ready(self, job: JobEnded, written: WrittenOutput) -> _ReadyOutput:
+        """Return a written output. Releases its result: at once if the file has the same pixels, otherwise when there
+        are too many of them.
+        """
+        if is_lossless(written.path):
+            return _ReadyOutput(replace(job, result=None), written)
+        ready = _ReadyOutput(job, written)
+        with self._changed:
+            self._kept.append(ready)
+            self._kept_bytes += written.array_bytes
+            while self._kept_bytes > MOST_KEPT_BYTES:
+                oldest = self._kept.popleft()
+                assert oldest.written is not None, "only written outputs are kept"
+                oldest.job = replace(oldest.job, result=None)
+                self._kept_bytes -= oldest.written.array_bytes
+        return ready
+
+    def _keep_withdrawn(self, job: JobEnded) -> bool:
+        """Keep the end of a job that was withdrawn, until it is submitted again; False if it was cancelled."""
+        with self._changed:
+            if self._cancelled or self._given_up or job.submission_id not in self._withdrawn_from:
+                return False
+            self._withdrawn.append(job)
+            late = not self._held
+        if late and self._writer is not None:
+            self._writer.run(self._submit_withdrawn)
+        return True
+
+    def _submit_withdrawn(self) -> None:
+        with self._changed:
+            jobs, self._withdrawn = sorted(self._withdrawn, key=lambda job: job.index), []
+            if not jobs:
+                return
+            submission_id = self._new_submission_id()
+        problem = self._submitted_again([job.index for job in jobs], submission_id)
+        if problem:
+            for job in jobs:
+                failure = self._no_image(job, RunErrorKind.CANCELLED, f"not started again: {problem}")
+                self._finish(failure, job.tasks)
+
+    def _new_submission_id(self) -> SubmissionId:
+        """Return the id of another submission of some of the requests. Requires the lock."""
+        submission_id = SubmissionId(f"{self._submission_id}r{len(self._repeated) + 1}")
+        self._repeated.append(submission_id)
+        return submission_id
+
+    def _submitted_again(self, indexes: Sequence[int], submission_id: SubmissionId) -> str:
+        """Submit requests again; return why that is impossible, or ""."""
+        if self._submit_again is None:
+            return "it cannot be submitted again"
+        try:
+            self._submit_again([(index, self._requests[index]) for index in indexes], submission_id)
+        except (PoolLost, UserError, UnknownDriver) as problem:
+            return str(problem)
+        return ""
+
+    def _cancel(self, withdraw: bool) -> None:
+        """Cancel the jobs of every submission; only those that have not started to `withdraw` them."""
+        with self._changed:
+            submissions = (self._submission_id, *self._repeated)
+        for submission_id in submissions:
+            try:
+                self._connection.call(Controller.cancel, self._client_id, submission_id, withdraw)
+            except PoolLost:
+                if not withdraw:
+                    raise
 
     def _note_over(self) -> None:
         self._changed.notify_all()
@@ -258,40 +405,56 @@ class Jobs:
 
     def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure | None:
         """Return the output; None if it was lost and is generated again."""
-        job = finished.job
-        try:
-            output = self._connection.fetch(job.result)
-        except ResultGone as gone:
-            if self._repeat(job, ended=True):
-                return None
-            failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
-            with self._changed:
-                self._succeeded -= 1
-                self._without_image.append(failure)
-            return failure
+        job, written = finished.job, finished.written
         assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
         about: dict[str, Any] = {
             "index": job.index,
             "job_id": job.job_id,
             "request": self._requests[job.index],
             "recipe": job.recipe,
-            "path": finished.path,
+            "path": None if written is None else written.path,
             "worker": sampled_by(job.tasks),
             "seconds": unshared_seconds(job.tasks),
             "tasks": job.tasks,
+            "pixels_sha256": "" if written is None else written.pixels_sha256,
         }
+        output: Any = None
+        if job.result is not None:
+            self._forget_kept(finished)
+            try:
+                output = self._connection.fetch(job.result)
+            except ResultGone as gone:
+                if written is None:
+                    return self._lost_output(job, gone)
+        if output is None:
+            assert written is not None, "an output that is not written is fetched"
+            return _result_in_file(job.recipe, partial(read_content, written.path), about)
         match output:
             case ImagePixels():
-                return ImageResult(pixels=output.pixels_HWC, **about)
+                return ImageResult(content=partial(_itself, output.pixels_HWC), **about)
             case VideoFrames():
-                return VideoResult(frames=output.frames_THWC, frame_rate=output.frame_rate, **about)
+                content = partial(_itself, output.frames_THWC)
+                return VideoResult(content=content, frame_rate=output.frame_rate, **about)
             case AudioSamples():
-                return AudioResult(samples=output.samples_SC, samples_per_second=output.samples_per_second, **about)
+                content = partial(_itself, output.samples_SC)
+                return AudioResult(content=content, samples_per_second=output.samples_per_second, **about)
         raise AssertionError(f"job {job.job_id} returned {type(output).__name__}")
 
-    def _note_written(self, job: JobEnded, path: Path | Exception) -> None:
-        if not (isinstance(path, ResultGone) and self._repeat(job, ended=False)):
-            self._finish(job, self._written(job, path))
+    def _forget_kept(self, finished: _ReadyOutput) -> None:
+        with self._changed:
+            if finished.written is not None and any(ready is finished for ready in self._kept):
+                self._kept = deque(ready for ready in self._kept if ready is not finished)
+                self._kept_bytes -= finished.written.array_bytes
+
+    def _lost_output(self, job: JobEnded, gone: ResultGone) -> JobFailure | None:
+        """Generate an output again that was lost with its node; return its failure if that is impossible."""
+        if self._repeat(job, ended=True):
+            return None
+        failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
+        with self._changed:
+            self._succeeded -= 1
+            self._without_image.append(failure)
+        return failure
 
     def _repeat(self, job: JobEnded, ended: bool) -> bool:
         """Submit a job again whose output was lost with the node that stored it. False if it was lost too often, or if
@@ -299,32 +462,35 @@ class Jobs:
         """
         with self._changed:
             self._losses[job.index] += 1
-            submission_id = SubmissionId(f"{self._submission_id}r{len(self._repeated) + 1}")
             if self._submit_again is None or self._lost is not None or self._losses[job.index] > MOST_REPEATS:
                 return False
-            self._repeated.append(submission_id)
+            submission_id = self._new_submission_id()
             if ended:
                 self._succeeded -= 1
                 self._ended -= 1
-            request = self._requests[job.index]
         try:
-            self._submit_again(job, request, submission_id)
-        except (PoolLost, UserError, UnknownDriver):
+            self._connection.call(Controller.result_lost, job.wanted)
+            problem = self._submitted_again([job.index], submission_id)
+        except PoolLost as lost:
+            problem = str(lost)
+        if problem and ended:
             with self._changed:
-                if ended:
-                    self._succeeded += 1
-                    self._ended += 1
-            return False
-        return True
+                self._succeeded += 1
+                self._ended += 1
+        return not problem
 
-    def _written(self, job: JobEnded, path: Path | Exception) -> _ReadyOutput | JobFailure:
-        if isinstance(path, Exception):
-            return self._no_image(job, RunErrorKind.INTERNAL, f"the output could not be written: {path}")
-        return _ReadyOutput(job, path)
+    def _not_written(self, job: JobEnded, problem: Exception) -> JobFailure:
+        message = f"the output could not be written: {problem}"
+        if isinstance(problem, UserError):
+            return self._no_image(job, RunErrorKind.OUTPUT, message)
+        if isinstance(problem, (ResultGone, PoolLost)):
+            return self._no_image(job, RunErrorKind.INPUT_LOST, message)
+        return self._no_image(job, RunErrorKind.INTERNAL, message, "".join(traceback.format_exception(problem)))
 
     def _failure(self, job: JobEnded) -> JobFailure:
         if job.error is None:
-            return self._no_image(job, RunErrorKind.CANCELLED, "cancelled")
+            message = f"not started: {self._given_up}" if self._given_up else "cancelled"
+            return self._no_image(job, RunErrorKind.CANCELLED, message)
         return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
 
     def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
@@ -345,3 +511,16 @@ class Jobs:
             seconds=until - self._started_at,
             tasks=tuple(self._tasks),
         )
+
+
+def _itself(array: Any) -> Any:
+    return array
+
+
+def _result_in_file(recipe: Recipe, content: Callable[[], Any], about: dict[str, Any]) -> OutputResult:
+    """Return a written result whose pixels are read from its file."""
+    if recipe.frames:
+        return VideoResult(content=content, frame_rate=recipe.frame_rate, **about)
+    if recipe.seconds:
+        return AudioResult(content=content, samples_per_second=samples_per_second(about["path"]), **about)
+    return ImageResult(content=content, **about)

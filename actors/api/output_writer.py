@@ -1,64 +1,162 @@
-"""`ImageWriter`: writes finished images, videos and audio clips to one folder as they arrive, in its own thread."""
+"""`ImageWriter`: writes finished images, videos and audio clips to one folder as they arrive, in its own thread.
+
+If the folder cannot be written (full disk, removed folder), the output is kept and written as soon as that is possible
+again, up to a limit; its listeners learn of it, so that they start nothing new meanwhile.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from modelpool.actors.control.connection import Connection
+from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder, WrittenOutput
+from modelpool.actors.outputs.output_file import encoded
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.results.outcomes import sampled_by, unshared_seconds
 from modelpool.actors.wire.messages import JobEnded
 from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
 
-if TYPE_CHECKING:
-    from modelpool.actors.outputs.folder import OutputFolder
+#: default limit for waiting for a folder that cannot be written: long enough to free space or to mount a disk again
+HOLD_SECONDS = 600.0
+#: time between two attempts
+_RETRY_SECONDS = 1.0
+
+
+class WriteListener(Protocol):
+    """Receives what happens to the outputs of one submission, in the writer's thread."""
+
+    @property
+    def wants_no_outputs(self) -> bool:
+        """Whether the submission was cancelled, so that waiting for its folder is pointless."""
+
+    def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
+        """The output was written, or could not be."""
+
+    def on_folder_failed(self, problem: FolderFailed) -> None:
+        """The folder cannot be written. The writer tries again until one of the next two."""
+
+    def on_folder_usable(self) -> None:
+        """The folder can be written again."""
+
+    def on_folder_given_up(self, problem: FolderFailed) -> None:
+        """The folder could not be written for too long: pending outputs fail with `problem`."""
 
 
 class ImageWriter:
     """Writes to one output folder of a driver."""
 
-    def __init__(self, folder: Path, connection: Connection) -> None:
+    def __init__(self, folder: Path, connection: Connection, hold_seconds: float = HOLD_SECONDS) -> None:
         """Create the folder and check that it is writable. Raises OutputFailed."""
-        from modelpool.actors.outputs.folder import OutputFolder
-
-        self._folder: OutputFolder = OutputFolder(folder)
+        self._folder = OutputFolder(folder)
         self._connection = connection
+        self._hold_seconds = hold_seconds
+        self._lock = threading.Lock()
+        self._listeners: list[WriteListener] = []
+        #: on the monotonic clock, since when no write succeeds; None while they do
+        self._failing_since: float | None = None
+        self._given_up = False
+        #: set to try again at once, or to stop trying
+        self._wake = threading.Event()
+        self._closing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="modelpool images")
 
-    def write(self, job: JobEnded, done: Callable[[Path | Exception], None]) -> None:
-        """Fetch and write the output of `job` in the background; calls `done` with its path or the error."""
+    def prepare(self) -> None:
+        """Create the folder again if it was removed. Raises FolderFailed if it cannot be written now."""
+        self._folder.prepare()
+
+    def add(self, listener: WriteListener) -> None:
+        """Tell `listener` of failures of the folder until `remove`."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def remove(self, listener: WriteListener) -> None:
+        """Forget a listener. Idempotent."""
+        with self._lock:
+            self._listeners = [known for known in self._listeners if known is not listener]
+
+    def write(self, job: JobEnded, listener: WriteListener) -> None:
+        """Fetch and write the output of `job` in the background, and call `listener.on_written`."""
 
         def write() -> None:
             try:
-                where: Path | Exception = self._write(job)
+                outcome: WrittenOutput | Exception = self._write(job, listener)
             except Exception as problem:
-                where = problem
-            done(where)
+                outcome = problem
+            listener.on_written(job, outcome)
 
-        self._thread.submit(write)
+        self.run(write)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run `work` in the writer's thread after what is pending there."""
+        self._thread.submit(work)
+
+    def wake(self) -> None:
+        """Ask the listeners again whether they still want their outputs."""
+        self._wake.set()
 
     def close(self) -> None:
-        """Write pending outputs and stop. Idempotent."""
+        """Write pending outputs and stop; those of a folder that cannot be written fail. Idempotent."""
+        self._closing = True
+        self._wake.set()
         self._thread.shutdown(wait=True)
 
-    def _write(self, job: JobEnded) -> Path:
-        from modelpool.actors.outputs.folder import FinishedOutput
+    def _write(self, job: JobEnded, listener: WriteListener) -> WrittenOutput:
+        finished = self._fetched(job)
+        content = encoded(finished.output, finished.recipe)
+        while True:
+            self._wake.clear()
+            try:
+                written = self._folder.write(finished, content)
+            except FolderFailed as problem:
+                if not self._may_retry(problem, listener):
+                    raise
+                self._wake.wait(_RETRY_SECONDS)
+            else:
+                self._note_usable()
+                return written
 
+    def _fetched(self, job: JobEnded) -> FinishedOutput:
         output = self._connection.fetch(job.result)
         assert isinstance(output, ImagePixels | VideoFrames | AudioSamples), (
             f"job {job.job_id} returned {type(output).__name__}"
         )
         assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
-        return self._folder.write(
-            FinishedOutput(
-                recipe=job.recipe,
-                output=output,
-                index=job.index,
-                job_id=job.job_id,
-                worker=sampled_by(job.tasks),
-                seconds=unshared_seconds(job.tasks),
-                tasks=job.tasks,
-            )
+        return FinishedOutput(
+            recipe=job.recipe,
+            output=output,
+            index=job.index,
+            job_id=job.job_id,
+            worker=sampled_by(job.tasks),
+            seconds=unshared_seconds(job.tasks),
+            tasks=job.tasks,
         )
+
+    def _may_retry(self, problem: FolderFailed, listener: WriteListener) -> bool:
+        """Note a failed attempt, and tell the listeners; return whether to make another one."""
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            for each in self._all_listeners():
+                each.on_folder_failed(problem)
+        if self._given_up or self._closing or listener.wants_no_outputs:
+            return False
+        if time.monotonic() - self._failing_since < self._hold_seconds:
+            return True
+        self._given_up = True
+        for each in self._all_listeners():
+            each.on_folder_given_up(problem)
+        return False
+
+    def _note_usable(self) -> None:
+        if self._failing_since is not None:
+            self._failing_since, self._given_up = None, False
+            for each in self._all_listeners():
+                each.on_folder_usable()
+
+    def _all_listeners(self) -> tuple[WriteListener, ...]:
+        with self._lock:
+            return tuple(self._listeners)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
@@ -49,6 +50,8 @@ LATER_FIELDS = (
     "decoder",
     "low_noise",
 )
+#: longest message about a line; it quotes the value that it refuses
+MAX_MESSAGE = 500
 #: between the LoRAs, ControlNets, regions or references of a CSV cell: "light:0.8; outline:1"
 LORA_SEPARATOR = ";"
 
@@ -89,17 +92,25 @@ def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Job
     occurrences: Counter[str] = Counter()
     for number, found in _rows(path):
         if isinstance(found, str):
-            broken.append(BrokenLine(number, found))
+            broken.append(BrokenLine(number, _shortened(found)))
             continue
         try:
             request = GenerateRequest(**{**defaults, **found})
         except UserError as error:
-            broken.append(BrokenLine(number, str(error)))
+            broken.append(BrokenLine(number, _shortened(str(error))))
             continue
         lines.append(JobLine(number, _seeded(request, seed, occurrences)))
     if not lines and not broken:
         raise UserError(f"{path}: no lines; expected one request per line")
     return JobFile(path, tuple(lines), tuple(broken))
+
+
+def _shortened(message: str) -> str:
+    """Return `message` without most of a very long value in it."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    half = MAX_MESSAGE // 2 - 3
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
@@ -123,34 +134,11 @@ def _json_rows(_path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any
 
 def _json_row(line: bytes) -> dict[str, Any] | str:
     try:
-        fields = json.loads(line.decode("utf-8"), object_pairs_hook=_without_repeats)
-    except UnicodeDecodeError as error:
-        return f"not UTF-8 text (byte {error.start} of the line)"
-    except json.JSONDecodeError as error:
-        return f"not JSON: {error.msg} at column {error.colno}"
-    except UserError as error:
+        fields = parse_json(line)
+    except NotJson as error:
         return str(error)
-    if _holds_half_characters(fields):
-        return "found half a character (a lone surrogate such as \\ud800), expected complete ones"
     if not isinstance(fields, dict):
         return f"found {type(fields).__name__}, expected an object such as " + '{"model": "shapes", "prompt": "..."}'
-    return fields
-
-
-def _holds_half_characters(fields: object) -> bool:
-    """Whether `fields` contain lone surrogates, which JSON can express but UTF-8 cannot."""
-    try:
-        json.dumps(fields, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        repeated = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise UserError(f"field {repeated!r} occurs twice")
     return fields
 
 

@@ -15,6 +15,7 @@ import typer
 
 from modelpool.actors.cli.batch import BATCH_HELP, batch
 from modelpool.actors.cli.convert import convert
+from modelpool.actors.cli.detached import cancel, jobs_app, progress, submit, wait
 from modelpool.actors.cli.doctor import doctor
 from modelpool.actors.cli.explain import story, why
 from modelpool.actors.cli.generate import generate
@@ -24,11 +25,13 @@ from modelpool.actors.cli.merge import merge
 from modelpool.actors.cli.models import models_app
 from modelpool.actors.cli.plan import plan_memory
 from modelpool.actors.cli.plan_cluster import plan_cluster
+from modelpool.actors.cli.repair import repair
 from modelpool.actors.cli.replay import replay, trace
 from modelpool.actors.cli.serve import down, status, up
 from modelpool.actors.cli.session import Session, new_session
 from modelpool.actors.cli.simulate import simulate
 from modelpool.actors.cli.top import top
+from modelpool.actors.cli.verify import verify
 from modelpool.pool.core.errors import UserError
 
 EXIT_FAILED = 1
@@ -56,6 +59,13 @@ def build_app() -> typer.Typer:
     app.callback()(_version)
     app.command(no_args_is_help=True)(generate)
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
+    app.command(no_args_is_help=True)(submit)
+    app.command(no_args_is_help=True)(wait)
+    app.command(no_args_is_help=True)(progress)
+    app.command(no_args_is_help=True)(cancel)
+    app.add_typer(jobs_app(), name="jobs")
+    app.command(no_args_is_help=True)(repair)
+    app.command(no_args_is_help=True)(verify)
     app.command()(up)
     app.command()(status)
     app.command()(top)

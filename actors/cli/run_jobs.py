@@ -18,7 +18,7 @@ from modelpool.actors.cli.interrupts import StopRequest
 from modelpool.actors.cli.progress_view import View, view_for
 from modelpool.actors.cli.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
 from modelpool.actors.cli.tables import summary_table
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.options import PoolOptions
     from modelpool.actors.cli.ports import Pool, PoolJobs
     from modelpool.actors.cli.session import Session
-    from modelpool.actors.outputs.folder import KeptImage
+    from modelpool.actors.outputs.folder import KeptImage, OutputFolder
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
 
@@ -128,6 +128,7 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
 
     console = user_console()
     folder = OutputFolder(run.output)
+    print_damaged_lines(console, folder)
     plan = sort_requests(run.wanted, pool, folder.kept() if run.resume else {})
     for one, message in plan.refused:
         if run.all_or_nothing:
@@ -141,20 +142,30 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
             with json_on_stdout() if run.as_json else contextlib.nullcontext() as stream:
                 failures, summary, whys = _make(run, pool, plan, stop, stream)
         except PoolLost:
-            _print_summary(console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, (), None)
+            _print_summary(console, run, plan.noun, (), None)
+            _print_sheet(console, run, plan.noun, folder)
             say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
             if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
                 return stop.exit_code
             raise
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
-        _print_summary(
-            console, run, plan.noun, folder.contact_sheet() if folder.finished() else None, failures, summary
-        )
+        _print_summary(console, run, plan.noun, failures, summary)
+        _print_sheet(console, run, plan.noun, folder)
+    if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
+        say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
+        return EXIT_FAILED
     if summary is not None and summary.cancelled:
         say(console, f"Stopped. To resume: {run.resume_command}", "yellow")
         return stop.exit_code
     return EXIT_FAILED if failures or plan.refused or run.refused else 0
+
+
+def print_damaged_lines(console: Console, folder: OutputFolder) -> None:
+    """Print how many lines of the manifest of `folder` are skipped, and why the first is."""
+    if folder.damaged_line_count:
+        count = counted(folder.damaged_line_count, "damaged line")
+        say(console, f"{folder.manifest_path}: {count} skipped, the first at {folder.damaged_lines[0]}", "yellow")
 
 
 def image_json(one: WantedOutput, image: OutputResult) -> dict[str, Any]:
@@ -168,7 +179,7 @@ def image_json(one: WantedOutput, image: OutputResult) -> dict[str, Any]:
         "prompt": image.recipe.prompt,
         "seed": image.seed,
         "path": str(image.path) if image.path else None,
-        "sha256": pixels_sha256(array_of_result(image)),
+        "sha256": image.pixels_sha256 or pixels_sha256(array_of_result(image)),
         "worker": image.worker,
         "seconds": round(image.seconds, 4),
         "skipped": False,
@@ -186,11 +197,11 @@ def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
         "seed": kept.recipe.seed,
         "path": str(kept.path),
         "sha256": kept.pixels_sha256,
-        "worker": kept.entry["worker"],
-        "seconds": kept.entry["seconds"],
+        "worker": kept.entry.get("worker"),
+        "seconds": kept.entry.get("seconds"),
         "skipped": True,
         "recipe": kept.recipe.as_json(),
-        "tasks": kept.entry["tasks"],
+        "tasks": kept.entry.get("tasks", []),
     }
 
 
@@ -255,7 +266,7 @@ def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[]
     errors: list[Exception] = []
 
     def watch() -> None:
-        passed_on, has_run, waited_for, rounds = False, False, "", 0
+        passed_on, has_run, waited_for, held, rounds = False, False, "", "", 0
         try:
             while not ended.wait(_CHECK_SECONDS):
                 progress = jobs.progress()
@@ -267,6 +278,9 @@ def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[]
                     if reason and reason != waited_for:
                         view.notice(reason)
                     waited_for = reason
+                if progress.held != held:
+                    held = progress.held
+                    view.notice(f"{held}; nothing more starts until it can be" if held else "continuing")
                 if stop.requested and not passed_on:
                     passed_on = True
                     view.notice("stopping at the next step; finished files are kept (Ctrl-C again terminates at once)")
@@ -287,12 +301,7 @@ def _watched(jobs: PoolJobs, view: View, stop: StopRequest, waiting: Callable[[]
 
 
 def _print_summary(
-    console: Console,
-    run: CommandRun,
-    noun: str,
-    sheet: Path | None,
-    failures: Sequence[JobFailure],
-    summary: Summary | None,
+    console: Console, run: CommandRun, noun: str, failures: Sequence[JobFailure], summary: Summary | None
 ) -> None:
     """Print the summary."""
     if summary is not None:
@@ -300,11 +309,18 @@ def _print_summary(
             show(console, summary_table(summary))
             console.print()
         say(console, _headline(summary, noun), "bold")
-        for line in memory_lines(summary.tasks):
+        for line in (*memory_lines(summary.tasks), *lost_lines(summary)):
             say(console, line, "yellow")
     _print_internal_error(console, failures)
-    if sheet is not None:
-        say(console, f"{noun}s: {run.output}   contact sheet: {sheet}")
+
+
+def _print_sheet(console: Console, run: CommandRun, noun: str, folder: OutputFolder) -> None:
+    """Draw the contact sheet and print where it is, or why there is none: it never hides what happened before."""
+    try:
+        if folder.finished():
+            say(console, f"{noun}s: {run.output}   contact sheet: {folder.contact_sheet()}")
+    except OutputFailed as problem:
+        say(console, f"no contact sheet: {problem}", "yellow")
 
 
 def _print_reasons(console: Console, whys: Mapping[int, str], jobs: int) -> None:
@@ -326,6 +342,11 @@ def memory_lines(tasks: Sequence[TaskSummary]) -> list[str]:
     return lines + [
         f"out of GPU memory in {counted(count, 'run')}; resolved by: {what}" for what, count in rungs.items()
     ]
+
+
+def lost_lines(summary: Summary) -> list[str]:
+    """Return notes about runs that were lost with their worker and repeated, for each reason."""
+    return [f"lost and repeated: {counted(count, 'run')}, {reason}" for reason, count in summary.lost_runs()]
 
 
 def _headline(summary: Summary, noun: str) -> str:

@@ -276,11 +276,13 @@ class Controller:
         self._tasks.release(task_id)
         self._dispatcher.post(ResultLost(self._dispatcher.now, task_id))
 
-    async def cancel(self, client_id: ClientId, submission_id: SubmissionId) -> None:
-        """Cancel the unfinished jobs of a submission; running tasks stop at their next step. Idempotent."""
+    async def cancel(self, client_id: ClientId, submission_id: SubmissionId, withdraw: bool = False) -> None:
+        """Cancel the unfinished jobs of a submission; running tasks stop at their next step. To `withdraw` it, cancel
+        only the jobs without a running task. Idempotent.
+        """
         client = self._clients.get(client_id)
         if client is not None and submission_id in client.submissions:
-            self._cancel(client.submissions[submission_id])
+            self._cancel(client.submissions[submission_id], withdraw)
 
     async def events(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> DriverEvents:
         """Return the driver's pending events, waiting up to `timeout_seconds`. Raises UnknownDriver."""
@@ -465,12 +467,13 @@ class Controller:
             error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
             self._send_end(job, Outcome.FAILED if error else Outcome.CANCELLED, None, error, ())
 
-    def _cancel(self, submission: _Submission) -> None:
+    def _cancel(self, submission: _Submission, withdraw: bool = False) -> None:
         submission.cancelled = True
         held, submission.held = submission.held, []
         self._end_unqueued(held)
         for job_id in tuple(submission.live):
-            self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
+            if not (withdraw and self._tasks.is_running(job_id)):
+                self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
 
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates."""

@@ -344,7 +344,7 @@ class Dispatcher:
             return
         self._fleet.end(worker_id, incarnation)
         for task_id in lost.runs:
-            self._tasks.abandon(task_id)
+            self._tasks.abandon(task_id, f"{worker_id}: {loss.reason}")
         self._troubles[worker_id] = loss.reason
         self.post(WorkerDown(self.now, worker_id, incarnation, loss.reason, loss.cause))
 
@@ -447,7 +447,7 @@ class Dispatcher:
             worker.checked.update(self._tasks.components(report.task_id))
         elif report.error.components:  # the file may come, and must be checked then
             worker.checked.difference_update(report.error.components)
-        self._tasks.end(report, result)
+        self._tasks.end(report, result, worker.spec.device_name)
         self.post(RunEnded(self.now, report))
         self._tasks.settle(report.task_id)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.results.outcomes import PoolLost
-from modelpool.actors.wire.messages import ClientId, JobEnded, SubmissionId, TaskProgress
+from modelpool.actors.wire.messages import ClientId, DriverEvents, JobEnded, SubmissionId, TaskProgress
 
 #: longest wait of one call; the pool drops a driver only after several times as long
 POLL_SECONDS = 10.0
@@ -77,13 +77,18 @@ class EventReader:
         try:
             while not self._stopping:
                 events = self._connection.call(Controller.events, self._client_id, cursor, POLL_SECONDS)
-                for job in events.ended:
-                    self._notify_ended(job)
-                self._notify_running(events.running)
-                cursor = events.cursor
+                cursor = self._notify(events)
+                del events  # it has references of results, and the next answer may take long
         except Exception as lost:
             if not self._stopping:
                 self._notify_lost(lost)
+
+    def _notify(self, events: DriverEvents) -> int:
+        """Notify the listeners; return the cursor of the next call."""
+        for job in events.ended:
+            self._notify_ended(job)
+        self._notify_running(events.running)
+        return events.cursor
 
     def _notify_ended(self, job: JobEnded) -> None:
         with self._lock:

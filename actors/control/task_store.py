@@ -33,6 +33,8 @@ from modelpool.scheduler.tables.placement_record import Why
 NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
 #: other nodes that a run is referred to for its files; those learn of each other
 MOST_PEERS = 16
+#: lost runs of a task that are kept with their reason; the retry rules allow fewer
+MOST_LOST = 16
 
 
 @dataclass(slots=True)
@@ -52,8 +54,11 @@ class _Entry:
     counted_for: JobId | None = None
     #: of the latest run
     why: Why | None = None
-    #: display name of the node of the run that produced the result
+    #: display name of the node of the run that produced the result, and the name of its device
     node: str = ""
+    device: str = ""
+    #: runs that were lost with their worker: the worker and the reason
+    lost: tuple[str, ...] = ()
 
 
 class TaskStore:
@@ -139,14 +144,16 @@ class TaskStore:
             inputs.append(entry.state)
         return request, tuple(inputs)
 
-    def end(self, report: TaskReport, result: ResultRef) -> None:
-        """Note the end of a run; `result` is held if `report` has no error, as the state of the task if it has one."""
+    def end(self, report: TaskReport, result: ResultRef, device: str = "") -> None:
+        """Note the end of a run on the device of that name; `result` is held if `report` has no error, as the state of
+        the task if it has one."""
         entry = self._entries[report.task_id]
         entry.running = False
         self._on_report(entry.spec, report)
         if report.error is None:
             entry.result, entry.report, entry.counted_for = result, report, next(iter(entry.jobs), None)
             entry.node = self._node_of(report.worker_id, report.incarnation)
+            entry.device = device
         elif report.has_state:
             entry.state, entry.steps = result, (report.step, report.steps)
 
@@ -162,9 +169,17 @@ class TaskStore:
         """Return the steps that are done when this run starts, and all of them; 0 and 0 if it does not resume."""
         return self._entries[command.task_id].steps if command.resume else (0, 0)
 
-    def abandon(self, task_id: TaskId) -> None:
-        """Note that a run was lost with its worker."""
-        self._entries[task_id].running = False
+    def is_running(self, job_id: JobId) -> bool:
+        """Return whether a task of the job runs, not counting those that run for an earlier job too."""
+        entries = (self._entries[task_id] for task_id in self._tasks_of.get(job_id, ()))
+        return any(entry.running and next(iter(entry.jobs), None) == job_id for entry in entries)
+
+    def abandon(self, task_id: TaskId, reason: str = "") -> None:
+        """Note that a run was lost with its worker; without a reason, the core ended the worker."""
+        entry = self._entries[task_id]
+        entry.running = False
+        if reason and len(entry.lost) < MOST_LOST:
+            entry.lost = (*entry.lost, reason)
         self._drop_unneeded(task_id)
 
     def settle(self, task_id: TaskId) -> None:
@@ -303,4 +318,6 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         node=entry.node,
         fetch_seconds=cost.fetch_seconds,
         fetched_bytes=cost.fetched_bytes + cost.peer_bytes,
+        device=entry.device,
+        lost=entry.lost,
     )

@@ -43,7 +43,7 @@ class LabelledImage:
 
 
 def make_contact_sheet(images: Sequence[LabelledImage]) -> bytes:
-    """Return the sheet as the bytes of a PNG. Raises OSError for a file that cannot be read as an image."""
+    """Return the sheet as the bytes of a PNG. The cell of a file that cannot be read says so."""
     shown = images[:MOST_IMAGES]
     columns = columns_for(len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -105,7 +105,12 @@ def _shortened(line: str, width_pixels: int, font: _Font) -> str:
 
 
 def _draw_image(sheet: Image.Image, pen: ImageDraw.ImageDraw, path: Path, x: int, y: int) -> None:
-    image = first_image(path)
+    try:
+        image = first_image(path)
+    except Exception:  # decoders raise arbitrary exceptions for damaged files, and a file may be gone by now
+        pen.rectangle((x, y, x + _CELL_PIXELS, y + _CELL_PIXELS), outline=_FRAME)
+        pen.text((x + _TEXT_PIXELS, y + _CELL_PIXELS // 2), "damaged file", _FAINT_INK, _font())
+        return
     size = fitted_size(*image.size, _CELL_PIXELS)
     # Lanczos keeps drawn edges smooth; very small images would only blur, so their pixels are enlarged
     tiny = max(image.size) * 6 <= _CELL_PIXELS
@@ -127,7 +132,7 @@ def _draw_label(pen: ImageDraw.ImageDraw, recipe: Recipe, x: int, y: int) -> Non
 
 def _length(recipe: Recipe) -> list[str]:
     """Return the length of a video or an audio clip."""
-    if recipe.frames:
+    if recipe.frames and recipe.frame_rate:
         return [f"{recipe.frames / recipe.frame_rate:.1f} s video"]
     return [f"{recipe.seconds:g} s audio"] if recipe.seconds else []
 

@@ -2,8 +2,9 @@
 
 Knows files and names; not jobs, workers or Ray. Rules
 1. A file under its final name is complete: it is written under a temporary name, synced and renamed.
-2. An output counts as finished when its manifest line exists, and the line is written after the file.
-3. Same recipe, same file name; it is neither written nor listed twice.
+2. An output counts as finished when its manifest line exists and its file has the size in it; the line is written
+   after the file. A line that cannot be used is counted and skipped.
+3. Same recipe, same file name; it is written again only if the file is damaged, and the last line counts.
 4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and the holder of the lock
    knows that any temporary file is left over from a killed run.
 """
@@ -15,9 +16,10 @@ import dataclasses
 import fcntl
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -25,19 +27,32 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
 from modelpool.actors.outputs.atomic_write import write_atomically as write_atomically
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
-from modelpool.actors.outputs.manifest import Manifest
+from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.file_content import (
+    content_problem,
+    is_lossless,
+    read_content,
+    size_problem,
+    unlisted_output,
+)
+from modelpool.actors.outputs.file_content import pixels_sha256 as pixels_sha256
+from modelpool.actors.outputs.manifest import Line, Manifest
 from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
 from modelpool.actors.outputs.output_file import array_of_output, encoded
-from modelpool.actors.outputs.png import recipe_from_json
-from modelpool.pool.core.errors import OutputFailed
-from modelpool.pool.core.stage_params import FloatArray, PixelArray
+from modelpool.actors.outputs.write_failures import check_writable, output_failure
+from modelpool.actors.request.json_text import parse_json
+from modelpool.pool.core.errors import OutputFailed, UserError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 MANIFEST_NAME = "manifest.jsonl"
+#: lines of the manifest that `repair_manifest` took out
+DAMAGED_NAME = "manifest.damaged"
 CONTACT_SHEET_NAME = "contact_sheet.png"
 LOCK_NAME = ".lock"
+#: damaged lines of a manifest that are kept with their reason
+MOST_DAMAGED_LINES = 20
 _SLUG_CHARACTERS = 60
 
 
@@ -51,65 +66,144 @@ class _HasWords(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeptImage:
-    """An image, video or audio clip that is listed in the manifest and exists."""
+    """An image, video or audio clip that is listed in the manifest and exists, with the listed size."""
 
     path: Path
     recipe: Recipe
     pixels_sha256: str
     #: the complete manifest entry
-    entry: dict[str, Any]
+    entry: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOutput:
+    """An output that is on disk and listed.
+
+    pixels_sha256  of the pixels as generated, which may be those of an earlier run
+    array_bytes    of the pixels in memory
+    """
+
+    path: Path
+    pixels_sha256: str
+    array_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedOutput:
+    """A listed output whose file is missing or is not what was written, with the reason."""
+
+    path: Path
+    entry: ManifestEntry
+    reason: str
 
 
 class OutputFolder:
     """Writes and finds outputs in one folder.
 
     Creating it creates the folder, checks that it is writable and removes temporary files of a killed run. Every
-    method raises OutputFailed naming the folder or file.
+    method raises OutputFailed naming the folder or file; FolderFailed if no other file could be written either.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._manifest = Manifest(self.path / MANIFEST_NAME)
-        self._entries: dict[str, dict[str, Any]] = {}
+        self._entries: dict[str, ManifestEntry] = {}
+        #: lines of the manifest that cannot be used: their number, and the first of them
+        self.damaged_line_count = 0
+        self.damaged_lines: list[str] = []
         #: the number of this run among those that wrote here; 0 until it has written
         self._run = 0
         with self._failures_named(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.prepare()
             with self._locked():
                 self._clear_leftovers()
-                self._prove_writable()
                 self._read_new_entries()
+        if self.damaged_lines and not self._entries:  # it was not written by this program
+            raise OutputFailed(f"{self.manifest_path}: {self.damaged_lines[0]}")
 
-    def write(self, image: FinishedOutput) -> Path:
-        """Write and list an output; return its path, also if this recipe was written before."""
-        digest = image.recipe.digest
+    def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
+        """Write and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
+        `content` is what `encoded` returns for it, if it is known already.
+        """
+        digest, pixels = image.recipe.digest, array_of_output(image.output)
         path = self.path / file_name(image.recipe)
-        with self._failures_named(path):
-            content = encoded(image.output, image.recipe)
-            with self._locked():
-                self._read_new_entries()
-                listed = digest in self._entries
-                if not listed or not path.exists():  # an unlisted file is from a run that was killed in between
-                    write_atomically(path, content)
-                if not listed:
-                    self._append(digest, path, image)
-        return path
+        content = encoded(image.output, image.recipe) if content is None else content
+        with self._failures_named(path), self._locked():
+            self._read_new_entries()
+            listed = self._entries.get(digest)
+            if listed is not None:  # under another name, perhaps, of an earlier version
+                path = self.path / listed.file
+            if listed is None or content_problem(path, listed):
+                # an unlisted file is from a run that was killed in between
+                facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+                write_atomically(path, content)
+                if listed is None or not facts.are_listed(listed):
+                    listed = self._append(path, image, facts)
+        return WrittenOutput(path, listed.pixels_sha256, pixels.nbytes)
+
+    @property
+    def manifest_path(self) -> Path:
+        """The manifest."""
+        return self._manifest.path
+
+    def prepare(self) -> None:
+        """Create the folder again if it was removed, and check that it is writable."""
+        with self._failures_named(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            check_writable(self.path)
 
     def finished(self) -> dict[str, Path]:
-        """Return the listed and existing files by the digest of their recipe, in order of creation."""
+        """Return the listed and complete files by the digest of their recipe, in order of creation."""
         return {digest: kept.path for digest, kept in self.kept().items()}
 
     def kept(self) -> dict[str, KeptImage]:
-        """Return `finished` with the manifest entries."""
+        """Return `finished` with the manifest entries. A file counts if it has the listed size."""
+        kept: dict[str, KeptImage] = {}
+        for entry in self.entries():
+            path = self.path / entry.file
+            if not size_problem(path, entry):
+                kept[entry.digest] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields)
+        return kept
+
+    def entries(self) -> tuple[ManifestEntry, ...]:
+        """Return the latest entry of each output that was ever finished, in order of creation."""
         with self._failures_named(self.path):
             self._read_new_entries()
-        kept: dict[str, KeptImage] = {}
-        for digest, entry in self._entries.items():
-            path = self.path / str(entry["file"])
-            if path.exists():
-                recipe = recipe_from_json(entry["recipe"])
-                kept[digest] = KeptImage(path, recipe, str(entry["pixels_sha256"]), entry)
-        return kept
+        return tuple(self._entries.values())
+
+    def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
+        """Yield the listed outputs whose file is missing or damaged. Reads every file; only its size if `quick`."""
+        for entry in self.entries():
+            reason = self.problem(entry, quick)
+            if reason:
+                yield DamagedOutput(self.path / entry.file, entry, reason)
+
+    def problem(self, entry: ManifestEntry, quick: bool = False) -> str:
+        """Return why the file of `entry` is not what was written; "" if it is. Reads only its size if `quick`."""
+        return (size_problem if quick else content_problem)(self.path / entry.file, entry)
+
+    def repair_manifest(self) -> tuple[int, int]:
+        """Move lines that cannot be used to `DAMAGED_NAME`, and list complete files again that are not listed, by the
+        recipe in them. Return the number of lines moved and of files listed.
+        """
+        with self._failures_named(self.manifest_path), self._locked():
+            self._read_new_entries()
+            moved = self.damaged_line_count
+            if moved:
+                content = self.manifest_path.read_bytes()
+                lines = [line + b"\n" for line in content[: content.rfind(b"\n")].split(b"\n")]
+                usable = [_is_usable(line) for line in lines]
+                with (self.path / DAMAGED_NAME).open("ab") as file:
+                    file.writelines(line for line, good in zip(lines, usable, strict=True) if not good)
+                write_atomically(self.manifest_path, b"".join(compress(lines, usable)))
+                self._read_new_entries()
+            listed = 0
+            for path in sorted(self.path.iterdir()):
+                found = unlisted_output(path)
+                if found is not None and found.digest not in self._entries and path.name == file_name(found):
+                    self._append_found(path, found)
+                    listed += 1
+        return moved, listed
 
     def contact_sheet(self) -> Path:
         """Draw a contact sheet of this folder, run by run in order of submission; return its path."""
@@ -121,43 +215,67 @@ class OutputFolder:
                 write_atomically(path, content)
         return path
 
-    def _append(self, digest: str, path: Path, image: FinishedOutput) -> None:
+    def _append(self, path: Path, image: FinishedOutput, facts: _FileFacts) -> ManifestEntry:
+        about = {
+            "index": image.index,
+            "job_id": image.job_id,
+            "worker": image.worker,
+            "seconds": round(image.seconds, 4),
+            "tasks": [plain(task) for task in image.tasks],
+        }
+        return self._append_entry(path, image.recipe, facts, about)
+
+    def _append_found(self, path: Path, recipe: Recipe) -> None:
+        """List a complete file that was found; who generated it is not known any more."""
+        content = path.read_bytes()
+        pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
+        facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
+        self._append_entry(path, recipe, facts, {"index": 0, "worker": "", "seconds": 0.0, "tasks": []})
+
+    def _append_entry(self, path: Path, recipe: Recipe, facts: _FileFacts, about: Mapping[str, Any]) -> ManifestEntry:
         if self._run == 0:
-            self._run = 1 + max((int(entry["run"]) for entry in self._entries.values()), default=0)
+            self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
         self._manifest.repair()
         self._manifest.append(
             {
-                "digest": digest,
+                "digest": recipe.digest,
                 "file": path.name,
                 "run": self._run,
-                "index": image.index,
-                "job_id": image.job_id,
-                "worker": image.worker,
-                "seconds": round(image.seconds, 4),
-                "pixels_sha256": pixels_sha256(array_of_output(image.output)),
-                "recipe": image.recipe.as_json(),
-                "tasks": [plain(task) for task in image.tasks],
+                "pixels_sha256": facts.pixels_sha256,
+                "file_bytes": facts.file_bytes,
+                "file_sha256": facts.file_sha256,
+                "recipe": recipe.as_json(),
+                **about,
             }
         )
         self._read_new_entries()
+        return self._entries[recipe.digest]
 
     def _read_new_entries(self) -> None:
-        for entry in self._manifest.read_new():
-            missing = [key for key in ("digest", "file", "run", "index", "recipe", "pixels_sha256") if key not in entry]
-            if missing:
-                raise OutputFailed(f"{self._manifest.path}: a line without {missing[0]!r}; is it a modelpool manifest?")
-            self._entries.setdefault(str(entry["digest"]), entry)
+        if self._manifest.is_replaced():
+            self._entries, self.damaged_lines, self.damaged_line_count = {}, [], 0
+        for line in self._manifest.read_new():
+            entry = self._parsed(line)
+            if entry is not None:
+                self._entries[entry.digest] = entry
+
+    def _parsed(self, line: Line) -> ManifestEntry | None:
+        """Parse a line; None, after noting it, if it cannot be used."""
+        problem = line.problem
+        if line.fields is not None:
+            try:
+                return parse_entry(line.fields)
+            except UserError as error:
+                problem = str(error)
+        self.damaged_line_count += 1
+        if len(self.damaged_lines) < MOST_DAMAGED_LINES:
+            self.damaged_lines.append(f"byte {line.at_byte}: {problem}")
+        return None
 
     def _clear_leftovers(self) -> None:
         for leftover in self.path.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
         self._manifest.repair()
-
-    def _prove_writable(self) -> None:
-        """Write and remove a small file: only this detects permissions, read-only mounts and full disks."""
-        probe = self.path / f".probe{TEMPORARY_SUFFIX}"
-        probe.write_bytes(b"modelpool")
-        probe.unlink()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -171,7 +289,31 @@ class OutputFolder:
         try:
             yield
         except OSError as error:
-            raise OutputFailed(f"{path}: cannot be written ({_reason(error)})") from error
+            raise output_failure(error, path, self.path) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _FileFacts:
+    """What the manifest records of a file."""
+
+    file_bytes: int
+    file_sha256: str
+    pixels_sha256: str
+
+    def are_listed(self, entry: ManifestEntry) -> bool:
+        """Whether `entry` lists exactly this file, or is of an earlier version and lists its pixels."""
+        if entry.file_bytes is None and not entry.file_sha256:
+            return entry.pixels_sha256 == self.pixels_sha256
+        return (entry.file_bytes, entry.file_sha256) == (self.file_bytes, self.file_sha256)
+
+
+def _is_usable(line: bytes) -> bool:
+    """Whether a line of a manifest is an entry."""
+    try:
+        parse_entry(parse_json(line))
+    except UserError:
+        return False
+    return True
 
 
 def file_name(recipe: Recipe) -> str:
@@ -185,13 +327,6 @@ def kind_of_recipe(recipe: Recipe) -> str:
     return "video" if recipe.frames else "audio" if recipe.seconds else "image"
 
 
-def pixels_sha256(pixels: PixelArray | FloatArray) -> str:
-    """Return the SHA-256 of the pixels, independent of the file: of their bytes, row by row, red green blue; of a
-    video's frames one after the other, of an audio clip's samples channel by channel.
-    """
-    return hashlib.sha256(pixels.tobytes()).hexdigest()
-
-
 def plain(value: DataclassInstance) -> dict[str, Any]:
     """Convert a dataclass instance to JSON values: enum members to their values, and values with `words` to these."""
     return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -203,7 +338,3 @@ def _plain_item(item: Any) -> Any:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return item.words if isinstance(item, _HasWords) else dataclasses.asdict(item)
     return item
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)

@@ -3,7 +3,8 @@
 Knows lines and bytes; not what an image is. Rules
 1. A line counts if it ends in a newline and is a JSON object. Each is written in one piece and synced.
 2. A run that is killed while writing leaves at most one torn line, the last. `repair` removes it; readers skip it.
-3. Writers hold the folder's lock (`OutputFolder` takes it), so two runs may share a folder.
+3. A complete line that is not a JSON object is damage: readers get its problem, and the others count.
+4. Writers hold the folder's lock (`OutputFolder` takes it), so two runs may share a folder.
 """
 
 from __future__ import annotations
@@ -11,35 +12,70 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from modelpool.pool.core.errors import OutputFailed
+from modelpool.actors.request.json_text import MAX_BYTES, NotJson, parse_json
 
 Entry = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A complete line of a manifest.
+
+    at_byte  where it begins in the file
+    fields   None if it is not a JSON object; `problem` says what was found and what was expected
+    """
+
+    at_byte: int
+    fields: dict[str, Any] | None
+    problem: str = ""
+
+
 class Manifest:
-    """An append-only file of JSON objects, read as it grows."""
+    """An append-only file of JSON objects, read as it grows. Every method raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: bytes at the start of the file that `read_new` has returned
+        #: bytes at the start of the file that `read_new` has returned, and which file that was
         self._read_bytes = 0
+        self._read_file: tuple[int, int] | None = None
 
-    def read_new(self) -> Iterator[dict[str, Any]]:
+    def is_replaced(self) -> bool:
+        """Return whether the file is not the one that was read before, or has lost some of its content. Then the next
+        `read_new` starts at the beginning.
+        """
+        if self._read_file is None:
+            return False
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            replaced = True
+        else:
+            replaced = (found.st_dev, found.st_ino) != self._read_file or found.st_size < self._read_bytes
+        if replaced:
+            self._read_bytes, self._read_file = 0, None
+        return replaced
+
+    def read_new(self) -> Iterator[Line]:
         """Yield the entries that were appended since the last call, by any process; at first, all of them.
 
-        A torn last line is left for the next call, which finds it complete or removed. Raises OutputFailed for a
-        complete line that is not a JSON object: the file was edited, or is something else.
+        A torn last line is left for the next call, which finds it complete or removed.
         """
         with self._opened("rb") as file:
+            found = os.fstat(file.fileno())
+            self._read_file = (found.st_dev, found.st_ino)
             file.seek(self._read_bytes)
-            for line in file:
+            while line := file.readline(MAX_BYTES + 1):
+                line_bytes = len(line)
+                while not line.endswith(b"\n") and (rest := file.readline(MAX_BYTES)):
+                    line, line_bytes = rest, line_bytes + len(rest)
                 if not line.endswith(b"\n"):
                     break
-                yield self._parsed(line)
-                self._read_bytes += len(line)
+                at_byte, self._read_bytes = self._read_bytes, self._read_bytes + line_bytes
+                yield _parsed(line, line_bytes, at_byte)
 
     def repair(self) -> bool:
         """Remove a torn last line; return whether there was one. Requires the lock."""
@@ -61,21 +97,22 @@ class Manifest:
             os.fsync(file.fileno())
 
     def _opened(self, mode: str) -> IO[bytes]:
-        try:
-            if "r" in mode and not self.path.exists():
-                self.path.touch()
-            return self.path.open(mode)
-        except OSError as error:
-            raise OutputFailed(f"{self.path}: cannot be opened ({error.strerror or error})") from error
+        if "r" in mode and not self.path.exists():
+            self.path.touch()
+        return self.path.open(mode)
 
-    def _parsed(self, line: bytes) -> dict[str, Any]:
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise OutputFailed(f"{self.path}: byte {self._read_bytes}: not a line of JSON ({error})") from error
-        if not isinstance(entry, dict):
-            raise OutputFailed(f"{self.path}: byte {self._read_bytes}: found {line[:40]!r}, expected a JSON object")
-        return entry
+
+def _parsed(line: bytes, line_bytes: int, at_byte: int) -> Line:
+    """Parse a line; `line` is only its end if it is longer than any of ours."""
+    if line_bytes > MAX_BYTES:
+        return Line(at_byte, None, f"found a line of {line_bytes} bytes, expected up to {MAX_BYTES}")
+    try:
+        fields = parse_json(line)
+    except NotJson as problem:
+        return Line(at_byte, None, str(problem))
+    if not isinstance(fields, dict):
+        return Line(at_byte, None, f"found {type(fields).__name__}, expected a JSON object")
+    return Line(at_byte, fields)
 
 
 def _end_of_last_line(file: IO[bytes], content_bytes: int) -> int:

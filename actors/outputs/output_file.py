@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
-from modelpool.actors.outputs.png import encode_png, recipe_from_json
+from modelpool.actors.outputs.png import encode_png
+from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, FloatArray, ImagePixels, Output, PixelArray, VideoFrames
@@ -80,8 +81,8 @@ def read_video_recipe(path: str | Path) -> Recipe:
     if text is None:
         raise UserError(f"{path}: no {COMMENT!r} text in this file (not from modelpool, or stripped)")
     try:
-        return recipe_from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
+        return recipe_from_text(text)
+    except UserError as error:
         raise UserError(f"{path}: the recipe in this file cannot be read ({error})") from error
 
 

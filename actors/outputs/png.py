@@ -16,20 +16,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from modelpool.actors.graph.recipe import (
-    Recipe,
-    RecipeControl,
-    RecipeDecoder,
-    RecipeImages,
-    RecipeLora,
-    RecipeLowNoise,
-    RecipeRegion,
-)
-from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.recipe_json import recipe_from_text
+from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name
 
@@ -96,38 +89,9 @@ def read_recipe(path: str | Path) -> Recipe:
     if text is None:
         raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not from modelpool, or stripped)")
     try:
-        return recipe_from_json(json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
+        return recipe_from_text(text)
+    except UserError as error:
         raise UserError(f"{path}: the recipe in this image cannot be read ({error})") from error
-
-
-def recipe_from_json(fields: Mapping[str, Any]) -> Recipe:
-    """Invert `Recipe.as_json`. Raises ValueError, TypeError or KeyError for anything else."""
-    unknown = sorted(set(fields) - set(Recipe.__dataclass_fields__))
-    if unknown:
-        raise unknown_name("field of a recipe", unknown[0], Recipe.__dataclass_fields__)
-    loras = tuple(RecipeLora(**lora) for lora in fields["loras"])
-    pictures, second, low = fields.get("pictures"), fields.get("decoder"), fields.get("low_noise")
-    return Recipe(
-        **{
-            **fields,
-            "loras": loras,
-            "warnings": tuple(fields.get("warnings", ())),
-            "pictures": None if pictures is None else _images_from_json(pictures),
-            "decoder": None if second is None else RecipeDecoder(**second),
-            "low_noise": None if low is None else RecipeLowNoise(**low),
-        }
-    )
-
-
-def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:
-    controls = tuple(RecipeControl(**control) for control in fields.get("controls", ()))
-    regions = tuple(
-        RecipeRegion(**{**region, "box": None if region["box"] is None else tuple(region["box"])})
-        for region in fields.get("regions", ())
-    )
-    more = {name: tuple(fields.get(name, ())) for name in ("more_references", "more_reference_files")}
-    return RecipeImages(**{**fields, "controls": controls, "regions": regions, **more})
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:
@@ -186,8 +150,10 @@ def _parsed_pairs(line: str) -> dict[str, str]:
         match = _PAIR.match(line, position)
         if match is None:
             return {}
-        value = match[2]
-        values[match[1]] = json.loads(value) if value.startswith('"') else value
+        try:
+            values[match[1]] = parse_json(match[2].encode()) if match[2].startswith('"') else match[2]
+        except NotJson:
+            return {}
         position = match.end()
     return values
 
@@ -206,5 +172,7 @@ def _texts(path: Path) -> dict[str, str]:
             return {str(key): value for key, value in image.info.items() if isinstance(value, str)}
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, SyntaxError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
         raise UserError(f"{path}: cannot be read as an image ({error})") from error

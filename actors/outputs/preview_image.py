@@ -25,7 +25,7 @@ def first_image(path: Path) -> Image.Image:
     """Return the preview of a file. Raises OSError if it cannot be read as its name indicates."""
     ending = path.suffix.lower()
     if ending in {kind.value for kind in AudioKind}:
-        return wave_image(_samples(path))
+        return wave_image(read_samples(path))
     if ending in {kind.value for kind in VideoKind} and ending != _OF_PILLOW:
         return _first_frame(path)
     with Image.open(path) as opened:
@@ -56,7 +56,8 @@ def _first_frame(path: Path) -> Image.Image:
     raise OSError(f"{path}: no frames in this video")
 
 
-def _samples(path: Path) -> npt.NDArray[np.int16]:
+def read_samples(path: Path) -> npt.NDArray[np.int16]:
+    """Return the 16-bit samples [channels, samples] of an audio file. Raises OSError."""
     import av
 
     with av.open(str(path)) as container:

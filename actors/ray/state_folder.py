@@ -23,3 +23,14 @@ def state_folder() -> Path:
         if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
             return folder
     raise OutputFailed(f"no writable folder for modelpool's state; tried {', '.join(map(str, places))}")
+
+
+def journal_path(configured: Path | None, pool_name: str) -> Path:
+    """Return the file of a pool's journal on this machine: as configured, or in the folder of this user's state, which
+    survives a restart of the machine (unlike `state_folder`).
+    """
+    if configured is not None:
+        return configured.expanduser()
+    state = os.environ.get("XDG_STATE_HOME")
+    folder = Path(state) if state else Path.home() / ".local" / "state"
+    return folder / "modelpool" / f"{pool_name}.journal.sqlite"

@@ -34,7 +34,7 @@ def parse_seconds(value: Any, name: str = "deadline", what: str = "a time") -> f
     """Return 90.0 for 90, '90', '90s' and '1m30s'. Raises UnusableField naming the field; `what` is expected."""
     seconds = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(min(value, 2 * MAX_DEADLINE_SECONDS))  # the largest int cannot be converted
     elif isinstance(value, str):
         text = value.strip().lower().replace(" ", "")
         if _TIME.fullmatch(text):

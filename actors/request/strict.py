@@ -23,10 +23,15 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __init__(self, **fields: Any) -> None:
+        problem: UserError | None = None
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise _first_error(type(self), error) from None
+            problem = _first_error(type(self), error)
+        # raised here, not above: pydantic's error refers to ours without supporting garbage collection, so that ours
+        # must not refer to it as its context
+        if problem is not None:
+            raise problem
 
 
 def _first_error(model: type[BaseModel], error: ValidationError) -> UserError:

@@ -5,11 +5,12 @@ Shape legend: H W pixel height and width, C colour channels (3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
@@ -39,6 +40,8 @@ class TaskSummary:
     node             display name of the worker's node; "" on a single machine
     fetch_seconds    until its files were on the node's disk, not part of `seconds`
     fetched_bytes    fetched for it from sources and other nodes
+    device           device that it ran on, by its name, such as that of a GPU
+    lost             runs of it that were lost before: each the worker and the reason
     """
 
     stage: Stage
@@ -57,6 +60,8 @@ class TaskSummary:
     node: str = ""
     fetch_seconds: float = 0.0
     fetched_bytes: int = 0
+    device: str = ""
+    lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,6 +73,8 @@ class OutputResult:
     path     where it was written; None if it was not
     worker   the worker that sampled it
     seconds  of its tasks, without those shared with an earlier job
+    pixels_sha256  of the pixels as generated, as in the manifest; "" if it was not written
+    content  returns the pixels, frames or samples
     """
 
     index: int
@@ -78,6 +85,8 @@ class OutputResult:
     worker: WorkerId
     seconds: float
     tasks: tuple[TaskSummary, ...]
+    pixels_sha256: str = ""
+    content: Callable[[], Any]
 
     @property
     def seed(self) -> int:
@@ -87,9 +96,15 @@ class OutputResult:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ImageResult(OutputResult):
-    """One finished image."""
+    """One finished image. The pixels of a written image are read from its file when they are first used, which raises
+    OutputFailed if that is gone.
+    """
 
-    pixels: PixelArray
+    @cached_property
+    def pixels(self) -> PixelArray:
+        """The pixels [H, W, C]."""
+        pixels_HWC: PixelArray = self.content()
+        return pixels_HWC
 
     @cached_property
     def pil(self) -> Image:
@@ -101,10 +116,17 @@ class ImageResult(OutputResult):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VideoResult(OutputResult):
-    """One finished video: frames [T, H, W, 3] and frames per second."""
+    """One finished video: frames [T, H, W, 3] and frames per second. If a program is more than 1 GiB of written results
+    behind, the frames are those of the file, which most formats do not keep exactly.
+    """
 
-    frames: PixelArray
     frame_rate: float
+
+    @cached_property
+    def frames(self) -> PixelArray:
+        """The frames [T, H, W, C]."""
+        frames_THWC: PixelArray = self.content()
+        return frames_THWC
 
     def save(self, path: str | Path) -> Path:
         """Write it to `path` with its recipe; the suffix (.mp4, .webm, .gif) selects the format. Returns the path.
@@ -118,10 +140,17 @@ class VideoResult(OutputResult):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AudioResult(OutputResult):
-    """One finished audio clip: samples [S, channels] in -1 to 1, and samples per second."""
+    """One finished audio clip: samples [S, channels] in -1 to 1, and samples per second. If a program is more than
+    1 GiB of written results behind, the samples are those of the file, of 16 bits.
+    """
 
-    samples: FloatArray
     samples_per_second: int
+
+    @cached_property
+    def samples(self) -> FloatArray:
+        """The samples [S, channels]."""
+        samples_SC: FloatArray = self.content()
+        return samples_SC
 
     def save(self, path: str | Path) -> Path:
         """Write it to `path` with its recipe; the suffix (.wav, .flac) selects the format. Returns the path. Raises
@@ -210,6 +239,10 @@ class Summary:
         """Return the totals of each worker that ran anything, by name."""
         names = sorted({task.worker for task in self.tasks})
         return tuple(_totals(name, [t for t in self.tasks if t.worker == name]) for name in names)
+
+    def lost_runs(self) -> tuple[tuple[str, int], ...]:
+        """Return why runs of its tasks were lost with their worker and repeated, and how many for each reason."""
+        return tuple(Counter(reason for task in self.tasks for reason in task.lost).items())
 
 
 def _totals(worker: WorkerId, tasks: Iterable[TaskSummary]) -> WorkerSummary:

@@ -24,7 +24,8 @@ class RunningJob:
 class Progress:
     """A submission at one moment. Jobs that are neither ended nor in `running` wait.
 
-    A task that several jobs share appears as one of them in `running`.
+    A task that several jobs share appears as one of them in `running`. `held` says why no more jobs start for now:
+    their output folder cannot be written; "" if they do.
     """
 
     total: int
@@ -32,6 +33,7 @@ class Progress:
     failed: int
     cancelled: int
     running: tuple[RunningJob, ...] = ()
+    held: str = ""
 
     @property
     def ended(self) -> int:

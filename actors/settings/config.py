@@ -55,6 +55,8 @@ class PoolSection(Strict):
     vram_policy   how much of the weights stays on the GPU (`pool.devices.vram_policy`); "auto" depends on the device
     reserve_vram  left to other programs, of the memory that is free when a worker starts; by default 400 MiB of a GPU
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
+    journal       file for the submissions of `modelpool submit`, on a disk of the controller's node that survives a
+                  restart; false for none. By default a file of the pool's name in the user's state folder
     """
 
     device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
@@ -63,6 +65,7 @@ class PoolSection(Strict):
     vram_policy: Literal["auto", "disabled", "none", "low", "normal", "high", "shared"] = "auto"
     reserve_vram: str | int | None = None
     threads: Annotated[int, Field(ge=1)] = 1
+    journal: Path | Literal[False] | None = None
 
     @field_validator("workers", "vram", "reserve_vram", "threads", mode="before")
     @classmethod

@@ -247,6 +247,7 @@ class RunErrorKind(Enum):
     FILE_UNAVAILABLE = "file_unavailable"
     BAD_INPUT = "bad_input"
     CANCELLED = "cancelled"
+    OUTPUT = "output"
     INTERNAL = "internal"
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from modelpool.actors.api.client import ModelPool
+from modelpool.actors.api.output_writer import HOLD_SECONDS
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller
@@ -194,11 +195,14 @@ class LoopConnection:
 
 
 def open_pool(
-    workers: int = 2, output: Path | None = None, make_engine: Callable[[], FakeEngine] = FakeEngine
+    workers: int = 2,
+    output: Path | None = None,
+    make_engine: Callable[[], FakeEngine] = FakeEngine,
+    hold_seconds: float = HOLD_SECONDS,
 ) -> ModelPool:
     """A pool in this process; closing it ends everything."""
     line = LoopConnection(workers, make_engine)
-    return ModelPool(line, line.end, output)
+    return ModelPool(line, line.end, output, hold_seconds=hold_seconds)
 
 
 def open_real_pool(

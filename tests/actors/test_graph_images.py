@@ -13,7 +13,8 @@ import pytest
 from modelpool.actors.graph.build_graph import JobGraph, build_graph
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.png import parameters_text, recipe_from_json
+from modelpool.actors.outputs.png import parameters_text
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import (

@@ -10,7 +10,7 @@ import pytest
 
 from modelpool.actors.api.client import PartialLora
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.outputs.png import recipe_from_json
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import PARTIAL_LORA, FakeCatalog

@@ -1,17 +1,16 @@
-"""A sampling run that stops after a step and resumes in another process is the same run, for everything that a request
-may ask for."""
+"""A pool moves a sampling run to another worker, and resumes it there: its pixels are those of a run that stayed.
+
+`tests.actors.test_unchanged_outputs` stops and resumes every kind of run.
+"""
 
 from __future__ import annotations
 
-import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,125 +20,18 @@ from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.worker.gpu_worker import WorkerEngine
 from modelpool.pool.core.stage_params import (
-    BatchMember,
-    Outcome,
     Result,
     RunHooks,
-    RunState,
     SampleParams,
     StageParams,
 )
-from modelpool.pool.specs.spec import ComponentKey, RunCost, TaskSpec, WorkerId
+from modelpool.pool.specs.spec import RunCost, TaskSpec, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Event, RunTask, WorkersWanted
 from tests.actors.loop_connection import LoopConnection
 from tests.actors.unchanged_outputs import (
     ROOT,
-    digest_of,
-    load_record,
-    run_requests,
-    write_inputs,
-    write_models,
 )
-
-
-class Interrupting:
-    """An engine that stops each sampling run after every `every` steps, and resumes it from bytes."""
-
-    def __init__(self, engine: WorkerEngine, every: int) -> None:
-        self._engine = engine
-        self._every = every
-        #: the step at which each run stopped, and its steps
-        self.stops: list[tuple[int, int]] = []
-        #: every sampling task that it ran
-        self.tasks: list[SampleParams] = []
-        for name in ("introduce", "residency", "close"):
-            setattr(self, name, getattr(engine, name))
-
-    def run(
-        self,
-        task: TaskSpec,
-        work: StageParams,
-        inputs: tuple[Result, ...],
-        hooks: RunHooks,
-        fresh: bool = False,
-        needed_next: tuple[ComponentKey, ...] = (),
-        resume: RunState | None = None,
-    ) -> tuple[Result, RunCost]:
-        if isinstance(work, SampleParams):
-            self.tasks.append(work)
-        while True:
-            result, cost = self._engine.run(task, work, inputs, self._hooks(hooks, resume), fresh, needed_next, resume)
-            if not isinstance(result, RunState):
-                return result, cost
-            resume = self._passed_on(result)
-
-    def run_batch(
-        self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()
-    ) -> tuple[Outcome, ...]:
-        self.tasks += [member.work for member in members if isinstance(member.work, SampleParams)]
-        outcomes: dict[int, Outcome] = {}
-        places = list(range(len(members)))
-        while places:
-            stopping = [replace(members[p], hooks=self._hooks(members[p].hooks, members[p].resume)) for p in places]
-            outcomes |= zip(places, self._engine.run_batch(stopping, needed_next), strict=True)
-            places = [place for place in places if isinstance(self._result(outcomes[place]), RunState)]
-            members = [
-                replace(member, resume=self._passed_on(self._result(outcomes[place]))) if place in places else member
-                for place, member in enumerate(members)
-            ]
-        return tuple(outcomes[place] for place in range(len(members)))
-
-    def _result(self, outcome: Outcome) -> Result | None:
-        return None if isinstance(outcome, Exception) else outcome[0]
-
-    def _passed_on(self, state: Result | None) -> RunState:
-        assert isinstance(state, RunState)
-        self.stops.append((state.step, state.steps))
-        arrived: RunState = pickle.loads(pickle.dumps(state))
-        return arrived
-
-    def _hooks(self, hooks: RunHooks, resume: RunState | None) -> RunHooks:
-        """Stop after `every` more steps."""
-        end, done = (0 if resume is None else resume.step) + self._every, 0
-
-        def on_step(step: int, steps: int) -> None:
-            nonlocal done
-            done = step
-            hooks.on_step(step, steps)
-
-        return replace(hooks, on_step=on_step, should_pause=lambda: done >= end)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")
-def test_every_kind_of_run_stops_and_resumes_at_every_step(tmp_path: Path) -> None:
-    """All samplers, models, inputs, batches and divisions of the recorded outputs: pixels are equal to those without
-    interruptions."""
-    write_models(tmp_path / "models")
-    write_inputs(tmp_path / "inputs")
-    outputs = load_record()["outputs"]
-    expected = dict(run_requests(tmp_path, outputs))
-    engines: list[Interrupting] = []
-
-    def wrap(engine: WorkerEngine) -> WorkerEngine:
-        engines.append(Interrupting(engine, every=1))
-        return engines[-1]  # type: ignore[return-value]
-
-    made = dict(run_requests(tmp_path, outputs, wrap))
-    other = [name for name, found in expected.items() if not _equal(made[name], found)]
-    # those recorded as depending on what shared a run with them may share it with others here
-    assert set(other) <= {output["id"] for output in outputs if not output["exact"]}
-    stops = [stop for engine in engines for stop in engine.stops]
-    works = [work for engine in engines for work in engine.tasks]
-    assert len(stops) == sum(work.steps_run - 1 for work in works) > len(outputs)
-
-
-def _equal(one: np.ndarray | str, other: np.ndarray | str) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return one == other
-    return digest_of(one) == digest_of(other)
 
 
 class Gated:

@@ -58,6 +58,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "worker",
         "control",
         "inputs",
+        "detached",
         "ray",
         "api",
         "cli",

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from modelpool.actors.api import jobs as jobs_module
 from modelpool.actors.api.client import CHUNK, ModelPool, WorkersFailed
 from modelpool.actors.api.jobs import MOST_REPEATS
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.outputs.folder import file_name, pixels_sha256
+from modelpool.actors.outputs.manifest import Manifest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
 from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage
-from tests.actors.fakes import ENDLESS, FAIL, FakeCatalog, FakeEngine, image_of
+from tests.actors.fakes import ENDLESS, FAIL, VIDEOS, FakeCatalog, FakeEngine, image_of
 from tests.actors.loop_connection import open_pool
 
 
@@ -318,16 +324,204 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_made(tmp_
     assert pool.status().tasks_total == 0
 
 
-def test_a_image_that_cannot_be_written_is_a_failure_that_says_so(tmp_path) -> None:
-    with open_pool(output=tmp_path / "gone") as pool:
+def test_a_removed_folder_is_created_again_for_the_next_submission(tmp_path) -> None:
+    with open_pool(output=tmp_path / "out") as pool:
         pool.submit(request(seed=1)).wait(60)
-        for path in (tmp_path / "gone").iterdir():
-            path.unlink()
-        (tmp_path / "gone").rmdir()
-        (tmp_path / "gone").write_text("in the way")
-        jobs = pool.submit(request(seed=2))
-        assert jobs.wait(60).failed == 1
-        assert "could not be written" in jobs.failures[0].message
+        shutil.rmtree(tmp_path / "out")
+        assert pool.submit(request(seed=2)).wait(60).succeeded == 1
+        assert len(list((tmp_path / "out").glob("*.png"))) == 1
+
+
+def test_an_image_that_alone_cannot_be_written_is_a_failure_that_stops_no_others(tmp_path) -> None:
+    """Something is in the way of one file."""
+    with open_pool(output=tmp_path) as pool:
+        (tmp_path / file_name(pool.recipe(request(seed=1)))).mkdir()
+        jobs = pool.submit([request(seed=seed) for seed in (1, 2, 3)])
+        assert jobs.wait(60).succeeded == 2
+        (failure,) = jobs.failures
+        assert failure.kind is RunErrorKind.OUTPUT
+        assert "could not be written" in failure.message
+        assert "Is a directory" in failure.message
+
+
+def test_written_images_are_not_kept_in_the_object_store(tmp_path, monkeypatch) -> None:
+    with open_pool(output=tmp_path) as pool:
+        jobs = pool.submit([request(seed=seed) for seed in range(4)])
+        jobs.wait(60)
+        assert [ready.job.result for ready in jobs._waiting] == [None] * 4
+        monkeypatch.setattr(pool._connection, "fetch", None)
+        for image in jobs.images():
+            assert (image.pixels == expected(request(seed=image.seed))).all()
+            assert image.pixels_sha256 == pixels_sha256(image.pixels)
+
+
+def test_written_videos_are_exact_until_too_many_wait(tmp_path, monkeypatch) -> None:
+    """No format keeps them exactly: up to a bound the object store does."""
+
+    def videos(pool) -> list:
+        wanted = [request(model=VIDEOS, seed=seed, format="gif", frames=5) for seed in range(3)]
+        jobs = pool.submit(wanted)
+        jobs.wait(60)
+        assert (jobs._kept_bytes > 0) == (jobs_module.MOST_KEPT_BYTES > 0)
+        found = sorted(jobs.videos(), key=lambda video: video.index)
+        assert (jobs._kept_bytes, len(jobs._kept)) == (0, 0)
+        return found
+
+    with open_pool(output=tmp_path) as pool:
+        exact = videos(pool)
+        monkeypatch.setattr(jobs_module, "MOST_KEPT_BYTES", 0)
+        read = videos(pool)
+        for one, other in zip(exact, read, strict=True):
+            assert pixels_sha256(one.frames) == one.pixels_sha256 == other.pixels_sha256
+            assert other.frames.shape == one.frames.shape
+            assert other.frame_rate == one.frame_rate
+            assert (other.frames != one.frames).any()
+
+
+# ---- a folder that fails ---------------------------------------------------------------------------------------------
+
+
+class CountedEngine(FakeEngine):
+    """Decodes only as often as it is allowed to."""
+
+    permits = threading.Semaphore(0)
+    decoded: ClassVar[list[str]] = []
+
+    def run(self, task, *args, **kwargs):
+        if task.stage is Stage.DECODE:
+            assert self.permits.acquire(timeout=60)
+            self.decoded.append(task.task_id)
+        return super().run(task, *args, **kwargs)
+
+
+class FailingFolder:
+    """An output folder that can be put out of order, with a pool that writes there."""
+
+    def __init__(self, path, monkeypatch) -> None:
+        self.path = path
+        self.monkeypatch = monkeypatch
+        self.full = threading.Event()
+        append = Manifest.append
+
+        def append_or_fail(manifest, entry):
+            if self.full.is_set():
+                raise OSError(28, "No space left on device")
+            append(manifest, entry)
+
+        monkeypatch.setattr(Manifest, "append", append_or_fail)
+        monkeypatch.setattr("modelpool.actors.api.output_writer._RETRY_SECONDS", 0.01)
+
+    def fail(self, how: str) -> None:
+        if how == "full":
+            self.full.set()
+            return
+        self.path.rename(self.path.with_name("away"))
+        if how == "replaced by a file":
+            self.path.write_text("in the way")
+
+    def mend(self) -> None:
+        self.full.clear()
+        if self.path.is_file():
+            self.path.unlink()
+        if not self.path.exists():
+            self.path.with_name("away").rename(self.path)
+
+
+@pytest.fixture
+def failing_folder(tmp_path, monkeypatch) -> FailingFolder:
+    CountedEngine.permits, CountedEngine.decoded = threading.Semaphore(3), []
+    return FailingFolder(tmp_path / "out", monkeypatch)
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.005)
+
+
+def fail_in_the_middle(pool, folder: FailingFolder, how: str, count: int = 40):
+    """Submit; after the first image, the folder fails. Return the jobs, whose submission is held, and the first."""
+    jobs = pool.submit([request(seed=seed) for seed in range(count)], output=folder.path)
+    results = jobs.results()
+    first = [next(results) for _ in range(3)]
+    folder.fail(how)
+    CountedEngine.permits.release(2)
+    until(lambda: jobs.progress().held or jobs._given_up)
+    until(lambda: not any(pool.status().waiting.values()))
+    CountedEngine.permits.release(1000)
+    return jobs, results, first
+
+
+@pytest.mark.parametrize("how", ["full", "removed", "replaced by a file"])
+def test_a_folder_that_fails_holds_the_submission_until_it_is_usable(failing_folder, how) -> None:
+    """Nothing is computed to be thrown away, nothing is lost, and everything is written once."""
+    with open_pool(make_engine=CountedEngine, hold_seconds=1e6) as pool:
+        jobs, results, first = fail_in_the_middle(pool, failing_folder, how)
+        assert "cannot be written" in jobs.progress().held
+        assert len(CountedEngine.decoded) < 12, "the rest was withdrawn"
+        failing_folder.mend()
+        images = [*first, *results]
+        assert sorted(image.seed for image in images) == list(range(40))
+        assert jobs.progress().held == ""
+        assert jobs.summary().succeeded == 40
+        lines = [json.loads(line) for line in (failing_folder.path / "manifest.jsonl").read_text().splitlines()]
+        assert sorted(line["recipe"]["seed"] for line in lines) == list(range(40))
+        assert len(CountedEngine.decoded) == 40, "what had finished was not computed again"
+
+
+def test_a_folder_that_fails_for_too_long_ends_the_submission_with_the_reason(failing_folder) -> None:
+    """What was computed could not be written; what had not started says why; and the next submission goes on."""
+    with open_pool(make_engine=CountedEngine, hold_seconds=0.05) as pool:
+        jobs, results, _ = fail_in_the_middle(pool, failing_folder, "full")
+        ends = list(results)
+        assert jobs.summary().cancelled + jobs.summary().failed == len(ends) == 37
+        kinds = {end.kind for end in ends}
+        assert kinds == {RunErrorKind.OUTPUT, RunErrorKind.CANCELLED}
+        assert all("No space left on device" in end.message for end in ends)
+        failing_folder.mend()
+        again = pool.submit([request(seed=seed) for seed in range(40)], output=failing_folder.path)
+        assert again.wait(60).succeeded == 40
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_a_held_submission_can_be_cancelled_and_its_pool_closed(failing_folder, how) -> None:
+    with open_pool(make_engine=CountedEngine, hold_seconds=1e6) as pool:
+        jobs, _, _ = fail_in_the_middle(pool, failing_folder, "removed")
+        if how == "cancel":
+            jobs.cancel()
+            summary = jobs.wait(60)
+            assert (summary.succeeded, summary.failed + summary.cancelled) == (3, 37)
+            assert summary.failed < 25
+
+
+def test_a_generator_is_not_drawn_while_the_folder_fails(failing_folder, monkeypatch) -> None:
+    monkeypatch.setattr("modelpool.actors.api.client.CHUNK", 8)
+    drawn: list[int] = []
+    drawn_when_mended: list[int] = []
+
+    def mend() -> None:
+        until(lambda: len(drawn) >= 16)
+        time.sleep(0.1)  # room for a chunk that must not come
+        drawn_when_mended.append(len(drawn))
+        failing_folder.mend()
+
+    with open_pool(make_engine=CountedEngine, hold_seconds=1e6) as pool:
+
+        def requests():
+            for seed in range(24):
+                if seed == 8:
+                    until(lambda: len(list(failing_folder.path.glob("*.png"))) == 3)
+                    failing_folder.fail("full")
+                    CountedEngine.permits.release(100)
+                    until(lambda: any(writer._failing_since for writer in pool._writers.values()))
+                    threading.Thread(target=mend).start()
+                drawn.append(seed)
+                yield request(seed=seed)
+
+        jobs = pool.submit(requests(), output=failing_folder.path)
+        assert jobs.wait(60).succeeded == 24
+        assert drawn_when_mended == [16]
 
 
 # ---- stages ----------------------------------------------------------------------------------------------------------

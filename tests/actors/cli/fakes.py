@@ -31,14 +31,14 @@ MODELS = ("shapes", "portraits")
 LORAS = ("light", "outline")
 
 
-def task(worker: str, resident: bool, stage: Stage = Stage.SAMPLE) -> TaskSummary:
-    """One task with round figures."""
+def task(worker: str, resident: bool, stage: Stage = Stage.SAMPLE, lost: tuple[str, ...] = ()) -> TaskSummary:
+    """One task with round figures, and runs that were lost before."""
     uploaded = 0 if resident else 4 << 20
     chosen = PlacementOption(WorkerId(worker), 0.0, 0.0 if resident else 0.5, 1.0)
     waited_for = PlacementOption(WorkerId("gpu-9"), 2.1, 0.0, 1.0)
     switches = int(not resident)
     why = Why(PlacementRule.CHEAPEST, chosen, (waited_for,), 1, 1, upload_bytes=uploaded, switches=switches)
-    return TaskSummary(stage, WorkerId(worker), 1.5, 0.5, resident, uploaded, 0, switches, False, why=why)
+    return TaskSummary(stage, WorkerId(worker), 1.5, 0.5, resident, uploaded, 0, switches, False, why=why, lost=lost)
 
 
 def recipe_for(request: GenerateRequest) -> Recipe:
@@ -82,11 +82,13 @@ class FakeJobs:
         output: Path,
         fails: Callable[[GenerateRequest], RunErrorKind | None],
         before_each: Callable[[int], None],
+        sampled: Callable[[int], TaskSummary],
     ) -> None:
         self._requests = requests
         self._output = OutputFolder(output)
         self._fails = fails
         self._before_each = before_each
+        self._sampled = sampled
         self._cancelled = threading.Event()
         self._ended: list[ImageResult | JobFailure] = []
 
@@ -131,16 +133,16 @@ class FakeJobs:
             trace = "Traceback: planted\n" if kind is RunErrorKind.INTERNAL else ""
             return JobFailure(index, job_id, request, kind, "planted trouble", trace)
         recipe = recipe_for(request)
-        tasks = (task("gpu-0", True, Stage.ENCODE), task(f"gpu-{index % 2}", index % 3 != 0))
+        tasks = (task("gpu-0", True, Stage.ENCODE), self._sampled(index))
         pixels = pixels_for(recipe)
         finished = FinishedOutput(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
-        path = self._output.write(finished)
+        path = self._output.write(finished).path
         return ImageResult(
             index=index,
             job_id=job_id,
             request=request,
             recipe=recipe,
-            pixels=pixels,
+            content=lambda: pixels,
             path=path,
             worker=tasks[1].worker,
             seconds=3.0,
@@ -150,10 +152,13 @@ class FakeJobs:
 
 @dataclasses.dataclass
 class FakePool:
-    """`fails` says how a request ends; `before_each` is called before each job ends; `submitted` tells what came."""
+    """`fails` says how a request ends; `before_each` is called before each job ends; `sampled` is the sample task of a
+    job; `submitted` are the requests that came.
+    """
 
     fails: Callable[[GenerateRequest], RunErrorKind | None] = lambda request: None
     before_each: Callable[[int], None] = lambda index: None
+    sampled: Callable[[int], TaskSummary] = lambda index: task(f"gpu-{index % 2}", index % 3 != 0)
     submitted: list[GenerateRequest] = dataclasses.field(default_factory=list)
     jobs: list[FakeJobs] = dataclasses.field(default_factory=list)
     closed: bool = False
@@ -179,7 +184,7 @@ class FakePool:
         assert isinstance(requests, list)
         assert isinstance(output, Path)
         self.submitted += requests
-        self.jobs.append(FakeJobs(tuple(requests), output, self.fails, self.before_each))
+        self.jobs.append(FakeJobs(tuple(requests), output, self.fails, self.before_each, self.sampled))
         return self.jobs[-1]
 
     def models(self) -> tuple[ModelListing, ...]:

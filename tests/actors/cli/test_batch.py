@@ -10,9 +10,10 @@ import pytest
 
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.specs.spec import RunErrorKind
 from tests.actors.cli.conftest import Command
-from tests.actors.cli.fakes import FakePool
+from tests.actors.cli.fakes import FakePool, task
 
 FOUR = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b", "loras": ["light"]}\n{"prompt": "c", "seed": 7}\n'
 ARGUMENTS = ("batch", "jobs.jsonl", "--out", "p", "--model", "shapes")
@@ -140,6 +141,76 @@ def test_ctrl_c_and_the_same_command_make_every_image_once(command: Command) -> 
     assert command(*ARGUMENTS, pool=rest).code == 0
     assert rest.submitted == pool.submitted[:2]
     assert len(OutputFolder("p").finished()) == 4
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated"])
+@pytest.mark.parametrize("again", [(), ("--again",)])
+def test_a_damaged_file_is_generated_again(command: Command, damage: str, again: tuple[str, ...]) -> None:
+    command(*ARGUMENTS)
+    path = next(Path("p").glob("c-7-*.png"))
+    content = path.read_bytes()
+    path.write_bytes(b"" if damage == "empty" else content[:-7])
+    pool = FakePool()
+    assert command(*ARGUMENTS, *again, pool=pool).code == 0
+    assert [request.prompt for request in pool.submitted] == (["a", "a", "b", "c"] if again else ["c"])
+    assert path.read_bytes() == content
+
+
+def test_again_repairs_a_file_that_only_its_content_betrays(command: Command) -> None:
+    command(*ARGUMENTS)
+    path = next(Path("p").glob("c-7-*.png"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-60] + bytes(48) + content[-12:])
+    assert command(*ARGUMENTS, "--again").code == 0
+    assert path.read_bytes() == content
+
+
+def test_a_line_of_brackets_is_one_invalid_line(command: Command, jobs: Path) -> None:
+    jobs.write_text(f"{'[' * 100_000}\n" + FOUR)
+    ended = command(*ARGUMENTS)
+    assert ended.code == 1
+    assert "jobs.jsonl:1: found more than 32 lists or objects in each other" in ended.err
+    assert len(OutputFolder("p").finished()) == 4
+
+
+def test_damaged_lines_of_the_manifest_are_counted_and_cost_only_themselves(command: Command) -> None:
+    command(*ARGUMENTS)
+    manifest = Path("p/manifest.jsonl")
+    lines = manifest.read_text().splitlines()
+    manifest.write_text(
+        "\n".join(["[" * 100_000, *lines[1:3], lines[3].replace('"steps": 20', '"steps": "20"')]) + "\n"
+    )
+    pool = FakePool()
+    ended = command(*ARGUMENTS, pool=pool)
+    assert ended.code == 0
+    assert "p/manifest.jsonl: 2 damaged lines skipped, the first at byte 0: found more than 32" in ended.err
+    assert len(pool.submitted) == 2
+    assert len(OutputFolder("p").finished()) == 4
+
+
+def test_lost_runs_are_counted_by_worker_and_reason(command: Command) -> None:
+    """The images are all there: without this, nobody would notice."""
+    lost = task("gpu-1", False, lost=("gpu-0: killed by signal 9",))
+    ended = command(*ARGUMENTS, pool=FakePool(sampled=lambda index: lost if index < 2 else task("gpu-1", True)))
+    assert ended.code == 0
+    assert "lost and repeated: 2 runs, gpu-0: killed by signal 9" in ended.err
+
+
+def test_the_summary_is_printed_when_the_contact_sheet_cannot_be(command: Command, monkeypatch) -> None:
+    def fail(self: OutputFolder) -> Path:
+        raise OutputFailed("p: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(OutputFolder, "contact_sheet", fail)
+    ended = command(*ARGUMENTS)
+    assert "4 images in 12.5 s" in ended.err
+    assert "no contact sheet: p: cannot be written (No space left on device)" in ended.err
+
+
+def test_files_that_could_not_be_written_end_a_batch_with_its_resume_command(command: Command) -> None:
+    ended = command(*ARGUMENTS, pool=FakePool(fails=lambda request: RunErrorKind.OUTPUT if request.seed == 7 else None))
+    assert ended.code == 1
+    assert "output: planted trouble" in ended.err
+    assert "Some files could not be written. To resume: modelpool batch jobs.jsonl --out p --model shapes" in ended.err
 
 
 def test_csv_works_the_same(command: Command) -> None:

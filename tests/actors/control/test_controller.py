@@ -116,8 +116,28 @@ def test_a_worker_that_dies_in_the_middle_is_replaced_and_the_image_is_the_same(
         status = await desk.controller.status()
         assert status.restarts == 1
         assert "killed by the test" in status.workers[0].trouble
+        lost = {task.stage: task.lost for task in ended.tasks}
+        (reason,) = lost.pop(Stage.SAMPLE)
+        assert reason.startswith("gpu-0: ")
+        assert "killed by the test" in reason
+        assert not any(lost.values())
+        assert {task.device for task in ended.tasks} == {status.workers[0].device}
 
     asyncio.run(talk())
+
+
+@dialogue
+async def test_withdrawing_a_submission_cancels_what_has_no_running_task() -> None:
+    desk = await Desk(workers=2).open()
+    await desk.submit(*(request(prompt=f"p{i}") for i in range(6)))
+    started = {desk.controller._tasks.first_job(run.task_id) for run in desk.fleet.running}
+    await desk.controller.cancel(ME, SubmissionId("s"), withdraw=True)
+    ended = await desk.run_dry()
+    succeeded = {job.job_id for job in ended if job.outcome is Outcome.SUCCEEDED}
+    assert succeeded == started
+    assert [job.outcome for job in ended if job.job_id not in started] == [Outcome.CANCELLED] * (6 - len(started))
+    await desk.submit(request(prompt="new"), submission="again")
+    assert [job.outcome for job in await desk.run_dry()][-1] is Outcome.SUCCEEDED
 
 
 @dialogue

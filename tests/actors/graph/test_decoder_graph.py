@@ -22,7 +22,8 @@ from modelpool.actors.graph.orders import (
 )
 from modelpool.actors.graph.recipe import Recipe, RecipeDecoder
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.png import parameters_text, recipe_from_json
+from modelpool.actors.outputs.png import parameters_text
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnknownName, UserError
 from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, SampleParams

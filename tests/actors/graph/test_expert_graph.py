@@ -12,7 +12,8 @@ import pytest
 from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
 from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, LowNoiseOrder, SampleOrder, order_for
 from modelpool.actors.graph.recipe import Recipe, RecipeLowNoise
-from modelpool.actors.outputs.png import parameters_text, recipe_from_json
+from modelpool.actors.outputs.png import parameters_text
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize

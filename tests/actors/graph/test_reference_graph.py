@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from modelpool.actors.graph.build_graph import JobGraph, build_graph
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.png import recipe_from_json
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError

@@ -21,7 +21,7 @@ from modelpool.actors.graph.build_graph import JobGraph, build_graph
 from modelpool.actors.graph.orders import input_image_id, input_video_id
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.png import recipe_from_json
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.outputs.video import write_video
 from modelpool.actors.request import control_video_fields as video_fields
 from modelpool.actors.request import image_fields as image_fields

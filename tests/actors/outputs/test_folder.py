@@ -27,6 +27,7 @@ from modelpool.actors.outputs.folder import (
     write_atomically,
 )
 from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.outputs.test_png import RECIPE
@@ -69,7 +70,7 @@ def manifest_lines(path: Path) -> list[dict]:
 
 def test_a_image_is_kept_with_its_recipe_and_one_line(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path / "new" / "out")
-    path = out.write(image())
+    path = out.write(image()).path
     assert path == tmp_path / "new" / "out" / file_name(RECIPE)
     assert re.fullmatch(r"a-red-circle-7-[0-9a-f]{8}\.png", path.name)
     assert read_recipe(path) == RECIPE
@@ -83,21 +84,21 @@ def test_a_image_is_kept_with_its_recipe_and_one_line(tmp_path: Path) -> None:
 
 
 def test_the_same_recipe_again_is_the_same_file_and_no_second_line(tmp_path: Path) -> None:
-    first = OutputFolder(tmp_path).write(image())
+    first = OutputFolder(tmp_path).write(image()).path
     stamp = first.stat().st_mtime_ns
     again = OutputFolder(tmp_path)
-    assert again.write(image()) == first
-    assert again.write(image()) == first
+    assert again.write(image()).path == first
+    assert again.write(image()).path == first
     assert first.stat().st_mtime_ns == stamp
     assert len(manifest_lines(tmp_path)) == 1
 
 
 def test_a_deleted_image_is_not_finished_and_is_written_again_without_a_second_line(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path)
-    path = out.write(image())
+    path = out.write(image()).path
     path.unlink()
     assert out.finished() == {}
-    assert out.write(image()) == path
+    assert out.write(image()).path == path
     assert path.exists()
     assert len(manifest_lines(tmp_path)) == 1
 
@@ -184,7 +185,7 @@ def test_a_failure_at_any_step_leaves_nothing_or_a_whole_image(
     """1. One image is kept. 2. The next fails at a step. 3. Under its own name stands nothing or all of it, and what
     was there is untouched. 4. The next run clears up and makes it good."""
     out = OutputFolder(tmp_path)
-    kept = out.write(image(seed=1))
+    kept = out.write(image(seed=1)).path
     with pytest.MonkeyPatch.context() as monkeypatch:
         break_at(monkeypatch, breaking_point, failure)
         with pytest.raises((OutputFailed, Killed)) as caught:
@@ -202,7 +203,7 @@ def test_a_failure_at_any_step_leaves_nothing_or_a_whole_image(
 
     later = OutputFolder(tmp_path)
     assert partials(tmp_path) == []
-    assert later.write(image(seed=2)) == path
+    assert later.write(image(seed=2)).path == path
     assert list(later.finished().values()) == [kept, path]
     assert len(manifest_lines(tmp_path)) == 2
 
@@ -254,8 +255,145 @@ def test_a_full_disk_is_noticed_before_anything_runs(tmp_path: Path, monkeypatch
 
 def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.jsonl").write_text('{"image": 1}\n')
-    with pytest.raises(OutputFailed, match="a line without 'digest'"):
+    with pytest.raises(OutputFailed, match=r"manifest.jsonl: byte 0: no 'digest'"):
         OutputFolder(tmp_path)
+
+
+def damage(path: Path, how: str) -> None:
+    """Damage a file in one of the ways in which disks, copies and people do."""
+    content = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "truncated":
+            path.write_bytes(content[:-10])
+        case "overwritten":  # the size is right: only its hash tells
+            path.write_bytes(content[:-60] + bytes(48) + content[-12:])
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "truncated"])
+@pytest.mark.parametrize("listed", ["now", "by an earlier version"])
+def test_a_damaged_file_does_not_count_as_finished_and_is_repaired(tmp_path: Path, how: str, listed: str) -> None:
+    """Decided by existence and size; entries of earlier versions list no size, but a PNG has an end."""
+    out = OutputFolder(tmp_path)
+    path, other = out.write(image()).path, out.write(image(seed=8)).path
+    content = path.read_bytes()
+    if listed != "now":
+        forget_file_facts(tmp_path)
+        out = OutputFolder(tmp_path)
+    damage(path, how)
+    assert list(out.finished().values()) == [other]
+    assert [(one.path, bool(one.reason)) for one in out.damaged(quick=True)] == [(path, True)]
+    assert out.write(image()).path == path
+    assert path.read_bytes() == content
+    assert list(out.finished().values()) == [path, other]
+    assert len(manifest_lines(tmp_path)) == 2
+
+
+def forget_file_facts(folder: Path) -> None:
+    lines = manifest_lines(folder)
+    for line in lines:
+        del line["file_bytes"], line["file_sha256"]
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("listed", ["now", "by an earlier version"])
+def test_damage_that_keeps_the_size_is_found_by_reading_and_repaired(tmp_path: Path, listed: str) -> None:
+    out = OutputFolder(tmp_path)
+    path = out.write(image()).path
+    content = path.read_bytes()
+    if listed != "now":
+        forget_file_facts(tmp_path)
+        out = OutputFolder(tmp_path)
+    assert list(out.damaged()) == []
+    damage(path, "overwritten")
+    assert list(out.damaged(quick=True)) == []
+    (found,) = out.damaged()
+    assert found.reason.startswith("damaged: ")
+    out.write(image())
+    assert path.read_bytes() == content
+
+
+def test_a_file_with_other_pixels_after_damage_is_listed_anew(tmp_path: Path) -> None:
+    """Another device may compute slightly other pixels: the last line counts, also for another reader."""
+    out, reader = OutputFolder(tmp_path), OutputFolder(tmp_path)
+    path = out.write(image()).path
+    assert len(reader.finished()) == 1
+    path.unlink()
+    other = np.full((9, 9, 3), 7, np.uint8)
+    written = out.write(dataclasses.replace(image(), output=ImagePixels(other)))
+    assert written.pixels_sha256 == pixels_sha256(other)
+    assert len(manifest_lines(tmp_path)) == 2
+    (kept,) = reader.kept().values()
+    assert kept.pixels_sha256 == pixels_sha256(other)
+    assert list(reader.damaged()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recipe": []},
+        {"recipe": {"steps": "many"}},
+        {"run": "1"},
+        {"index": None},
+        {"digest": 5},
+        {"file": "../../etc/passwd"},
+        {"file": ".hidden"},
+        {"file_bytes": 1.5},
+    ],
+    ids=repr,
+)
+def test_a_wrong_type_in_a_line_costs_that_line_alone(tmp_path: Path, change: dict) -> None:
+    out = OutputFolder(tmp_path)
+    out.write(image(seed=1))
+    kept = out.write(image(seed=2)).path
+    lines = manifest_lines(tmp_path)
+    merged = change | ({"recipe": lines[0]["recipe"] | change["recipe"]} if change.get("recipe") else {})
+    lines[0] |= merged
+    (tmp_path / "manifest.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    later = OutputFolder(tmp_path)
+    assert list(later.finished().values()) == [kept]
+    assert later.damaged_line_count == 1
+    assert next(iter(change)) in later.damaged_lines[0] or "steps" in later.damaged_lines[0]
+    assert later.contact_sheet().exists()
+    later.write(image(seed=1))
+    assert len(OutputFolder(tmp_path).finished()) == 2
+
+
+def test_a_folder_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path / "out")
+    out.write(image(seed=1))
+    (tmp_path / "out").rename(tmp_path / "away")
+    (tmp_path / "out").mkdir()
+    assert out.finished() == {}
+    out.write(image(seed=2))
+    assert list(out.finished()) == [image(seed=2).recipe.digest]
+
+
+@pytest.mark.parametrize("how", ["removed", "a file", "full"])
+def test_a_failure_of_the_folder_is_told_apart_from_one_of_a_file(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = OutputFolder(tmp_path / "out")
+    if how == "full":
+        monkeypatch.setattr(os, "fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    else:
+        (tmp_path / "out").rename(tmp_path / "away")
+    if how == "a file":
+        (tmp_path / "out").write_text("in the way")
+    with pytest.raises(FolderFailed, match=r"out: cannot be written"):
+        out.write(image())
+
+
+def test_a_failure_of_one_file_is_not_one_of_the_folder(tmp_path: Path) -> None:
+    out = OutputFolder(tmp_path)
+    (tmp_path / file_name(RECIPE)).mkdir()
+    with pytest.raises(OutputFailed, match="Is a directory") as caught:
+        out.write(image())
+    assert not isinstance(caught.value, FolderFailed)
+    assert out.write(image(seed=8)).path.exists()
 
 
 def write_many(path: Path, seeds: range) -> None:
@@ -323,7 +461,7 @@ def test_enum_members_become_their_values() -> None:
 
 def test_a_recipe_and_its_twin_with_other_versions_are_the_same_image(tmp_path: Path) -> None:
     out = OutputFolder(tmp_path)
-    first = out.write(image())
+    first = out.write(image()).path
     newer: Recipe = dataclasses.replace(RECIPE, versions={"modelpool": "9.9"})
-    assert out.write(dataclasses.replace(image(), recipe=newer)) == first
+    assert out.write(dataclasses.replace(image(), recipe=newer)).path == first
     assert len(manifest_lines(tmp_path)) == 1

@@ -12,8 +12,9 @@ import pytest
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.contact_sheet import LabelledImage, make_contact_sheet
+from modelpool.actors.outputs.file_content import read_content
 from modelpool.actors.outputs.folder import OutputFolder, file_name
-from modelpool.actors.outputs.output_file import FinishedOutput, encoded, read_video_recipe
+from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded, read_video_recipe
 from modelpool.actors.outputs.preview_image import first_image, wave_image
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, Output, VideoFrames
@@ -67,9 +68,13 @@ def test_a_folder_keeps_it_under_the_rules_of_images(name: str, recipe: Recipe, 
     recipe = dataclasses.replace(recipe, format=name)
     out = OutputFolder(tmp_path)
     finished = FinishedOutput(recipe, made(recipe), 0, "job", "gpu-0", 1.0)
-    path = out.write(finished)
-    assert out.write(finished) == path
+    path = out.write(finished).path
+    assert out.write(finished).path == path
     assert out.finished() == {recipe.digest: path}
+    made_array, read = array_of_output(made(recipe)), read_content(path)
+    assert read.shape == made_array.shape
+    assert abs(read.astype(float) - made_array).mean() < (1 / 32767 if recipe.seconds else 8)
+    assert list(out.damaged()) == []
     (line,) = [json.loads(line) for line in (tmp_path / "manifest.jsonl").read_text().splitlines()]
     assert (line["file"], line["recipe"]["format"]) == (path.name, name)
     assert out.contact_sheet().stat().st_size > 0

@@ -20,8 +20,8 @@ from modelpool.actors.outputs.png import (
     parse_parameters,
     read_parameters,
     read_recipe,
-    recipe_from_json,
 )
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.pool.core.errors import UserError
 
 LIGHT = RecipeLora(name="light", sha256="0123456789abcdef" * 4, strength=0.8)

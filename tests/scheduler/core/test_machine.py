@@ -251,8 +251,10 @@ class CoreMachine(RuleBasedStateMachine):
             w.worker_id: (w.status, w.incarnation, w.task_id) for w in self.shell.state.worker_table.workers.values()
         }
         for worker_id, (status, latest, task_id) in before.items():
-            # time passes with every event: an idle worker may start what waited for a busy one
-            started = status is WorkerState.IDLE and after[worker_id][:2] == (WorkerState.BUSY, latest)
+            # time passes with every event: an idle worker may start what waited for a busy one, or for the end of a
+            # drain, after a restart if that task ran out of memory
+            ways = ((WorkerState.BUSY, latest), (WorkerState.STARTING, latest + 1))
+            started = status is WorkerState.IDLE and after[worker_id][:2] in ways
             assert started or after[worker_id] == (status, latest, task_id), "stale news changed a worker"
 
     # ---- runs ----

@@ -1,0 +1,247 @@
+"""`modelpool submit`, `wait`, `progress`, `cancel` and `jobs`: jobs that outlive the command that submitted them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from modelpool.actors.cli.ports import Pool
+    from modelpool.actors.detached.job_service import JobsProgress
+    from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord
+
+EXIT_FAILED = 1
+#: interval of drawing the progress
+_DRAW_SECONDS = 0.5
+#: outcomes of a submission that `jobs show` prints; --json prints all
+MOST_SHOWN = 40
+
+JobsId = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of a submission, or the start of it.", show_default=False)
+]
+
+
+def submit(
+    context: typer.Context,
+    job_file: Annotated[
+        Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: one request per line.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the outputs, on the pool's head node.", metavar="DIR")],
+    jobs_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="Id of the submission: submitting again has no effect.", metavar="ID", show_default=False
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    priority: options.Priority = None,
+    user: options.User = None,
+    deadline: options.Deadline = None,
+    as_json: options.AsJson = False,
+    pool: options.PoolName = None,
+) -> None:
+    """Hand the requests of a file over to a running pool, and return. They run, and their outputs are written, whatever
+    happens to this terminal, to the pool's processes, or to the machine: `modelpool up` continues. Prints the id.
+    """
+    from modelpool.actors.cli.job_file import read_job_file
+    from modelpool.actors.cli.screen import counted, print_json, say, user_console
+
+    defaults: dict[str, Any] = options.qos_fields(priority, user, deadline)
+    if model is not None:
+        defaults["model"] = model
+    jobs = read_job_file(job_file, defaults, seed)
+    console = user_console()
+    for line in jobs.broken:
+        say(console, f"{job_file}:{line.number}: {line.message}", "red")
+    if jobs.broken or not jobs.lines:  # what nobody watches must not be half of what was meant
+        say(console, f"{job_file}: {counted(len(jobs.broken), 'invalid line')}; nothing was submitted", "red")
+        raise typer.Exit(2)
+    requests = [line.request for line in jobs.lines]
+    with _joined(context, pool) as joined:
+        submitted = joined.submit_detached(requests, output=out.absolute(), jobs_id=jobs_id)
+        record = submitted.progress().record
+    if as_json:
+        print_json(sys.stdout, plain_record(record))
+        return
+    print(submitted.id)
+    say(console, f"{counted(record.request_count, 'request')} submitted; outputs: {record.output}", "dim")
+    say(console, f"Follow it:  modelpool progress {submitted.id}   Wait for it:  modelpool wait {submitted.id}", "dim")
+
+
+def wait(
+    context: typer.Context,
+    jobs_id: JobsId,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Wait no longer.", metavar="SECONDS", show_default=False)
+    ] = None,
+    as_json: options.AsJson = False,
+    pool: options.PoolName = None,
+) -> None:
+    """Wait until all jobs of a submission have ended. Exits with 1 if some failed or were cancelled, or if the time is
+    over.
+    """
+    from modelpool.actors.cli.screen import print_json, say, user_console
+
+    until = None if timeout is None else time.monotonic() + timeout
+    console = user_console()
+    with _joined(context, pool) as joined:
+        jobs = joined.attach(jobs_id)
+        progress = jobs.progress()
+        with console.status(progress_line(progress)) as status:
+            while progress.record.pending and (until is None or time.monotonic() < until):
+                time.sleep(_DRAW_SECONDS)
+                progress = jobs.progress()
+                status.update(progress_line(progress))
+    if as_json:
+        print_json(sys.stdout, plain_record(progress.record))
+    else:
+        say(console, progress_line(progress), "bold")
+    if progress.record.succeeded < progress.record.request_count:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def progress(
+    context: typer.Context, jobs_id: JobsId, as_json: options.AsJson = False, pool: options.PoolName = None
+) -> None:
+    """Show how far a submission is, and what it waits for."""
+    from modelpool.actors.cli.screen import print_json, say, user_console
+
+    with _joined(context, pool) as joined:
+        now = joined.attach(jobs_id).progress()
+    if as_json:
+        values = {"in_pool": now.in_pool, "running": len(now.running), "waiting_for": now.waiting_for}
+        print_json(sys.stdout, {**plain_record(now.record), **values})
+        return
+    console = user_console(sys.stdout)
+    say(console, progress_line(now))
+    for task in now.running:
+        say(console, f"  job {task.index + 1}: {task.stage.value} on {task.worker}, step {task.step} of {task.steps}")
+
+
+def cancel(context: typer.Context, jobs_id: JobsId, pool: options.PoolName = None) -> None:
+    """Cancel what has not ended of a submission. Finished outputs stay."""
+    from modelpool.actors.cli.screen import say, user_console
+
+    with _joined(context, pool) as joined:
+        record = joined.attach(jobs_id).cancel()
+    say(user_console(), counts(record), "bold")
+
+
+def jobs_app() -> typer.Typer:
+    """Return `modelpool jobs`, `jobs show` and `jobs rm`."""
+    app = typer.Typer(
+        help="List the submissions of a running pool, show one, or forget one that has ended.",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(list_jobs)
+    app.command("show", no_args_is_help=True)(show_jobs)
+    app.command("rm", no_args_is_help=True)(remove_jobs)
+    return app
+
+
+def list_jobs(context: typer.Context, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
+    """List all submissions of a running pool, oldest first."""
+    if context.invoked_subcommand is not None:
+        return
+    from modelpool.actors.cli.screen import print_json, show, user_console
+    from modelpool.actors.cli.tables import rows_table
+
+    with _joined(context, pool) as joined:
+        records = joined.detached()
+    if as_json:
+        for record in records:
+            print_json(sys.stdout, plain_record(record))
+        return
+    rows = [
+        [record.submission_id, record.state.value, counts(record), _time(record.created_at), record.user, record.output]
+        for record in records
+    ]
+    show(user_console(sys.stdout), rows_table(["id", "state", "jobs", "submitted", "user", "output"], rows))
+
+
+def show_jobs(
+    context: typer.Context, jobs_id: JobsId, as_json: options.AsJson = False, pool: options.PoolName = None
+) -> None:
+    """Show a submission and the outcomes of its jobs."""
+    from modelpool.actors.cli.screen import print_json, say, user_console
+
+    with _joined(context, pool) as joined:
+        jobs = joined.attach(jobs_id)
+        now, outcomes = jobs.progress(), list(jobs.outcomes())
+    if as_json:
+        print_json(sys.stdout, {**plain_record(now.record), "outcomes": [_plain_outcome(each) for each in outcomes]})
+        return
+    console = user_console(sys.stdout)
+    _say_record(console, now)
+    bad = [each for each in outcomes if not each.file]
+    for each in (bad + [each for each in outcomes if each.file])[:MOST_SHOWN]:
+        what = each.file or f"{each.outcome.value}: {each.error_kind} {each.message}".rstrip(": ")
+        say(console, f"  job {each.place + 1}: {what}")
+    if len(outcomes) > MOST_SHOWN:
+        say(console, f"  ... and {len(outcomes) - MOST_SHOWN} more; --json prints all", "dim")
+
+
+def remove_jobs(context: typer.Context, jobs_id: JobsId, pool: options.PoolName = None) -> None:
+    """Forget a submission that has ended. Its outputs stay."""
+    with _joined(context, pool) as joined:
+        joined.attach(jobs_id).remove()
+
+
+def counts(record: SubmissionRecord) -> str:
+    """Return '12 of 50 done, 1 failed'."""
+    parts = [f"{record.succeeded} of {record.request_count} done"]
+    parts += [f"{record.failed} failed"] if record.failed else []
+    parts += [f"{record.cancelled} cancelled"] if record.cancelled else []
+    return ", ".join(parts)
+
+
+def progress_line(now: JobsProgress) -> str:
+    """Return the counts, what runs, and what it waits for."""
+    running = f", {len(now.running)} running" if now.running else ""
+    waiting = f"; {now.waiting_for}" if now.waiting_for else ""
+    return f"{now.record.submission_id}: {counts(now.record)}{running}{waiting}"
+
+
+def plain_record(record: SubmissionRecord) -> dict[str, Any]:
+    """Return a submission as JSON values."""
+    return {**dataclasses.asdict(record), "state": record.state.value, "pending": record.pending}
+
+
+def _plain_outcome(outcome: RequestOutcome) -> dict[str, Any]:
+    plain = dataclasses.asdict(outcome)
+    del plain["submission_id"]
+    return {**plain, "outcome": outcome.outcome.value}
+
+
+def _say_record(console: Console, now: JobsProgress) -> None:
+    from modelpool.actors.cli.screen import say
+
+    record = now.record
+    say(console, progress_line(now), "bold")
+    say(console, f"  submitted {_time(record.created_at)} by {record.user or 'nobody'}; outputs: {record.output}")
+
+
+def _time(unix_seconds: float) -> str:
+    return datetime.fromtimestamp(unix_seconds).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _joined(context: typer.Context, pool: str | None) -> Pool:
+    from modelpool.actors.cli.serve import name_of_running
+
+    return session_of(context).open_pool(PoolOptions(pool=pool or name_of_running()))

@@ -1,0 +1,131 @@
+"""`modelpool repair`: generates the files of an output folder again that are missing or damaged, and no others."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from modelpool.actors.outputs.folder import DamagedOutput, OutputFolder
+
+EXIT_FAILED = 1
+#: problems that are printed one by one
+MOST_LISTED = 40
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="An output folder with a manifest.", show_default=False)]
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--inputs", help="Folder with input images; repeatable (default: . and DIR).", metavar="DIR", show_default=False
+    ),
+]
+
+
+def repair(
+    context: typer.Context,
+    folder: Folder,
+    inputs: Inputs = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check only the existence and size of files.", metavar=" ")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what is damaged; change nothing.", metavar=" ")
+    ] = False,
+    as_json: options.AsJson = False,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Generate files of DIR again that are missing or damaged, from the recipes in its manifest.
+
+    Lines of the manifest that cannot be used are moved to manifest.damaged; complete files that are not listed are
+    listed again. Exits with 0 if everything is complete, with 1 if something could not be repaired.
+    """
+    from modelpool.actors.cli.screen import counted, say, user_console
+
+    console, out = user_console(), opened_folder(folder)
+    damaged = list(out.damaged(quick))
+    print_damaged(console, out, damaged)
+    if dry_run:
+        raise typer.Exit(EXIT_FAILED if damaged or out.damaged_line_count else 0)
+    removed, listed = out.repair_manifest()
+    if removed or listed:
+        moved, again = counted(removed, "line"), counted(listed, "complete file")
+        say(console, f"{out.manifest_path}: {moved} moved to manifest.damaged, {again} listed again")
+    damaged = [one for one in damaged if out.problem(one.entry, quick)]
+    if not damaged:
+        say(console, f"{folder}: {counted(len(out.entries()), 'file')}, nothing to generate")
+        raise typer.Exit(0)
+    where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    raise typer.Exit(_generate(context, where, folder, damaged, inputs or [Path(), folder], as_json))
+
+
+def opened_folder(path: Path) -> OutputFolder:
+    """Return the output folder at `path`. Raises UserError unless it exists and has been one."""
+    from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
+    from modelpool.pool.core.errors import unusable_field
+
+    if not (path / MANIFEST_NAME).is_file():
+        raise unusable_field("DIR", str(path), f"an output folder, with a {MANIFEST_NAME}")
+    return OutputFolder(path)
+
+
+def print_damaged(console: Console, out: OutputFolder, damaged: Sequence[DamagedOutput]) -> None:
+    """Print damaged lines and files."""
+    from modelpool.actors.cli.run_jobs import print_damaged_lines
+    from modelpool.actors.cli.screen import counted, say
+
+    print_damaged_lines(console, out)
+    for one in damaged[:MOST_LISTED]:
+        say(console, f"{one.path}: {one.reason}", "yellow")
+    if len(damaged) > MOST_LISTED:
+        say(console, f"... and {counted(len(damaged) - MOST_LISTED, 'more file')}", "yellow")
+
+
+def _generate(
+    context: typer.Context,
+    where: PoolOptions,
+    folder: Path,
+    damaged: Sequence[DamagedOutput],
+    inputs: Sequence[Path],
+    as_json: bool,
+) -> int:
+    """Generate the damaged outputs; return the exit code."""
+    from modelpool.actors.cli.generate_again import requests_again
+    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
+    from modelpool.actors.cli.screen import say, user_console
+
+    session, console = session_of(context), user_console()
+    with started(session, where) as running:
+        again, impossible = requests_again([one.entry for one in damaged], running, inputs)
+        refused = [(one.entry, one.reason) for one in impossible]
+        for one in again:
+            if one.differs:
+                names = ", ".join(one.differs)
+                refused.append((one.entry, f"this pool would generate another output: {names} would differ"))
+        for entry, reason in refused:
+            say(console, f"{folder / entry.file}: cannot be generated again: {reason}", "red")
+        wanted = tuple(
+            WantedOutput(place, one.request, f"{one.entry.file}: ")
+            for place, one in enumerate(one for one in again if not one.differs)
+        )
+        if not wanted:
+            return EXIT_FAILED
+        command = shlex.join(["modelpool", *session.arguments])
+        run = CommandRun(wanted, folder, False, as_json, command, refused=len(refused))
+        return run_requests(run, running)

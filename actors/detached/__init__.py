@@ -1,0 +1,1 @@
+"""Jobs that outlive their driver: the journal, and the service that runs what it contains."""

@@ -1,0 +1,593 @@
+"""`JobService`: runs the submissions of the journal on a pool, and commits their outputs. A driver of the pool that
+outlives the drivers of its users.
+
+Life of a request: journaled, sent to the controller when its turn is near, its output written to the output folder
+(a file under its final name is complete; one file per recipe), committed in the journal.
+
+Rules
+1. The journal is the only state. A new service continues from it: what has no outcome runs again, unless its output is
+   in the folder already.
+2. At most `WINDOW` requests of a submission and `TOTAL_WINDOW` of all are in the pool. The others are on disk only.
+3. A lost controller loses nothing: its unfinished requests are sent to the next one.
+4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from modelpool.actors.control.connection import Connection, ResultGone
+from modelpool.actors.control.controller import Controller, UnknownDriver
+from modelpool.actors.control.event_reader import EventReader
+from modelpool.actors.detached.journal import Fenced, Journal, JournalFailed
+from modelpool.actors.detached.records import (
+    NewSubmission,
+    PendingRequest,
+    RequestOutcome,
+    SubmissionRecord,
+    SubmissionState,
+    restored_request,
+    with_deadline,
+)
+from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.outputs.folder import FinishedOutput, KeptImage, OutputFolder, pixels_sha256
+from modelpool.actors.outputs.output_file import array_of_output
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import PoolLost, sampled_by, unshared_seconds
+from modelpool.actors.wire.messages import ClientId, JobEnded, Submission, SubmissionId, TaskProgress
+from modelpool.pool.core.errors import OutputFailed, UserError
+from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
+from modelpool.pool.specs.spec import RunErrorKind
+from modelpool.scheduler.tables.messages import Outcome
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: a method of JobService, such as JobService.progress
+ServiceMethod: TypeAlias = Callable[Concatenate["JobService", P], T]
+
+#: the name under which the service is a driver of its pool
+CLIENT = ClientId("detached jobs")
+#: requests that travel together
+CHUNK = 64
+#: requests of a submission in the pool: enough for 256 GPUs to have their next four
+WINDOW = 1024
+TOTAL_WINDOW = 4096
+#: threads that fetch, encode and write outputs
+WRITERS = 2
+#: interval of looking for a controller, and of trying a folder again that could not be written
+RETRY_SECONDS = 1.0
+FOLDER_RETRY_SECONDS = 10.0
+#: interval of looking for work that nobody announced
+IDLE_SECONDS = 5.0
+#: how often the output of a request may be lost before it counts as failed
+MOST_LOSSES = 3
+#: longest wait of one call
+LONGEST_WAIT_SECONDS = 10.0
+
+
+class JobsConnection(Protocol):
+    """Calls of a driver to the job service of a pool. Blocks the calling thread; raises what the method raises, and
+    PoolLost if the service is gone.
+    """
+
+    def call(self, question: ServiceMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the service and return its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsProgress:
+    """The progress of a submission.
+
+    running      its running tasks
+    in_pool      requests that are queued or run in the pool; other pending ones are in the journal only
+    waiting_for  why nothing of it runs; "" if something does
+    """
+
+    record: SubmissionRecord
+    running: tuple[TaskProgress, ...]
+    in_pool: int
+    waiting_for: str
+
+
+@dataclass(slots=True)
+class _Feed:
+    """A submission of which requests are in the pool.
+
+    last_place  everything up to it was sent or has an outcome
+    in_pool     places that were sent and have no outcome
+    again       places to send again, soonest first
+    kept         what the output folder had when this feed began, by recipe digest
+    lost         how often the output of a place was lost
+    """
+
+    record: SubmissionRecord
+    folder: OutputFolder
+    kept: dict[str, KeptImage]
+    last_place: int = -1
+    in_pool: set[int] = field(default_factory=set)
+    again: list[int] = field(default_factory=list)
+    lost: Counter[int] = field(default_factory=Counter)
+
+
+class JobService:
+    """The detached jobs of one pool. Thread-safe: drivers call it from several threads."""
+
+    def __init__(self, journal: Journal, connect: Callable[[], Connection]) -> None:
+        """`connect` returns a connection to the controller. It raises PoolLost or UserError while there is none."""
+        self._journal = journal
+        self._connect = connect
+        self._changed = threading.Condition()
+        self._stopping = False
+        #: why no request is sent, while none can be
+        self._trouble = "the pool is starting"
+        self._feeds: dict[str, _Feed] = {}
+        #: submissions whose jobs in the pool have to be cancelled
+        self._to_cancel: set[str] = set()
+        #: submissions whose folder cannot be written, and when to try again, on the monotonic clock
+        self._held: dict[str, float] = {}
+        self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
+        self._wake = threading.Event()
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="modelpool detached outputs")
+        self._thread = threading.Thread(target=self._run, name="modelpool detached jobs", daemon=True)
+        self._thread.start()
+
+    # ---- for drivers ----------------------------------------------------------------------------------------------
+
+    def begin(self, new: NewSubmission) -> SubmissionRecord:
+        """Start a submission; see `Journal.begin`. Raises OutputFailed if its output folder cannot be written."""
+        OutputFolder(new.output)
+        return self._journal.begin(new)
+
+    def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
+        """Add requests to it; see `Journal.append`."""
+        self._journal.append(submission_id, first_place, texts)
+
+    def seal(self, submission_id: str) -> SubmissionRecord:
+        """Acknowledge it: from now on it runs, whatever happens to its driver."""
+        record = self._journal.seal(submission_id)
+        self._wake.set()
+        return record
+
+    def submissions(self) -> tuple[SubmissionRecord, ...]:
+        """Return all submissions, oldest first."""
+        return self._journal.submissions()
+
+    def progress(self, submission_id: str) -> JobsProgress:
+        """Return the progress of a submission, by its id or the start of it. Raises UnknownName."""
+        record = self._journal.find(submission_id)
+        with self._changed:
+            feed = self._feeds.get(record.submission_id)
+            running = tuple(
+                task
+                for submission_id, tasks in self._running.items()
+                for task in tasks
+                if name_of(submission_id) == record.submission_id
+            )
+            return JobsProgress(
+                record=record,
+                running=running if record.pending else (),
+                in_pool=0 if feed is None else len(feed.in_pool),
+                waiting_for="" if running or not record.pending else record.trouble or self._trouble,
+            )
+
+    def wait(self, submission_id: str, timeout_seconds: float) -> SubmissionRecord:
+        """Return the submission once it has ended, or after `timeout_seconds`, at most 10. Raises UnknownName."""
+        until = time.monotonic() + min(timeout_seconds, LONGEST_WAIT_SECONDS)
+        while True:
+            record = self._journal.find(submission_id)
+            left_seconds = until - time.monotonic()
+            if record.state is SubmissionState.ENDED or left_seconds <= 0 or self._stopping:
+                return record
+            with self._changed:
+                self._changed.wait(min(left_seconds, RETRY_SECONDS))
+
+    def outcomes(self, submission_id: str, after_place: int = -1) -> tuple[RequestOutcome, ...]:
+        """Return some outcomes of a submission, the first ones after `after_place`. Raises UnknownName."""
+        return self._journal.outcomes(self._journal.find(submission_id).submission_id, after_place)
+
+    def cancel(self, submission_id: str) -> SubmissionRecord:
+        """Cancel what has no outcome; runs stop at their next step. Raises UnknownName."""
+        known = self._journal.find(submission_id).submission_id
+        self._journal.cancel(known)
+        self._drop(known)
+        return self._journal.find(known)
+
+    def remove(self, submission_id: str) -> None:
+        """Forget a submission that has ended; see `Journal.remove`."""
+        self._journal.remove(self._journal.find(submission_id).submission_id)
+
+    def close(self) -> None:
+        """Stop sending, write outputs that have arrived, and disconnect. What has no outcome runs when the journal is
+        opened next. Idempotent.
+        """
+        self._stopping = True
+        self._wake.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join()
+        self._writers.shutdown(wait=True)
+        self._journal.close()
+
+    # ---- the service's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                link = _Link(self._connect(), self._journal.epoch, self)
+                self._serve(link)
+            except (PoolLost, UserError, UnknownDriver) as problem:
+                self._lose(str(problem))
+            except Fenced as fenced:
+                self._lose(str(fenced))
+                return
+            if not self._stopping:
+                self._wake.wait(RETRY_SECONDS)
+
+    def _lose(self, trouble: str) -> None:
+        """Forget what was in the pool: it has no outcome, so it is sent again."""
+        with self._changed:
+            self._trouble = trouble
+            self._feeds.clear()
+            self._to_cancel.clear()
+            self._running.clear()
+
+    def _serve(self, link: _Link) -> None:
+        """Send requests until the service stops or the controller is lost."""
+        link.enter()
+        with self._changed:
+            self._trouble = ""
+        try:
+            while not self._stopping and not link.lost:
+                self._wake.clear()
+                self._cancel_in_pool(link)
+                if not self._send_some(link):
+                    self._wake.wait(IDLE_SECONDS)
+        finally:
+            if self._stopping:  # outputs that have arrived are written before the pool may release them
+                self._writers.shutdown(wait=True)
+            link.leave()
+        self._lose(link.lost or "the pool is stopping")
+
+    def _drop(self, name: str) -> None:
+        """Forget what is in the pool of a submission, and have it cancelled there."""
+        with self._changed:
+            if self._feeds.pop(name, None) is not None:
+                self._to_cancel.add(name)
+        self._wake.set()
+
+    def _cancel_in_pool(self, link: _Link) -> None:
+        with self._changed:
+            names, self._to_cancel = self._to_cancel, set()
+        for name in names:
+            link.cancel(name)
+
+    def _send_some(self, link: _Link) -> bool:
+        """Send a chunk of each submission that has requests and room for them. False if nothing was sent."""
+        sent = False
+        active = self._journal.active()
+        self._forget_ended(link, {record.submission_id for record in active})
+        for record in active:
+            feed = self._feed_of(record)
+            if feed is None:
+                continue
+            for is_again, chunk in self._next_chunks(feed):
+                sent = True
+                self._send(link, feed, chunk, is_again)
+        return sent
+
+    def _forget_ended(self, link: _Link, active: Container[str]) -> None:
+        with self._changed:
+            ended = [name for name in self._feeds if name not in active]
+            for name in ended:
+                del self._feeds[name]
+            self._held = {name: at for name, at in self._held.items() if name in active}
+        for name in ended:
+            link.forget(name)
+
+    def _feed_of(self, record: SubmissionRecord) -> _Feed | None:
+        """Return the feed of a submission; None while its folder cannot be written."""
+        name = record.submission_id
+        with self._changed:
+            if name in self._feeds:
+                return self._feeds[name]
+            if time.monotonic() < self._held.get(name, 0.0):
+                return None
+        try:
+            folder = OutputFolder(record.output)
+            feed = _Feed(record, folder, folder.kept())
+        except OutputFailed as problem:
+            self._hold(name, str(problem))
+            return None
+        if record.trouble:
+            self._journal.note_trouble(name, "")
+        with self._changed:
+            self._held.pop(name, None)
+            self._feeds[name] = feed
+        return feed
+
+    def _hold(self, name: str, trouble: str) -> None:
+        """Nothing of a submission can be written: take it from the pool, and try again later."""
+        with self._changed:
+            self._held[name] = time.monotonic() + FOLDER_RETRY_SECONDS
+        self._drop(name)
+        with suppress(JournalFailed):  # of the same full disk
+            self._journal.note_trouble(name, trouble)
+
+    def _next_chunks(self, feed: _Feed) -> Iterator[tuple[bool, list[PendingRequest]]]:
+        """The next requests of `feed`, in runs of consecutive places, and whether they were sent before. Empty if the
+        pool has enough.
+        """
+        with self._changed:
+            total = sum(len(each.in_pool) for each in self._feeds.values())
+            room = min(WINDOW - len(feed.in_pool), TOTAL_WINDOW - total)
+            again, feed.again = feed.again[:CHUNK], feed.again[CHUNK:]
+        if room < CHUNK and not again:
+            return
+        for place in again:
+            found = self._journal.pending(feed.record.submission_id, place - 1, 1)
+            yield True, [each for each in found if each.place == place]
+        if room < CHUNK:
+            return
+        found = self._journal.pending(feed.record.submission_id, feed.last_place, CHUNK)
+        if found:
+            feed.last_place = found[-1].place
+        run: list[PendingRequest] = []
+        for each in found:
+            if run and each.place != run[-1].place + 1:
+                yield False, run
+                run = []
+            run.append(each)
+        if run:
+            yield False, run
+
+    def _send(self, link: _Link, feed: _Feed, chunk: Sequence[PendingRequest], is_again: bool) -> None:
+        """Send consecutive requests; end those that cannot run, and those whose output exists."""
+        name, passed_seconds = feed.record.submission_id, time.time() - feed.record.created_at
+        usable: list[tuple[int, GenerateRequest]] = []
+        ended: list[RequestOutcome] = []
+        for each in chunk:
+            try:
+                usable.append((each.place, with_deadline(restored_request(each.text), passed_seconds)))
+            except ValueError as problem:
+                ended.append(_failed(name, each.place, RunErrorKind.BAD_INPUT, str(problem)))
+        if feed.kept:
+            usable, kept = _without_finished(link, feed, usable)
+            ended += kept
+        for part in _runs(usable):
+            ended += self._send_run(link, feed, part, is_again)
+        self._commit(ended)
+
+    def _send_run(
+        self, link: _Link, feed: _Feed, part: Sequence[tuple[int, GenerateRequest]], is_again: bool
+    ) -> list[RequestOutcome]:
+        """Send requests at consecutive places; return the outcomes of those that are refused."""
+        places = {place for place, _ in part}
+        with self._changed:
+            feed.in_pool |= places
+        try:
+            link.submit(feed.record, part, is_again)
+        except UserError as problem:
+            with self._changed:
+                feed.in_pool -= places
+            if len(part) == 1:
+                return [_failed(feed.record.submission_id, part[0][0], RunErrorKind.BAD_INPUT, str(problem))]
+            return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
+        return []
+
+    # ---- ends of jobs -------------------------------------------------------------------------------------------
+
+    def note_running(self, submission_id: SubmissionId, running: tuple[TaskProgress, ...]) -> None:
+        """Exactly these tasks are running."""
+        with self._changed:
+            if running:
+                self._running[submission_id] = running
+            else:
+                self._running.pop(submission_id, None)
+
+    def note_ended(self, link: _Link, job: JobEnded) -> None:
+        """A job ended; called by the reader's thread, which must not wait."""
+        with suppress(RuntimeError):  # the service stops: the request runs again
+            self._writers.submit(self._finish, link, job)
+
+    def note_lost(self) -> None:
+        """The controller is gone."""
+        self._wake.set()
+
+    def _finish(self, link: _Link, job: JobEnded) -> None:
+        name = name_of(job.submission_id)
+        with self._changed:
+            feed = self._feeds.get(name)
+        if feed is None or job.index not in feed.in_pool:
+            return  # cancelled, or from before the controller was lost
+        try:
+            try:
+                outcome = self._outcome_of(link, feed, job)
+            except (OutputFailed, JournalFailed, PoolLost, UnknownDriver, Fenced):
+                raise
+            except UserError as problem:  # of this output, such as a format that cannot hold it
+                outcome = _failed(name, job.index, RunErrorKind.BAD_INPUT, str(problem))
+            except Exception as mistake:  # a bug must not hold up the other requests
+                logger.exception("the output of %s could not be written", job.job_id)
+                text = f"the output could not be written: {type(mistake).__name__}: {mistake}"
+                outcome = _failed(name, job.index, RunErrorKind.INTERNAL, text)
+            if outcome is not None:
+                self._commit([outcome])
+            with self._changed:
+                feed.in_pool.discard(job.index)
+                if outcome is None:
+                    feed.again.append(job.index)
+            self._wake.set()
+        except (OutputFailed, JournalFailed) as problem:
+            self._hold(name, str(problem))
+        except (PoolLost, UnknownDriver, Fenced):
+            return  # the service's thread notices, too; the request has no outcome
+
+    def _outcome_of(self, link: _Link, feed: _Feed, job: JobEnded) -> RequestOutcome | None:
+        """Write the output of a job and return its outcome; None if the request has to run again. Raises
+        OutputFailed.
+        """
+        name = feed.record.submission_id
+        if job.outcome is Outcome.CANCELLED:
+            return None  # not by the submission's driver, since it is still known here
+        if job.outcome is Outcome.FAILED:
+            kind = RunErrorKind.INTERNAL if job.error is None else job.error.kind
+            return _failed(name, job.index, kind, "" if job.error is None else job.error.message)
+        try:
+            output = link.connection.fetch(job.result)
+        except ResultGone as gone:
+            feed.lost[job.index] += 1
+            link.connection.call(Controller.result_lost, job.wanted)
+            if feed.lost[job.index] > MOST_LOSSES:
+                return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
+            return None
+        assert isinstance(output, ImagePixels | VideoFrames | AudioSamples), f"{job.job_id} is {type(output).__name__}"
+        assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
+        finished = FinishedOutput(
+            recipe=job.recipe,
+            output=output,
+            index=job.index,
+            job_id=job.job_id,
+            worker=sampled_by(job.tasks),
+            seconds=unshared_seconds(job.tasks),
+            tasks=job.tasks,
+        )
+        path = feed.folder.write(finished)
+        digest = pixels_sha256(array_of_output(output))
+        return RequestOutcome(name, job.index, Outcome.SUCCEEDED, path.name, path.stat().st_size, digest)
+
+    def _commit(self, outcomes: Sequence[RequestOutcome]) -> None:
+        if outcomes:
+            self._journal.end(outcomes)
+            with self._changed:
+                self._changed.notify_all()
+
+
+class _Link:
+    """The connection of the service to one controller, until that is lost. A listener of all its submissions."""
+
+    def __init__(self, connection: Connection, epoch: int, service: JobService) -> None:
+        """`epoch` makes ids unique among those of earlier services."""
+        self.connection = connection
+        #: why there will be no more events; "" while there are
+        self.lost = ""
+        self._epoch = epoch
+        self._service = service
+        self._reader = EventReader(connection, CLIENT)
+        self._images = InputImages(connection.give)
+        #: the ids under which the controller knows a submission; what is sent again has a new one
+        self._ids: dict[str, list[SubmissionId]] = {}
+        self._count = 0
+
+    def enter(self) -> None:
+        """Register with the controller, in place of an earlier service. Raises PoolLost."""
+        self.connection.call(Controller.leave, CLIENT)
+        self.connection.call(Controller.enter, CLIENT)
+        self._reader.start()
+
+    def leave(self) -> None:
+        """Disconnect; the controller cancels what is left."""
+
+        def wake() -> None:
+            with suppress(PoolLost):
+                self.connection.call(Controller.leave, CLIENT)
+
+        self._reader.stop(wake)
+
+    def submit(self, record: SubmissionRecord, part: Sequence[tuple[int, GenerateRequest]], is_again: bool) -> None:
+        """Send requests at consecutive places. Raises UserError if one of them cannot run: then none was sent."""
+        requests, given = self._images.bring_all([request for _, request in part])
+        ids = self._ids.setdefault(record.submission_id, [])
+        if is_again or not ids:
+            self._count += 1
+            ids.append(SubmissionId(f"{record.submission_id}.{self._epoch}.{self._count}"))
+            self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
+        sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
+        self.connection.call(Controller.submit, sent)
+
+    def cancel(self, name: str) -> None:
+        """Cancel what is in the pool of a submission."""
+        for submission_id in self.forget(name):
+            self.connection.call(Controller.cancel, CLIENT, submission_id)
+
+    def forget(self, name: str) -> list[SubmissionId]:
+        """Listen to a submission no longer; return its ids."""
+        ids = self._ids.pop(name, [])
+        for submission_id in ids:
+            self._reader.forget(submission_id)
+            self._service.note_running(submission_id, ())
+        return ids
+
+
+class _Listener:
+    """See `event_reader.Listener`."""
+
+    def __init__(self, link: _Link, submission_id: SubmissionId, service: JobService) -> None:
+        self._link, self._submission_id, self._service = link, submission_id, service
+
+    def on_job_ended(self, job: JobEnded) -> None:
+        """See `Listener`."""
+        self._service.note_ended(self._link, job)
+
+    def on_running(self, running: tuple[TaskProgress, ...]) -> None:
+        """See `Listener`."""
+        self._service.note_running(self._submission_id, running)
+
+    def on_lost(self, reason: Exception) -> None:
+        """See `Listener`."""
+        self._link.lost = str(reason)
+        self._service.note_lost()
+
+
+def name_of(submission_id: SubmissionId) -> str:
+    """Return the name of a submission from an id that `_Link` gave it."""
+    return submission_id.rsplit(".", 2)[0]
+
+
+def _without_finished(
+    link: _Link, feed: _Feed, usable: Sequence[tuple[int, GenerateRequest]]
+) -> tuple[list[tuple[int, GenerateRequest]], list[RequestOutcome]]:
+    """Split requests into those to run, and the outcomes of those whose file exists: it was written before the journal
+    knew."""
+    images = InputImages(lambda image: None)
+    left: list[tuple[int, GenerateRequest]] = []
+    ended: list[RequestOutcome] = []
+    brought = images.bring_each([request for _, request in usable])
+    checked = tuple(request for request in brought if not isinstance(request, UserError))
+    recipes = iter(link.connection.call(Controller.recipes, checked))
+    for (place, request), one in zip(usable, brought, strict=True):
+        recipe = one if isinstance(one, UserError) else next(recipes)
+        kept = None if isinstance(recipe, UserError) else feed.kept.get(recipe.digest)
+        if kept is None:
+            left.append((place, request))
+        else:
+            name = feed.record.submission_id
+            file_bytes = kept.path.stat().st_size
+            ended.append(RequestOutcome(name, place, Outcome.SUCCEEDED, kept.path.name, file_bytes, kept.pixels_sha256))
+    return left, ended
+
+
+def _runs(usable: Sequence[tuple[int, GenerateRequest]]) -> Iterator[list[tuple[int, GenerateRequest]]]:
+    """Split by gaps between places."""
+    run: list[tuple[int, GenerateRequest]] = []
+    for each in usable:
+        if run and each[0] != run[-1][0] + 1:
+            yield run
+            run = []
+        run.append(each)
+    if run:
+        yield run
+
+
+def _failed(name: str, place: int, kind: RunErrorKind, message: str) -> RequestOutcome:
+    return RequestOutcome(name, place, Outcome.FAILED, error_kind=kind.value, message=message)

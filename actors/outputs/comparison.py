@@ -1,0 +1,127 @@
+"""Compares an output with one that was generated again: pixels, and what they depend on. Pure.
+
+Equal software on equal devices gives equal bytes. Other devices, or other versions of the libraries, add and multiply
+in another order; then the outputs count as equal within a tolerance.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.pool.core.stage_params import FloatArray, PixelArray
+
+#: of the full scale: largest mean difference, and the difference that only `MOST_FAR` of the values may exceed
+MOST_MEAN, FAR = 2 / 255, 16 / 255
+MOST_FAR = 0.01
+#: the number of a device in its name: equal devices compute the same
+_INDEX = re.compile(r":\d+$")
+
+
+class Verdict(Enum):
+    """The result of a comparison."""
+
+    EQUAL = "equal"  #: the same bytes
+    WITHIN_TOLERANCE = "within tolerance"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the pixels of an output depend on, other than its request.
+
+    devices   names of the devices that its tasks ran on; empty if the manifest does not list them
+    versions  of the libraries, by name
+    weights   SHA-256 of each file of weights, by its part in the recipe
+    """
+
+    devices: frozenset[str]
+    versions: Mapping[str, str]
+    weights: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An output and the same one generated again.
+
+    differs    which of devices, versions and weights differ, with both values
+    mean, far  mean difference of the values as a fraction of the full scale, and the share of them that differ by more
+               than `FAR`
+    """
+
+    verdict: Verdict
+    differs: tuple[str, ...]
+    mean: float = 0.0
+    far: float = 0.0
+
+
+def origin_of(recipe: Recipe, tasks: Any) -> Origin:
+    """Return the origin of an output with these tasks, as the manifest lists them."""
+    listed = tasks if isinstance(tasks, Sequence) else ()
+    devices = (_INDEX.sub("", str(task.get("device") or "")) for task in listed if isinstance(task, Mapping))
+    weights = {"model": recipe.model_sha256}
+    weights |= {f"LoRA {lora.name}": lora.sha256 for lora in recipe.loras}
+    weights |= {f"embedding {name}": sha256 for name, sha256 in recipe.embeddings}
+    if recipe.decoder is not None:
+        weights["decoder"] = recipe.decoder.sha256
+    for control in recipe.pictures.controls if recipe.pictures is not None else ():
+        weights[f"ControlNet {control.name}"] = control.sha256
+    return Origin(frozenset(name for name in devices if name), dict(recipe.versions), weights)
+
+
+def differences(listed: Origin, again: Origin) -> tuple[str, ...]:
+    """Return in which of devices, versions and weights two origins differ, as text with both values."""
+    found = []
+    if listed.devices != again.devices:
+        found.append(f"device ({_names(listed.devices)}; now {_names(again.devices)})")
+    for kind, one, other, most in (
+        ("versions", listed.versions, again.versions, None),
+        ("weights", listed.weights, again.weights, 10),
+    ):
+        changed = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+        if changed:
+            texts = [f"{name} {_value(one, name, most)}; now {_value(other, name, most)}" for name in changed]
+            found.append(f"{kind} ({', '.join(texts)})")
+    return tuple(found)
+
+
+def compare(
+    listed_sha256: str,
+    again_sha256: str,
+    read_listed: Callable[[], PixelArray | FloatArray],
+    again: PixelArray | FloatArray,
+    differs: tuple[str, ...],
+    is_lossless: bool,
+) -> Comparison:
+    """Compare an output with the one that was generated again; the hashes are of the pixels as generated, and
+    `read_listed` reads those of its file if they are needed.
+
+    Where nothing `differs` and the hash is known, only equal bytes will do; otherwise, and for what a file does not
+    keep exactly, the tolerance decides.
+    """
+    if listed_sha256 == again_sha256:
+        return Comparison(Verdict.EQUAL, differs)
+    listed = read_listed()
+    if listed.shape != again.shape:
+        return Comparison(Verdict.DIFFERENT, (*differs, f"size ({listed.shape}; now {again.shape})"), 1.0, 1.0)
+    scale = 255.0 if again.dtype == np.uint8 else 2.0
+    distance = np.abs(listed.astype(np.float32) - again.astype(np.float32)) / scale
+    mean, far = float(distance.mean()), float((distance > FAR).mean())
+    must_be_equal = not differs and (is_lossless or bool(listed_sha256))
+    is_near = mean <= MOST_MEAN and far <= MOST_FAR
+    verdict = Verdict.WITHIN_TOLERANCE if is_near and not must_be_equal else Verdict.DIFFERENT
+    return Comparison(verdict, differs, mean, far)
+
+
+def _names(devices: frozenset[str]) -> str:
+    return ", ".join(sorted(devices)) or "not listed"
+
+
+def _value(values: Mapping[str, str], name: str, most: int | None) -> str:
+    return values.get(name, "none")[:most]

@@ -1,0 +1,44 @@
+"""Distinguishes failures that concern one file from those that concern the folder, and so every later write."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
+from modelpool.pool.core.errors import OutputFailed
+
+#: the disk is full, read-only, broken or gone, or the process has no file left to open
+_OF_EVERY_WRITE = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENODEV, errno.ENXIO, errno.ESTALE),
+        *(errno.ENOTCONN, errno.EHOSTDOWN, errno.EMFILE, errno.ENFILE),
+    }
+)
+
+
+class FolderFailed(OutputFailed):
+    """A write that failed because of its folder or disk: others would fail too."""
+
+
+def output_failure(error: OSError, path: Path, folder: Path) -> OutputFailed:
+    """Return the error for a failed write to `path` in `folder`: a `FolderFailed` if every other write would fail too.
+    Writes and removes a small file where the error does not tell.
+    """
+    reason = error.strerror or str(error)
+    if error.errno in _OF_EVERY_WRITE:
+        return FolderFailed(f"{folder}: cannot be written ({reason})")
+    try:
+        check_writable(folder)
+    except OSError as found:
+        return FolderFailed(f"{folder}: cannot be written ({found.strerror or found})")
+    return OutputFailed(f"{path}: cannot be written ({reason})")
+
+
+def check_writable(folder: Path) -> None:
+    """Write and remove a small file: only this detects permissions, read-only mounts and full disks. Raises OSError."""
+    probe = folder / f".probe{TEMPORARY_SUFFIX}"
+    try:
+        probe.write_bytes(b"modelpool")
+    finally:
+        probe.unlink(missing_ok=True)

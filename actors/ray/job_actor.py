@@ -1,0 +1,126 @@
+"""The job service of a pool as a Ray actor, and the connection of drivers to it.
+
+Imports Ray at once: import this module after a session is open. Unlike the other actors, this one is restarted by Ray,
+and its calls are repeated: its state is in the journal, and each of its methods may be called twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from modelpool.actors.control.connection import Connection
+from modelpool.actors.detached.job_service import JobService, P, ServiceMethod, T
+from modelpool.actors.detached.journal import Journal, JournalFailed
+from modelpool.actors.ray.cluster import find_controller
+from modelpool.actors.ray.ray_cluster import on_node
+from modelpool.actors.ray.ray_connection import RayConnection
+from modelpool.actors.ray.state_folder import journal_path
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.specs.spec import NodeId
+
+#: calls that run at a time: drivers that wait, and those that ask
+CALLS = 32
+#: a service that has ended may hold the lock of its journal for a moment longer
+LOCK_SECONDS = 10.0
+
+
+class JobServiceActor(JobService):
+    """See `JobService`."""
+
+    def __init__(self, journal: Path | None, namespace: str, name: str) -> None:
+        self._failed: JournalFailed | None = None
+        try:
+            opened = _opened(journal_path(journal, name))
+        except JournalFailed as failed:
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                raise
+            self._failed = failed  # an error of a constructor would arrive as a text of Ray
+            return
+        super().__init__(opened, partial(_controller, namespace, name))
+
+    def ready(self) -> None:
+        """Return if the journal is open. Raises JournalFailed; then no other method can be called."""
+        if self._failed is not None:
+            raise self._failed
+
+
+class RayJobsConnection:
+    """See `JobsConnection`."""
+
+    def __init__(self, service: ActorHandle[Any]) -> None:
+        self._service = service
+
+    def call(self, question: ServiceMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See `JobsConnection`."""
+        call = getattr(self._service, question.__name__)
+        try:
+            return cast("T", ray.get(call.remote(*args, **kwargs)))
+        except RayTaskError as raised:
+            raise raised.cause from None
+        except RayActorError as lost:
+            raise PoolLost("the job service of the pool is gone") from lost
+        except RayError as lost:
+            raise PoolLost(str(lost).splitlines()[0]) from lost
+
+    def end(self) -> None:
+        """Kill the service. What it has not committed runs again when its journal is opened next."""
+        ray.kill(self._service)
+
+
+def start_job_service(
+    journal: Path | None, namespace: str, name: str, node: NodeId, environment: Mapping[str, Any] | None
+) -> RayJobsConnection:
+    """Start the service of the pool called `name` on `node`; return when its journal is open. Raises JournalFailed."""
+    options: dict[str, Any] = {"namespace": namespace, "name": service_name(name), **on_node(node)}
+    options |= {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": CALLS, "enable_task_events": False}
+    if environment is not None:
+        options["runtime_env"] = dict(environment)
+    service: ActorHandle[Any] = ray.remote(JobServiceActor).options(**options).remote(journal, namespace, name)
+    try:
+        ray.get(service.ready.remote())
+    except RayTaskError as raised:
+        ray.kill(service)
+        raise raised.cause from None
+    except RayActorError as lost:
+        raise PoolLost("the job service of the pool could not start") from lost
+    return RayJobsConnection(service)
+
+
+def find_job_service(namespace: str, name: str) -> RayJobsConnection:
+    """Return the service of a running pool. Raises UserError if it has none."""
+    try:
+        return RayJobsConnection(ray.get_actor(service_name(name), namespace))
+    except ValueError as missing:
+        raise UserError(
+            f"pool {name!r} has no detached jobs: it ends with its driver, or has [pool] journal = false; start one "
+            "with `modelpool up`"
+        ) from missing
+
+
+def service_name(pool_name: str) -> str:
+    """Return the name of the actor of a pool's job service."""
+    return f"{pool_name}.jobs"
+
+
+def _controller(namespace: str, name: str) -> Connection:
+    return RayConnection(find_controller(namespace, name))
+
+
+def _opened(path: Path) -> Journal:
+    until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            return Journal(path)
+        except JournalFailed as failed:
+            if "another running pool" not in str(failed) or time.monotonic() > until:
+                raise
+        time.sleep(0.2)

@@ -1,0 +1,253 @@
+"""Detached jobs run to their end, each output is committed once, and any process may be lost in between.
+
+The pool runs in this process with fake engines; the service is dropped as a crash would drop it, and opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool import GenerateRequest, ModelPool, UserError
+from modelpool.actors.detached import job_service
+from modelpool.actors.detached.job_service import JobService
+from modelpool.actors.detached.journal import Journal
+from modelpool.actors.detached.records import SubmissionState
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.scheduler.tables.messages import Outcome
+from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
+from tests.actors.loop_connection import LoopConnection
+
+WAIT_SECONDS = 60.0
+
+
+class Service:
+    """A job service on one pool, which can crash. Also its own `JobsConnection`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = folder / "out"
+        self.line = LoopConnection(2, partial(FakeEngine, self.folder))
+        self.lines = [self.line]
+        self.connected = threading.Event()
+        self.connected.set()
+        self.service = self._opened()
+        self.pool = ModelPool(self.line, lambda: None, None, jobs=lambda: self)
+
+    def _opened(self) -> JobService:
+        return JobService(Journal(self.folder / "journal.sqlite"), self._connect)
+
+    def _connect(self) -> LoopConnection:
+        if not self.connected.is_set():
+            raise PoolLost("the controller of the pool is gone")
+        return self.line
+
+    def call(self, question: Callable[..., Any], *args: Any) -> Any:
+        return question(self.service, *args)
+
+    def crash(self) -> None:
+        """End the service without a word to the pool; what it wrote is all that is left."""
+        dead = self.service
+        dead._stopping = True
+        dead._writers.shutdown(wait=True, cancel_futures=True)
+        dead._wake.set()
+        dead._thread.join()
+        dead._journal.close()
+
+    def reopen(self) -> None:
+        self.service = self._opened()
+
+    def lose_controller(self) -> None:
+        self.connected.clear()
+        self.line.lose()
+
+    def new_controller(self) -> None:
+        self.line = LoopConnection(2, partial(FakeEngine, self.folder))
+        self.lines.append(self.line)
+        self.connected.set()
+
+    def submit(self, prompts: list[str], **terms: Any) -> Any:
+        requests = [GenerateRequest(model="shapes", prompt=prompt, seed=n, steps=3) for n, prompt in enumerate(prompts)]
+        return self.pool.submit_detached(requests, output=self.out, **terms)
+
+    def manifest(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.out / "manifest.jsonl").read_text().splitlines()]
+
+    def until(self, is_true: Callable[[], object]) -> None:
+        for _ in range(int(WAIT_SECONDS * 100)):
+            if is_true():
+                return
+            threading.Event().wait(0.01)
+        raise AssertionError("it did not happen")
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(job_service, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(job_service, "FOLDER_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(job_service, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(job_service, "CHUNK", 4)
+    with opened(tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Service]:
+    found = Service(folder)
+    try:
+        yield found
+    finally:
+        found.service.close()
+        found.pool.close()
+        for line in found.lines:
+            line.end()
+
+
+def prompts(count: int) -> list[str]:
+    return [f"a thing {n}" for n in range(count)]
+
+
+def require_complete(service: Service, jobs: Any, count: int) -> None:
+    """Every request succeeded once: in the journal, in the manifest, and as a file."""
+    record = jobs.wait(WAIT_SECONDS)
+    assert (record.succeeded, record.pending) == (count, 0)
+    outcomes = list(jobs.outcomes())
+    assert [each.place for each in outcomes] == list(range(count))
+    for each in outcomes:
+        assert (service.out / each.file).stat().st_size == each.file_bytes
+    entries = service.manifest()
+    assert sorted(entry["file"] for entry in entries) == sorted(each.file for each in outcomes)
+    assert {e["file"]: e["pixels_sha256"] for e in entries} == {each.file: each.pixels_sha256 for each in outcomes}
+    assert not list(service.out.glob("*.partial"))
+
+
+def test_jobs_run_without_their_driver(service: Service) -> None:
+    jobs = service.submit(prompts(20))
+    service.pool.close()
+    again = ModelPool(service.line, lambda: None, None, jobs=lambda: service)
+    require_complete(service, again.attach(jobs.id[:6]), 20)
+    assert [record.submission_id for record in again.detached()] == [jobs.id]
+    assert len(jobs) == 20
+    again.close()
+
+
+def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_service, "WINDOW", 8)
+    most = 0
+    add = service.line.controller._queue
+
+    def watched(*args: Any) -> None:
+        nonlocal most
+        add(*args)
+        most = max(most, len(service.line.controller._jobs))
+
+    service.line.controller._queue = watched  # type: ignore[method-assign]
+    require_complete(service, service.submit(prompts(60)), 60)
+    assert 4 <= most <= 8
+
+
+def test_a_crash_of_the_service_loses_nothing(service: Service) -> None:
+    """Also the outputs that were written, but not committed: they are not made again."""
+    jobs = service.submit(prompts(40))
+    service.until(lambda: jobs.progress().record.succeeded >= 5)
+    service.crash()
+    written = {entry["file"] for entry in service.manifest()}
+    service.reopen()
+    require_complete(service, jobs, 40)
+    assert len(written) >= 5
+
+
+def test_an_output_that_was_written_before_the_crash_is_committed_without_a_run(service: Service) -> None:
+    jobs = service.submit(prompts(6))
+    jobs.wait(WAIT_SECONDS)
+    service.crash()
+    before = (service.out / "manifest.jsonl").read_bytes()
+    os.unlink(service.folder / "journal.sqlite")  # as if the crash had come between file and journal, for all of them
+    for suffix in ("-wal", "-shm"):
+        (service.folder / f"journal.sqlite{suffix}").unlink(missing_ok=True)
+    service.reopen()
+    asked = len(service.line.asked)
+    require_complete(service, service.submit(prompts(6)), 6)
+    assert (service.out / "manifest.jsonl").read_bytes() == before
+    assert "submit" not in service.line.asked[asked:]
+
+
+def test_a_lost_controller_loses_nothing(service: Service) -> None:
+    jobs = service.submit(prompts(40))
+    service.until(lambda: jobs.progress().record.succeeded >= 3)
+    service.lose_controller()
+    service.until(lambda: "controller of the pool is gone" in jobs.progress().waiting_for)
+    assert jobs.progress().record.pending > 0
+    service.new_controller()
+    require_complete(service, jobs, 40)
+
+
+def test_failed_and_impossible_requests_have_their_reasons(service: Service) -> None:
+    """An impossible kind is refused at once; a request that fails later does not hold up the others."""
+    jobs = service.submit(["fine", f"{FAIL} now", "fine too"])
+    record = jobs.wait(WAIT_SECONDS)
+    assert (record.succeeded, record.failed) == (2, 1)
+    failed = next(each for each in jobs.outcomes() if each.outcome is Outcome.FAILED)
+    assert (failed.place, failed.error_kind) == (1, "internal")
+    assert "asked to fail" in failed.message
+    with pytest.raises(UserError, match="nosuch"):
+        service.pool.submit_detached([GenerateRequest(model="nosuch", prompt="a", seed=1)], output=service.out)
+    assert [record.submission_id for record in service.pool.detached()] == [jobs.id]
+
+
+def test_cancelling_stops_what_runs_and_keeps_what_is_finished(service: Service) -> None:
+    jobs = service.submit(["first", f"{ENDLESS} one", f"{ENDLESS} two", "never"])
+    service.until(lambda: len(jobs.progress().running) == 2)
+    record = jobs.cancel()
+    assert (record.state, record.pending) == (SubmissionState.ENDED, 0)
+    assert record.cancelled >= 2
+    service.until(lambda: not service.line.controller._jobs)
+    assert len(service.pool.attach(jobs.id)) == 4
+    assert jobs.progress().running == ()
+    jobs.remove()
+    assert not service.pool.detached()
+    service.until(lambda: not service.service._feeds)
+
+
+def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Service) -> None:
+    service.out.mkdir()
+    jobs = service.submit(prompts(30))
+    service.until(lambda: jobs.progress().record.succeeded >= 2)
+    service.out.rename(service.folder / "away")
+    service.out.write_text("in the way")
+    service.until(lambda: "out" in jobs.progress().waiting_for)
+    service.until(lambda: not service.line.controller._jobs)
+    other = service.pool.submit_detached(
+        [GenerateRequest(model="shapes", prompt="b", seed=1)], output=service.folder / "other"
+    )
+    assert other.wait(WAIT_SECONDS).succeeded == 1
+    missing = jobs.progress().record.pending
+    assert missing > 0
+    service.out.unlink()
+    record = jobs.wait(WAIT_SECONDS)
+    assert (record.succeeded, record.trouble) == (30, "")
+    assert len(service.manifest()) >= missing
+
+
+def test_submitting_again_under_an_id_runs_nothing_twice(service: Service) -> None:
+    jobs = service.submit(prompts(5), jobs_id="night")
+    require_complete(service, jobs, 5)
+    assert service.submit(prompts(5), jobs_id="night").wait(WAIT_SECONDS).succeeded == 5
+    with pytest.raises(UserError, match="'night' belongs to a submission of 5"):
+        service.submit(prompts(6), jobs_id="night")
+    require_complete(service, jobs, 5)
+
+
+def test_a_pool_of_a_driver_has_no_detached_jobs(service: Service) -> None:
+    pool = ModelPool(service.line, lambda: None, None)
+    with pytest.raises(UserError, match="modelpool up"):
+        pool.submit_detached(GenerateRequest(model="shapes", prompt="a"), output=service.out)
+    pool.close()
