@@ -29,6 +29,9 @@ with start_fake_pool("mine", workers=2, folder=folder) as pool:
     family = psutil.Process().children(recursive=True)
     (session,) = set(re.findall(r"/[\w/]*/modelpool-\w+", " ".join(arg for p in family for arg in p.cmdline())))
     print([c.laddr.ip for p in family for c in p.net_connections() if c.status == psutil.CONN_LISTEN], flush=True)
+    servers = [p for p in family if p.name() in ("gcs_server", "raylet")]
+    ignored = [Path(f"/proc/{p.pid}/status").read_text().split("SigIgn:")[1].split()[0] for p in servers]
+    print(oct(Path(session).stat().st_mode & 0o777), [int(signals, 16) & 1 for signals in ignored], flush=True)
     print("PYTHONPATH" in os.environ, sorted(p.name for p in folder.iterdir()), flush=True)
 
     # a death, of which Ray has much to say
@@ -102,6 +105,7 @@ def test_a_pool_keeps_to_loopback_is_quiet_survives_ctrl_c_and_leaves_nothing(dr
     listening = driver.stdout.readline()
     assert listening.startswith("['"), driver.stderr.read()
     assert all(is_loopback(host.removeprefix("::ffff:")) for host in eval(listening))
+    assert driver.stdout.readline() == "0o700 [1, 1]\n", "others can enter, or a closed terminal ends Ray's processes"
     assert driver.stdout.readline() == "True ['gate', 'never', 'reached']\n"
     assert driver.stdout.readline() == "1\n"
     assert driver.stdout.readline() == "endless\n"
