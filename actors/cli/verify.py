@@ -138,7 +138,7 @@ def comparison_json(name: str, comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as JSON values."""
     return {
         "file": name,
-        "verdict": comparison.verdict.value,
+        "agreement": comparison.agreement.value,
         "differs": list(comparison.differs),
         "mean_difference": round(comparison.mean, 6),
         "share_of_large_differences": round(comparison.far, 6),
@@ -162,13 +162,13 @@ def _comparison(out: OutputFolder, one: AgainRequest, result: OutputResult) -> C
 
 def _line(comparison: Comparison) -> tuple[str, bool]:
     """Return a comparison as text, and whether it is good."""
-    from modelpool.actors.outputs.comparison import Verdict
+    from modelpool.actors.outputs.comparison import Agreement
 
-    text = comparison.verdict.value
-    if comparison.verdict is not Verdict.EQUAL:
+    text = comparison.agreement.value
+    if comparison.agreement is not Agreement.EQUAL:
         text += f" (mean {comparison.mean * 255:.2f}/255, {comparison.far:.1%} of the values by more than 16/255)"
     if comparison.differs:
         text += f"; other {' and '.join(comparison.differs)}"
-    elif comparison.verdict is Verdict.DIFFERENT:
+    elif comparison.agreement is Agreement.DIFFERENT:
         text += "; on the same devices with the same versions and weights"
-    return text, comparison.verdict is not Verdict.DIFFERENT
+    return text, comparison.agreement is not Agreement.DIFFERENT

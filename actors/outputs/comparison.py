@@ -24,8 +24,8 @@ MOST_FAR = 0.01
 _INDEX = re.compile(r":\d+$")
 
 
-class Verdict(Enum):
-    """The result of a comparison."""
+class Agreement(Enum):
+    """How far two outputs agree."""
 
     EQUAL = "equal"  #: the same bytes
     WITHIN_TOLERANCE = "within tolerance"
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class OutputOrigin:
     """What the pixels of an output depend on, other than its request.
 
     devices   names of the devices that its tasks ran on; empty if the manifest does not list them
@@ -55,13 +55,13 @@ class Comparison:
                than `FAR`
     """
 
-    verdict: Verdict
+    agreement: Agreement
     differs: tuple[str, ...]
     mean: float = 0.0
     far: float = 0.0
 
 
-def origin_of(recipe: Recipe, tasks: Any) -> Origin:
+def origin_of(recipe: Recipe, tasks: Any) -> OutputOrigin:
     """Return the origin of an output with these tasks, as the manifest lists them."""
     listed = tasks if isinstance(tasks, Sequence) else ()
     devices = (_INDEX.sub("", str(task.get("device") or "")) for task in listed if isinstance(task, Mapping))
@@ -72,10 +72,10 @@ def origin_of(recipe: Recipe, tasks: Any) -> Origin:
         weights["decoder"] = recipe.decoder.sha256
     for control in recipe.pictures.controls if recipe.pictures is not None else ():
         weights[f"ControlNet {control.name}"] = control.sha256
-    return Origin(frozenset(name for name in devices if name), dict(recipe.versions), weights)
+    return OutputOrigin(frozenset(name for name in devices if name), dict(recipe.versions), weights)
 
 
-def differences(listed: Origin, again: Origin) -> tuple[str, ...]:
+def differences(listed: OutputOrigin, again: OutputOrigin) -> tuple[str, ...]:
     """Return in which of devices, versions and weights two origins differ, as text with both values."""
     found = []
     if listed.devices != again.devices:
@@ -106,17 +106,17 @@ def compare(
     keep exactly, the tolerance decides.
     """
     if listed_sha256 == again_sha256:
-        return Comparison(Verdict.EQUAL, differs)
+        return Comparison(Agreement.EQUAL, differs)
     listed = read_listed()
     if listed.shape != again.shape:
-        return Comparison(Verdict.DIFFERENT, (*differs, f"size ({listed.shape}; now {again.shape})"), 1.0, 1.0)
+        return Comparison(Agreement.DIFFERENT, (*differs, f"size ({listed.shape}; now {again.shape})"), 1.0, 1.0)
     scale = 255.0 if again.dtype == np.uint8 else 2.0
     distance = np.abs(listed.astype(np.float32) - again.astype(np.float32)) / scale
     mean, far = float(distance.mean()), float((distance > FAR).mean())
     must_be_equal = not differs and (is_lossless or bool(listed_sha256))
     is_near = mean <= MOST_MEAN and far <= MOST_FAR
-    verdict = Verdict.WITHIN_TOLERANCE if is_near and not must_be_equal else Verdict.DIFFERENT
-    return Comparison(verdict, differs, mean, far)
+    agreement = Agreement.WITHIN_TOLERANCE if is_near and not must_be_equal else Agreement.DIFFERENT
+    return Comparison(agreement, differs, mean, far)
 
 
 def _names(devices: frozenset[str]) -> str:

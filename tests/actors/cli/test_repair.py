@@ -180,7 +180,7 @@ def test_verify_finds_equal_pixels_of_every_kind(again: Again) -> None:
     fill(every_kind())
     ended = again("verify", "out", "--json")
     assert ended.code == 0, ended.err
-    assert {line["verdict"] for line in ended.objects} == {"equal"}
+    assert {line["agreement"] for line in ended.objects} == {"equal"}
     assert len(ended.objects) == len(every_kind())
 
 
