@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
-from modelpool.actors.ray.ray_session import RaySession, open_session
+from modelpool.actors.ray.fork_server import ENGINE_MODULES, ForkServer
+from modelpool.actors.ray.ray_session import RaySession, is_on_this_machine, open_session, short_folder
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    from modelpool.actors.ray.ray_connection import RayConnection
 
 DEFAULT_NAME = "modelpool"
 
@@ -30,40 +36,44 @@ def start_pool(
     config: PoolConfig,
     make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool,
     controller: ControllerPlace = "driver",
+    preload: Sequence[str] = ENGINE_MODULES,
 ) -> OpenedPool:
     """Start a new pool. `make_plan` decides its shape (tests substitute their own engines); `controller` is its place
-    unless one is configured. Raises UserError.
+    unless one is configured. `preload` are modules that its processes on this machine share; they are imported while
+    Ray starts. Raises UserError.
     """
     cluster = config.cluster
-    session = open_session(cluster.address, cluster.namespace, most_workers(config), bring_code=True)
-    try:
+    with contextlib.ExitStack() as opened:
+        here = bool(preload) and is_on_this_machine(cluster.address)
+        server = ForkServer.start(preload, short_folder()) if here else None
+        if server is not None:
+            opened.callback(server.close)
+        session = open_session(
+            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=server is None
+        )
+        opened.callback(session.close)
         from modelpool.actors.ray.cluster import start_controller
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
+        environment = {**(session.actor_environment or {}), **(server.environment if server is not None else {})}
         actor = start_controller(
             plan,
             cluster.namespace,
             cluster.name,
             cluster.controller or controller,
             None if session.is_local else config.models,
-            session.actor_environment,
+            environment or None,
         )
-    except BaseException:
-        session.close()
-        raise
-    connection = RayConnection(actor)
+        connection = RayConnection(actor)
+        opened.callback(connection.end_controller)
+        opened.callback(_close_controller, connection)
+        return OpenedPool(connection, session.address, opened.pop_all().close)
 
-    def close() -> None:
-        try:
-            connection.call(Controller.close)
-        except PoolLost:
-            pass  # it ended first
-        finally:
-            connection.end_controller()
-            session.close()
 
-    return OpenedPool(connection, session.address, close)
+def _close_controller(connection: RayConnection) -> None:
+    with contextlib.suppress(PoolLost):  # it ended first
+        connection.call(Controller.close)
 
 
 def join_pool(name_or_address: str | None) -> OpenedPool:

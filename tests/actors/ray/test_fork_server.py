@@ -1,0 +1,127 @@
+"""Processes that are forks of a server with all imports done: what they see, and who ends with whom."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer
+from modelpool.actors.ray.ray_session import short_folder
+from tests.actors.ray.local_cluster import can_hide
+
+#: a module of the standard library that nothing else here imports
+MODULE = "colorsys"
+#: reports on the process that runs it, then waits
+SCRIPT = f"""
+import os, sys
+print(os.getpid(), os.getppid(), {MODULE!r} in sys.modules, __name__, sys.argv[1:], os.getcwd(), os.environ["NEW"], flush=True)
+print([name for name in ("ray", "torch") if name in sys.modules], sys.path[1], flush=True)
+input()
+print("errors come here too", file=sys.stderr, flush=True)
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    started = ForkServer.start([MODULE], short_folder())
+    assert started is not None
+    yield started
+    started.close()
+
+
+@contextlib.contextmanager
+def worker(server: ForkServer, folder: Path, *prefix: str) -> Iterator[subprocess.Popen[str]]:
+    """The script, started as Ray starts a worker: by a shell, after `prefix`."""
+    (folder / "script.py").write_text(SCRIPT)
+    command = f"{server.environment[PY_EXECUTABLE]} -u {shlex.quote(str(folder / 'script.py'))} one 'two three'"
+    with subprocess.Popen(
+        [*prefix, "bash", "-c", f"exec {command}"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=folder, env={**os.environ, "NEW": "1", "PYTHONPATH": "/new/path"},
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def until_gone(pid: int) -> None:
+    """Wait for the end of a process that is no child of this one."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait()
+
+
+def test_a_worker_is_a_fork_with_the_arguments_folder_environment_and_streams_of_its_client(server, tmp_path) -> None:
+    with worker(server, tmp_path) as process:
+        pid, parent, rest = line_of(process).split(maxsplit=2)
+        assert rest == f"True __main__ ['one', 'two three'] {tmp_path} 1\n"
+        assert line_of(process) == "[] /new/path\n"
+        assert int(pid) != process.pid
+        assert psutil.Process(int(parent)).cmdline()[-1] == MODULE
+        assert process.communicate("\n")[0] == "errors come here too\n"
+    until_gone(int(pid))
+
+
+def test_worker_and_client_end_together_and_the_server_forks_others(server, tmp_path) -> None:
+    for ends_first in ("client", "worker"):
+        with worker(server, tmp_path) as process:
+            pid = int(line_of(process).split()[0])
+            os.kill(process.pid if ends_first == "client" else pid, signal.SIGKILL)
+            process.wait()
+            until_gone(pid)
+
+
+def test_workers_stay_when_the_server_ends_and_later_ones_start_without_it(server, tmp_path) -> None:
+    with worker(server, tmp_path) as first:
+        line_of(first)
+        server.close()
+        server.close()
+        with worker(server, tmp_path) as second:
+            assert f"False __main__ ['one', 'two three'] {tmp_path} 1" in line_of(second)
+        line_of(first)
+        assert first.communicate("\n")[0] == "errors come here too\n"
+
+
+def test_a_server_ends_with_the_process_that_started_it_and_one_that_cannot_import_is_none(tmp_path) -> None:
+    program = f"""
+from pathlib import Path
+from modelpool.actors.ray.fork_server import ForkServer
+import os, sys
+server = ForkServer.start([{MODULE!r}], Path("/tmp"))
+print(server._process.pid, server._folder, flush=True)
+input()
+os._exit(0)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as starter:
+        pid, folder = line_of(starter).split()
+        starter.communicate("\n")
+    until_gone(int(pid))
+    Path(folder, "socket").unlink()
+    Path(folder).rmdir()
+    broken = ForkServer.start(["no_such_module"], short_folder())
+    assert broken is not None
+    with worker(broken, tmp_path) as process:
+        assert " False __main__ " in line_of(process)
+    broken.close()
+
+
+@pytest.mark.skipif(not can_hide(), reason="this machine allows no mount namespaces")
+def test_a_worker_that_sees_other_files_than_the_server_is_no_fork_of_it(server, tmp_path) -> None:
+    mounts = ("unshare", "--mount") if os.getuid() == 0 else ("unshare", "--user", "--map-root-user", "--mount")
+    with worker(server, tmp_path, *mounts) as process:
+        assert " False __main__ " in line_of(process)
