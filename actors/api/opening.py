@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
-from modelpool.actors.ray.fork_server import ENGINE_MODULES, ForkServer
+from modelpool.actors.ray.fork_server import ENGINE_MODULES, SERVER_VARIABLE, ForkServer, fork_environment
 from modelpool.actors.ray.ray_session import RaySession, is_on_this_machine, open_session, short_folder
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.results.outcomes import PoolLost
@@ -44,19 +46,16 @@ def start_pool(
     """
     cluster = config.cluster
     with contextlib.ExitStack() as opened:
-        here = bool(preload) and is_on_this_machine(cluster.address)
-        server = ForkServer.start(preload, short_folder()) if here else None
-        if server is not None:
-            opened.callback(server.close)
+        forks = _forks(opened, cluster.address, preload)
         session = open_session(
-            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=server is None
+            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=not forks
         )
         opened.callback(session.close)
         from modelpool.actors.ray.cluster import start_controller
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
-        environment = {**(session.actor_environment or {}), **(server.environment if server is not None else {})}
+        environment = {**(session.actor_environment or {}), **forks}
         actor = start_controller(
             plan,
             cluster.namespace,
@@ -69,6 +68,21 @@ def start_pool(
         opened.callback(connection.end_controller)
         opened.callback(_close_controller, connection)
         return OpenedPool(connection, session.address, opened.pop_all().close)
+
+
+def _forks(opened: contextlib.ExitStack, address: str | None, preload: Sequence[str]) -> dict[str, str]:
+    """Return the runtime environment in which actors are forks of a server that has imported `preload`: the one that
+    the environment names, or a new one, which ends with `opened`. {} if there are no modules, or other machines.
+    """
+    if not preload or not is_on_this_machine(address):
+        return {}
+    if SERVER_VARIABLE in os.environ:
+        return fork_environment(Path(os.environ[SERVER_VARIABLE]))
+    server = ForkServer.start(preload, short_folder())
+    if server is None:
+        return {}
+    opened.callback(server.close)
+    return fork_environment(server.socket)
 
 
 def _close_controller(connection: RayConnection) -> None:

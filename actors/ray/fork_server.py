@@ -42,6 +42,8 @@ ENGINE_MODULES = (
     "modelpool.actors.worker.gpu_worker",
     "modelpool.actors.wire.packing",
 )
+#: the socket of a server that pools use instead of starting one each: for programs that start many pools
+SERVER_VARIABLE = "MODELPOOL_FORK_SERVER"
 #: the key of a Ray runtime environment for what runs as Python
 PY_EXECUTABLE = "py_executable"
 #: as Ray sets it for workers without CPU slots; OpenMP reads it when torch is imported, and starts no thread then
@@ -77,10 +79,9 @@ class ForkServer:
         return cls(folder, process)
 
     @property
-    def environment(self) -> dict[str, str]:
-        """The Ray runtime environment of actors that are forks of the server."""
-        client = [sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(self._folder / "socket")]
-        return {PY_EXECUTABLE: shlex.join(client)}
+    def socket(self) -> Path:
+        """The path of its socket."""
+        return self._folder / "socket"
 
     def close(self) -> None:
         """End the server, but none of its forks. Idempotent."""
@@ -89,6 +90,11 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def fork_environment(server: Path) -> dict[str, str]:
+    """Return the Ray runtime environment of actors that are forks of the server with this socket."""
+    return {PY_EXECUTABLE: shlex.join([sys.executable, "-I", "-S", str(Path(fork_client.__file__)), str(server)])}
 
 
 def serve(listener: socket.socket) -> None:
@@ -137,8 +143,6 @@ def _become(
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        sys.stdin = open(0, closefd=False)
-        sys.stdout, sys.stderr = (open(number, "w", closefd=False, buffering=1) for number in (1, 2))
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)

@@ -19,6 +19,7 @@ from PIL import Image
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from tests.architecture.source_tree import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,8 +60,11 @@ def images(process: subprocess.CompletedProcess[str]) -> dict[int, dict]:
     return {o["index"]: o for o in map(json.loads, process.stdout.splitlines())}
 
 
-def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(pool: ModelPool, tmp_path: Path) -> None:
+def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two workers with room for everything, in a pool of the command's own; one worker that streams, in another."""
+    monkeypatch.delenv(SERVER_VARIABLE)  # the command starts everything itself, as for a user
     what = ("generate", "a red circle", "--model", "shapes", "-n", "2", "--seed", "7", "--json")
     own = images(
         ended(tmp_path, *what, "--out", "own", "--gpus", "2", "--device", "sim", "--vram", "64MiB"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer
+from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_environment
 from modelpool.actors.ray.ray_session import short_folder
 from tests.actors.ray.local_cluster import can_hide
 
@@ -23,7 +24,8 @@ MODULE = "colorsys"
 #: reports on the process that runs it, then waits
 SCRIPT = f"""
 import os, sys
-print(os.getpid(), os.getppid(), {MODULE!r} in sys.modules, __name__, sys.argv[1:], os.getcwd(), os.environ["NEW"], flush=True)
+print(os.getpid(), os.getppid(), {MODULE!r} in sys.modules, __name__, end=" ")
+print(sys.argv[1:], os.getcwd(), os.environ["NEW"], flush=True)
 print([name for name in ("ray", "torch") if name in sys.modules], sys.path[1], flush=True)
 input()
 print("errors come here too", file=sys.stderr, flush=True)
@@ -43,9 +45,9 @@ def server() -> Iterator[ForkServer]:
 def worker(server: ForkServer, folder: Path, *prefix: str) -> Iterator[subprocess.Popen[str]]:
     """The script, started as Ray starts a worker: by a shell, after `prefix`."""
     (folder / "script.py").write_text(SCRIPT)
-    command = f"{server.environment[PY_EXECUTABLE]} -u {shlex.quote(str(folder / 'script.py'))} one 'two three'"
+    python, script = fork_environment(server.socket)[PY_EXECUTABLE], shlex.quote(str(folder / "script.py"))
     with subprocess.Popen(
-        [*prefix, "bash", "-c", f"exec {command}"],
+        [*prefix, "bash", "-c", f"exec {python} -u {script} one 'two three'"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         cwd=folder, env={**os.environ, "NEW": "1", "PYTHONPATH": "/new/path"},
     ) as process:  # fmt: skip
@@ -101,18 +103,17 @@ from pathlib import Path
 from modelpool.actors.ray.fork_server import ForkServer
 import os, sys
 server = ForkServer.start([{MODULE!r}], Path("/tmp"))
-print(server._process.pid, server._folder, flush=True)
+print(server._process.pid, server.socket, flush=True)
 input()
 os._exit(0)
 """
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as starter:
-        pid, folder = line_of(starter).split()
+        pid, socket = line_of(starter).split()
         starter.communicate("\n")
     until_gone(int(pid))
-    Path(folder, "socket").unlink()
-    Path(folder).rmdir()
+    shutil.rmtree(Path(socket).parent)
     broken = ForkServer.start(["no_such_module"], short_folder())
     assert broken is not None
     with worker(broken, tmp_path) as process:
