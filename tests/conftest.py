@@ -142,9 +142,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for test, seconds in durations.items():
         of_files[test.partition("::")[0]] += seconds
     items.sort(
-        key=lambda item: (1.0, -of_files[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0])
-        if item.get_closest_marker("ray")
-        else (0.0, 0.0, "")
+        key=lambda item: (
+            (1.0, -of_files[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0])
+            if item.get_closest_marker("ray")
+            else (0.0, 0.0, "")
+        )
     )
 
 
