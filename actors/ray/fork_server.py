@@ -3,7 +3,7 @@ take seconds to import, a fork takes milliseconds and shares the memory of the i
 
 `ForkServer` starts it and names it to Ray; run as a program, this module is the server. Rules
 1. The server never imports ray, which reads its environment once, at its import. It starts no thread, initializes no
-   GPU and runs no torch operation: none of these survives a fork.
+   GPU and runs no torch operation: none of these survives a fork. If an import did one of the first two, it ends.
 2. A worker ends with its `fork_client`, which is Ray's child, and the server ends with the process that started it.
    Without the server, workers start as they would without all this.
 """
@@ -46,8 +46,16 @@ ENGINE_MODULES = (
 SERVER_VARIABLE = "MODELPOOL_FORK_SERVER"
 #: the key of a Ray runtime environment for what runs as Python
 PY_EXECUTABLE = "py_executable"
-#: as Ray sets it for workers without CPU slots; OpenMP reads it when torch is imported, and starts no thread then
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+#: read at imports: libraries start no threads (engines set the number that they use), and torch looks for GPUs without
+#: initializing CUDA
+_IMPORT_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+#: files that a process has open once it uses a GPU: NVIDIA's, AMD's and Intel's
+_GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/")
 
 
 class ForkServer:
@@ -73,7 +81,7 @@ class ForkServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**_ONE_THREAD, **os.environ, "PYTHONPATH": code_path()},
+                env={**os.environ, **_IMPORT_VARIABLES, "PYTHONPATH": code_path()},
                 start_new_session=True,  # Ctrl-C in the terminal is not for workers
             )
         return cls(folder, process)
@@ -174,6 +182,16 @@ def _end_with(client: socket.socket) -> None:
     fcntl.fcntl(client, fcntl.F_SETFL, fcntl.fcntl(client, fcntl.F_GETFL) | os.O_ASYNC)
 
 
+def can_fork(gpu_files: tuple[str, ...] = _GPU_FILES) -> bool:
+    """Return whether a fork of this process can do what this process can: it has one thread, and no GPU open, which is
+    a file whose path begins with one of `gpu_files`."""
+    opened = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the listing itself
+            opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return len(os.listdir("/proc/self/task")) == 1 and not any(path.startswith(gpu_files) for path in opened)
+
+
 def main() -> None:
     """Import the modules of the command line, then serve."""
     listener = socket.socket(fileno=int(sys.argv[1]))
@@ -183,7 +201,8 @@ def main() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()  # so that a collection in a fork does not copy the memory of the imports
-    serve(listener)
+    if can_fork():
+        serve(listener)
 
 
 if __name__ == "__main__":

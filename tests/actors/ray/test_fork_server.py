@@ -97,7 +97,7 @@ def test_workers_stay_when_the_server_ends_and_later_ones_start_without_it(serve
         assert first.communicate("\n")[0] == "errors come here too\n"
 
 
-def test_a_server_ends_with_the_process_that_started_it_and_one_that_cannot_import_is_none(tmp_path) -> None:
+def test_a_server_ends_with_the_process_that_started_it(tmp_path) -> None:
     program = f"""
 from pathlib import Path
 from modelpool.actors.ray.fork_server import ForkServer
@@ -114,11 +114,33 @@ os._exit(0)
         starter.communicate("\n")
     until_gone(int(pid))
     shutil.rmtree(Path(socket).parent)
-    broken = ForkServer.start(["no_such_module"], short_folder())
-    assert broken is not None
-    with worker(broken, tmp_path) as process:
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["raise ImportError", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"],
+    ids=["cannot be imported", "starts a thread"],
+)
+def test_workers_start_without_a_server_that_cannot_be_forked(tmp_path, monkeypatch, module) -> None:
+    (tmp_path / "unfit.py").write_text(module)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    unfit = ForkServer.start(["unfit"], short_folder())
+    assert unfit is not None
+    with worker(unfit, tmp_path) as process:
         assert " False __main__ " in line_of(process)
-    broken.close()
+    unfit.close()
+
+
+def test_a_process_that_has_opened_a_gpu_cannot_be_forked(tmp_path) -> None:
+    (tmp_path / "gpu").touch()
+    program = f"""
+from modelpool.actors.ray.fork_server import can_fork
+found = can_fork(("{tmp_path}/gpu",))
+with open("{tmp_path}/gpu"):
+    print(found, can_fork(), can_fork(("{tmp_path}/gpu",)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True False\n"
 
 
 @pytest.mark.skipif(not can_hide(), reason="this machine allows no mount namespaces")
