@@ -180,7 +180,7 @@ def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
         idle = fake_plan(config, gpu_count, can_grow)
         return replace(idle, budget_bytes=CAPACITY_BYTES, open_engine=TraceEngine, open_catalog=TraceCatalog)
 
-    opened = start_pool(PoolConfig().override(workers=workers, name="race"), make_plan)
+    opened = start_pool(PoolConfig().override(workers=workers, name="race"), make_plan, preload=())
     with ModelPool(opened.connection, opened.close, None, opened.address) as pool:
         pool.wait_ready(300)
         tags = iter(range(1 << 60))

@@ -128,7 +128,8 @@ def recorded_durations() -> dict[str, float]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, and keep the
-    `ray` tests of one process together at the end."""
+    `ray` tests of one process together at the end, in the order of their files' recorded times, longest first: files
+    are the units that two processes share."""
     durations = recorded_durations()
     for item in items:
         if durations.get(item.nodeid, 0.0) > SLOW_SECONDS:
@@ -137,7 +138,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if on_gpu and not _has_cuda():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA GPU on this machine"))
-    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+    of_files: collections.Counter[str] = collections.Counter()
+    for test, seconds in durations.items():
+        of_files[test.partition("::")[0]] += seconds
+    items.sort(
+        key=lambda item: (
+            (1.0, -of_files[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0])
+            if item.get_closest_marker("ray")
+            else (0.0, 0.0, "")
+        )
+    )
 
 
 def _has_cuda() -> bool:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.detached.job_service import JobsConnection
-from modelpool.actors.ray.ray_session import RaySession, open_session
+from modelpool.actors.ray.fork_server import ENGINE_MODULES, SERVER_VARIABLE, ForkServer, fork_environment
+from modelpool.actors.ray.ray_session import RaySession, is_on_this_machine, open_session, short_folder
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -40,60 +44,76 @@ def start_pool(
     make_plan: Callable[[PoolConfig, int, bool], PoolPlan] = plan_pool,
     controller: ControllerPlace = "driver",
     keeps_jobs: bool = False,
+    preload: Sequence[str] = ENGINE_MODULES,
 ) -> OpenedPool:
     """Start a new pool. `make_plan` decides its shape (tests substitute their own engines); `controller` is its place
-    unless one is configured. `keeps_jobs` starts a job service, unless the configuration has no journal. Raises
-    UserError.
+    unless one is configured. `keeps_jobs` starts a job service, unless the configuration has no journal. `preload` are
+    modules that its processes on this machine share; they are imported while Ray starts. Raises UserError.
     """
     cluster = config.cluster
-    session = open_session(cluster.address, cluster.namespace, most_workers(config), bring_code=True)
-    try:
+    with contextlib.ExitStack() as opened:
+        forks = _forks(opened, cluster.address, preload)
+        session = open_session(
+            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=not forks
+        )
+        opened.callback(session.close)
         from modelpool.actors.ray.cluster import start_controller
-        from modelpool.actors.ray.job_actor import RayJobsConnection, start_job_service
+        from modelpool.actors.ray.job_actor import start_job_service
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
+        environment = {**(session.actor_environment or {}), **forks} or None
+        place = cluster.controller or controller
         start = partial(
             start_controller,
             plan,
             cluster.namespace,
             cluster.name,
-            cluster.controller or controller,
+            place,
             None if session.is_local else config.models,
-            session.actor_environment,
+            environment,
         )
         connection = RayConnection(start())
-        service: RayJobsConnection | None = None
+        opened.callback(connection.end_controller)
+        jobs: Callable[[], JobsConnection] | None = None
         if keeps_jobs and config.pool.journal is not False:
-            place = cluster.controller or controller
             path = config.pool.journal or None
-            service = start_job_service(path, cluster.namespace, cluster.name, place, session.actor_environment)
-    except BaseException:
-        session.close()
-        raise
+            service = start_job_service(path, cluster.namespace, cluster.name, place, environment)
+            opened.callback(service.close)
+            jobs = partial(_same, service)
 
-    def close() -> None:
-        try:
-            if service is not None:
-                service.close()
-            connection.end_controller()
-        finally:
-            session.close()
+        def restart() -> None:
+            connection.kill_controller()
+            until = time.monotonic() + NAME_SECONDS
+            while True:
+                try:
+                    connection.replace(start())
+                    return
+                except UserError:  # Ray has not noticed yet that the lost one's name is free
+                    if time.monotonic() > until:
+                        raise
+                time.sleep(0.5)
 
-    def restart() -> None:
-        connection.kill_controller()
-        until = time.monotonic() + NAME_SECONDS
-        while True:
-            try:
-                connection.replace(start())
-                return
-            except UserError:  # Ray has not noticed yet that the lost one's name is free
-                if time.monotonic() > until:
-                    raise
-            time.sleep(0.5)
+        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart)
 
-    jobs = None if service is None else lambda: service
-    return OpenedPool(connection, session.address, close, jobs, restart)
+
+def _same(service: JobsConnection) -> JobsConnection:
+    return service
+
+
+def _forks(opened: contextlib.ExitStack, address: str | None, preload: Sequence[str]) -> dict[str, str]:
+    """Return the runtime environment in which actors are forks of a server that has imported `preload`: the one that
+    the environment names, or a new one, which ends with `opened`. {} if there are no modules, or other machines.
+    """
+    if not preload or not is_on_this_machine(address):
+        return {}
+    if SERVER_VARIABLE in os.environ:
+        return fork_environment(Path(os.environ[SERVER_VARIABLE]))
+    server = ForkServer.start(preload, short_folder())
+    if server is None:
+        return {}
+    opened.callback(server.close)
+    return fork_environment(server.socket)
 
 
 def join_pool(name_or_address: str | None) -> OpenedPool:

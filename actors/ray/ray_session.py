@@ -134,11 +134,14 @@ def _exit_at_once() -> None:
     os._exit(1)
 
 
-def open_session(address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False) -> RaySession:
+def open_session(
+    address: str | None, namespace: str, local_workers: int = 1, bring_code: bool = False, prestart: bool = True
+) -> RaySession:
     """Start a local Ray with room for `local_workers` without GPUs, or join the one at `address`, by default that of
     RAY_ADDRESS.
 
-    `bring_code` ships our packages to the nodes of a joined cluster. An existing Ray connection of this process is
+    `bring_code` ships our packages to the nodes of a joined cluster. `prestart` lets a local Ray start processes before
+    they are needed, which is for actors without a runtime environment. An existing Ray connection of this process is
     used, and left alone on closing. Raises UserError if nothing answers at `address`, if it cannot be joined from this
     process, or if this process is connected elsewhere.
     """
@@ -149,7 +152,7 @@ def open_session(address: str | None, namespace: str, local_workers: int = 1, br
         return RaySession(there, False, None, _code_for_actors(known) if bring_code else None)
     chosen = chosen_address(address, os.environ)
     if chosen == LOCAL:
-        return _start(namespace, local_workers)
+        return _start(namespace, local_workers, prestart)
     return _join(chosen, namespace, bring_code)
 
 
@@ -174,21 +177,32 @@ def chosen_address(configured: str | None, variables: Mapping[str, str]) -> str:
     )
 
 
+def is_on_this_machine(address: str | None) -> bool:
+    """Whether all nodes of the Ray that `open_session` opens for `address` are on this machine, and the user's job
+    brings no environment of its own. Raises UserError as `chosen_address`.
+    """
+    if (known := _connected()) is not None:
+        context = known.get_runtime_context()
+        return is_loopback(context.gcs_address) and not dict(context.runtime_env)
+    chosen = chosen_address(address, os.environ)
+    return (chosen == LOCAL or is_loopback(chosen)) and not job_environment(os.environ)
+
+
 def _connected() -> ModuleType | None:
     ray = sys.modules.get("ray")
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _start(namespace: str, local_workers: int) -> RaySession:
+def _start(namespace: str, local_workers: int, prestart: bool) -> RaySession:
     """Start a local Ray, after removing what ended programs left behind. Tried twice: Ray gives its parts a fixed time
     to start, which a busy machine can exceed."""
     remove_abandoned(SHORT_FOLDERS)
     _prepare_environment(with_token=True)
     try:
-        folder = _start_once(namespace, local_workers)
+        folder = _start_once(namespace, local_workers, prestart)
     except Exception as failed:
         logger.info("Ray did not start; trying once more: %s", failed)
-        folder = _start_once(namespace, local_workers)
+        folder = _start_once(namespace, local_workers, prestart)
     import ray
 
     address = ray.get_runtime_context().gcs_address
@@ -215,9 +229,9 @@ def _note_of(address: str) -> Path:
     return state_folder() / f"ray-at-{address.rpartition(':')[2]}.json"
 
 
-def _start_once(namespace: str, local_workers: int) -> SessionFolder:
+def _start_once(namespace: str, local_workers: int, prestart: bool) -> SessionFolder:
     """Start Ray in its own folder; clean up after a failed start."""
-    folder = SessionFolder(_short_folder())
+    folder = SessionFolder(short_folder())
     try:
         with _code_on_path():
             _init(
@@ -226,6 +240,7 @@ def _start_once(namespace: str, local_workers: int) -> SessionFolder:
                 num_cpus=local_workers,
                 include_dashboard=False,
                 _temp_dir=str(folder.path),
+                _system_config={"prestart_worker_first_driver": prestart},
             )
     except BaseException:
         folder.kill_processes()
@@ -399,7 +414,8 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def _short_folder() -> Path:
+def short_folder() -> Path:
+    """Return a writable folder in which the paths of sockets are short enough."""
     return next(folder for folder in (*SHORT_FOLDERS, Path()) if os.access(folder, os.W_OK))
 
 

@@ -508,5 +508,5 @@ def start_fake_pool(name: str, workers: int = 2, record: Path | None = None, **p
     from modelpool.actors.api.opening import start_pool
 
     config = PoolConfig().override(workers=workers, name=name, record=record)
-    opened = start_pool(config, partial(fake_plan, **plan))
+    opened = start_pool(config, partial(fake_plan, **plan), preload=())
     return ModelPool(opened.connection, opened.close, None, opened.address)

@@ -57,16 +57,22 @@ def expected(pool: ModelPool) -> list[bytes]:
     return pixels_of(pool, requests(6, steps=6))
 
 
-def test_images_show_what_their_prompts_say(pool: ModelPool, tmp_path: Path) -> None:
-    jobs = pool.submit(requests(8), output=tmp_path)
-    images = list(jobs.images())
+@pytest.fixture(scope="module")
+def written(pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[ImageResult]]:
+    """Eight images of four prompts, and the folder to which they were written."""
+    folder = tmp_path_factory.mktemp("written")
+    return folder, list(pool.submit(requests(8), output=folder).images())
+
+
+def test_images_show_what_their_prompts_say(written: tuple[Path, list[ImageResult]]) -> None:
+    folder, images = written
     assert len(images) == 8
     wrong = [i.request.prompt for i in images if not matches(read_image(i.pixels), i.request.prompt)]
     assert not wrong
     for image in images:
         assert image.path is not None
         assert np.array_equal(np.asarray(image.pil), image.pixels)
-    assert len((tmp_path / "manifest.jsonl").read_text().splitlines()) == 8
+    assert len((folder / "manifest.jsonl").read_text().splitlines()) == 8
 
 
 @pytest.mark.parametrize("sampler", ["euler_a", "dpmpp_2m", "ddim", "uni_pc"])
@@ -98,9 +104,9 @@ def test_loras_change_what_they_should_and_keep_the_rest(pool: ModelPool) -> Non
     assert right >= 7
 
 
-def test_a_wrong_text_makes_a_wrong_image(pool: ModelPool) -> None:
+def test_a_wrong_text_makes_a_wrong_image(written: tuple[Path, list[ImageResult]]) -> None:
     """The checker can fail: images of one prompt do not match another."""
-    images = list(pool.submit(requests(4), output=False).images())
+    _, images = written
     others = [PROMPTS[(PROMPTS.index(i.request.prompt) + 1) % len(PROMPTS)] for i in images]
     assert not any(matches(read_image(i.pixels), other) for i, other in zip(images, others, strict=True))
 
@@ -142,7 +148,8 @@ def test_cancelled_jobs_end_and_the_pool_goes_on(pool: ModelPool, expected: list
 
 
 def test_a_batch_uploads_the_base_once_a_worker_and_seldom_switches_loras(expected: list[bytes]) -> None:
-    """200 jobs over 2 LoRAs in turn on 3 workers; arrival order would switch at nearly every job."""
+    """200 jobs over 2 LoRAs in turn on 3 workers; arrival order would switch at nearly every job. The workers share one
+    host copy of the weights."""
     with ModelPool.start(CONFIG, device="sim", workers=3, vram="64MiB", name="three") as three:
         assert pixels_of(three, requests(6, steps=6)) == expected
         three.wait_ready(120)
@@ -155,6 +162,7 @@ def test_a_batch_uploads_the_base_once_a_worker_and_seldom_switches_loras(expect
         ]
         summary = three.submit(wanted, output=False).wait(300)
         after = three.status()
+        reports = three._connection.call(Controller.memory_reports).values()
     assert summary.succeeded == 200
     base_bytes = WEIGHTS.stat().st_size
     patched = [t for t in summary.tasks if t.patch_switches]
@@ -163,6 +171,12 @@ def test_a_batch_uploads_the_base_once_a_worker_and_seldom_switches_loras(expect
     switches = after.patch_switches - before.patch_switches
     arrival_order_switches = 200 * 2 // 3  # in turn on three workers, two of three jobs meet the other LoRA
     assert switches < arrival_order_switches / 3
+    for worker in after.workers:
+        assert any("diffusion_model" in name for name in worker.resident)
+    diffusion_share = 0.45  # of the file; not every worker needs to have encoded or decoded
+    assert len(reports) == 3
+    assert sum(r.weights_rss_bytes for r in reports) > 3 * diffusion_share * base_bytes
+    assert sum(r.weights_pss_bytes for r in reports) < 1.05 * base_bytes
 
 
 def test_the_smallest_budget_streams_and_gives_the_same_pixels(expected: list[bytes]) -> None:
@@ -172,16 +186,3 @@ def test_the_smallest_budget_streams_and_gives_the_same_pixels(expected: list[by
         assert status.streamed_bytes > WEIGHTS.stat().st_size
         with pytest.raises(DoesNotFit, match="needs at least"):
             one.submit(requests(1, width=512, height=512))
-
-
-def test_workers_of_a_node_share_one_host_copy() -> None:
-    with ModelPool.start(CONFIG, device="sim", workers=4, vram="64MiB", name="four") as four:
-        four.wait_ready(180)
-        four.submit(requests(16, steps=2), output=False).wait(180)
-        for worker in four.status().workers:
-            assert any("diffusion_model" in name for name in worker.resident)
-        reports = four._connection.call(Controller.memory_reports).values()
-    file_bytes = WEIGHTS.stat().st_size
-    diffusion_share = 0.45  # of the file; not every worker needs to have encoded or decoded
-    assert sum(r.weights_rss_bytes for r in reports) > 4 * diffusion_share * file_bytes
-    assert sum(r.weights_pss_bytes for r in reports) < 1.05 * file_bytes

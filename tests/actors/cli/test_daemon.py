@@ -21,6 +21,7 @@ from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.opening import OpenedPool, start_pool
 from modelpool.actors.cli.daemon import _serve, serve_forever, start_in_background, stop_running_pool
 from modelpool.actors.cli.interrupts import StoppableCommand
+from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from modelpool.actors.ray.ray_session import RaySession
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.request.requests import GenerateRequest
@@ -42,6 +43,7 @@ with ModelPool.connect() as pool:
 @pytest.mark.ray
 def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv(SERVER_VARIABLE, raising=False)  # so that all processes are its own
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=1, name="mine")
     assert running_pool() is None
     started = start_in_background(config)
@@ -71,6 +73,7 @@ def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tm
 
     session = RaySession("127.0.0.1:1", False, None)
     monkeypatch.setattr("modelpool.actors.api.opening.open_session", lambda *args, **more: session)
+    monkeypatch.setattr("modelpool.actors.api.opening.is_on_this_machine", lambda address: False)
     monkeypatch.setattr(RaySession, "gpu_count", lambda self: 0)
     monkeypatch.setattr("modelpool.actors.ray.cluster.start_controller", start_controller)
     for configured in (None, "head", "driver"):

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.ray import fork_server
+from modelpool.actors.ray.fork_server import SERVER_VARIABLE
 from tests.architecture.source_tree import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,8 +62,11 @@ def images(process: subprocess.CompletedProcess[str]) -> dict[int, dict]:
     return {o["index"]: o for o in map(json.loads, process.stdout.splitlines())}
 
 
-def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(pool: ModelPool, tmp_path: Path) -> None:
+def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(
+    pool: ModelPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two workers with room for everything, in a pool of the command's own; one worker that streams, in another."""
+    monkeypatch.delenv(SERVER_VARIABLE)  # the command starts everything itself, as for a user
     what = ("generate", "a red circle", "--model", "shapes", "-n", "2", "--seed", "7", "--json")
     own = images(
         ended(tmp_path, *what, "--out", "own", "--gpus", "2", "--device", "sim", "--vram", "64MiB"),
@@ -77,6 +83,15 @@ def test_the_same_command_on_other_gpus_and_memory_gives_the_same_pixels(pool: M
     assert any(matches(read_image(np.asarray(Image.open(tmp_path / o["path"]))), "a red circle") for o in own.values())
     assert sum(task["streamed_bytes"] for o in other.values() for task in o["tasks"]) > 0
     assert sum(task["streamed_bytes"] for o in own.values() for task in o["tasks"]) == 0
+
+
+def test_the_processes_of_a_pool_are_forks_of_one_server(pool: ModelPool) -> None:
+    """They had imported everything on their own: 7 CPU-seconds each."""
+    family = [psutil.Process(memory.pid) for memory in pool.memory().values()]
+    (server,) = {process.parent() for process in family}
+    assert server is not None
+    assert fork_server.__name__ in server.cmdline()
+    assert "ray" not in {Path(mapped.path).parent.name for mapped in server.memory_maps()}
 
 
 def test_ctrl_c_in_the_middle_of_a_batch_and_the_same_command_again(pool: ModelPool, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Every test compares the bytes of all images with those of a run without Ray.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,15 +13,14 @@ import psutil
 import pytest
 
 from modelpool import GenerateRequest
+from modelpool.pool.specs.spec import Stage
 from tests.actors.ray.local_cluster import (
-    SHAPES,
     Finished,
     LocalCluster,
     can_hide,
     expected_of,
     finish,
     local_cluster,
-    new_folder,
     shapes_requests,
     sim_pool,
     until,
@@ -39,13 +37,12 @@ def expected() -> Finished:
     return expected_of(WANTED)
 
 
-@pytest.fixture
-def weights() -> Iterator[Path]:
-    """A copy of the example's models, which nodes may lack."""
-    folder = new_folder()
-    shutil.copytree(SHAPES / "models", folder / "models")
-    yield folder / "models"
-    shutil.rmtree(folder)
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LocalCluster]:
+    """A cluster with two GPUs, on the nodes "head" and "a"; tests leave it as it is."""
+    with local_cluster(head_gpus=1) as cluster:
+        cluster.add_node("a", gpus=1)
+        yield cluster
 
 
 def outlive_the_catalog(cluster: LocalCluster, weights: Path) -> list[Finished]:
@@ -115,27 +112,6 @@ def test_jobs_with_packages_of_their_own_keep_them_and_get_ours(tmp_path: Path, 
             assert sorted(packages) == ["modelpool", "of_the_user"]
 
 
-def lose_finished_images(cluster: LocalCluster, wanted: list[GenerateRequest]) -> Finished:
-    """Lose a node with finished images that the driver has not fetched."""
-    with sim_pool(cluster) as pool:
-        pool.wait_ready(READY_SECONDS)
-        jobs = pool.submit(wanted, output=False)
-        assert jobs.wait().succeeded == len(wanted)
-        cluster.kill(cluster.nodes["a"])
-        done = finish(jobs)
-        assert jobs.summary().succeeded == len(wanted)
-        return done
-
-
-def test_finished_images_that_are_lost_with_their_node_are_generated_again() -> None:
-    """Larger ones than Ray sends with its answers: they stay on the node until they are fetched."""
-    wanted = shapes_requests(4, width=256, height=256, steps=1)
-    with local_cluster() as cluster:
-        cluster.add_node("a", gpus=1)
-        cluster.add_node("b", gpus=1)
-        assert cluster.run(lose_finished_images, wanted) == expected_of(wanted)
-
-
 def first_pool(cluster: LocalCluster) -> None:
     """Hold all GPUs until a file appears."""
     with sim_pool(cluster, name="first") as pool:
@@ -174,19 +150,19 @@ def use(cluster: LocalCluster) -> Finished:
         return finish(pool.submit(WANTED, output=False))
 
 
-def test_a_second_pool_says_what_it_waits_for_and_two_drivers_share_one(expected: Finished) -> None:
-    with local_cluster(head_gpus=1) as cluster:
-        cluster.add_node("a", gpus=1)
-        with cluster.start(first_pool) as first, cluster.start(second_pool) as second:
-            waiting_for, not_up, done = second.result()
-            first.result()
-        assert waiting_for == "waiting for 2 GPUs: 0 of 2 are free; pool 'first' uses 2"
-        assert not_up == ["pending: no node with a free GPU"] * 2
-        assert done == expected
-        with cluster.start(serve) as server, cluster.start(use) as one, cluster.start(use) as other:
-            assert one.result() == other.result() == expected
-            (cluster.folder / "served").touch()
-            server.result()
+def test_a_second_pool_says_what_it_waits_for_and_two_drivers_share_one(
+    shared: LocalCluster, expected: Finished
+) -> None:
+    with shared.start(first_pool) as first, shared.start(second_pool) as second:
+        waiting_for, not_up, done = second.result()
+        first.result()
+    assert waiting_for == "waiting for 2 GPUs: 0 of 2 are free; pool 'first' uses 2"
+    assert not_up == ["pending: no node with a free GPU"] * 2
+    assert done == expected
+    with shared.start(serve) as server, shared.start(use) as one, shared.start(use) as other:
+        assert one.result() == other.result() == expected
+        (shared.folder / "served").touch()
+        server.result()
 
 
 def refused(cluster: LocalCluster) -> list[str]:
@@ -209,17 +185,38 @@ def refused(cluster: LocalCluster) -> list[str]:
     return found
 
 
-def test_what_cannot_be_joined_is_explained_completely() -> None:
+def test_what_cannot_be_joined_is_explained_completely(shared: LocalCluster) -> None:
     import platform
 
     import ray
 
-    with local_cluster() as cluster:
-        versions, client, nobody = cluster.run(refused)
-        there = f"runs Ray {ray.__version__} on Python {platform.python_version()}"
-        here = "this program runs Ray 2.1.0 on Python 3.12.1."
-        assert versions.startswith(f"the Ray cluster at {cluster.address} {there}; {here}")
-        assert f"pip install ray=={ray.__version__}" in versions
-        assert "Ray Client" in client
-        assert "ray job submit" in client
-        assert nobody.startswith("no Ray cluster answers at '127.0.0.1:1'")
+    versions, client, nobody = shared.run(refused)
+    there = f"runs Ray {ray.__version__} on Python {platform.python_version()}"
+    here = "this program runs Ray 2.1.0 on Python 3.12.1."
+    assert versions.startswith(f"the Ray cluster at {shared.address} {there}; {here}")
+    assert f"pip install ray=={ray.__version__}" in versions
+    assert "Ray Client" in client
+    assert "ray job submit" in client
+    assert nobody.startswith("no Ray cluster answers at '127.0.0.1:1'")
+
+
+def lose_finished_images(cluster: LocalCluster, wanted: list[GenerateRequest]) -> Finished:
+    """Lose a node with finished images that the driver has not fetched."""
+    cluster.add_node("b", gpus=1)
+    with sim_pool(cluster) as pool:
+        pool.wait_ready(READY_SECONDS)
+        assert sorted(worker.node_name for worker in pool.status().workers) == ["a", "b", "head"]
+        jobs = pool.submit(wanted, output=False)
+        summary = jobs.wait()
+        assert summary.succeeded == len(wanted)
+        assert "b" in {task.node for task in summary.tasks if task.stage is Stage.DECODE}, "nothing would be lost"
+        cluster.kill(cluster.nodes["b"])
+        done = finish(jobs)
+        assert jobs.summary().succeeded == len(wanted)
+        return done
+
+
+def test_finished_images_that_are_lost_with_their_node_are_generated_again(shared: LocalCluster) -> None:
+    """Larger ones than Ray sends with its answers: they stay on the node until they are fetched."""
+    wanted = shapes_requests(6, width=256, height=256, steps=1)
+    assert shared.run(lose_finished_images, wanted) == expected_of(wanted)

@@ -4,22 +4,18 @@ without faults, and no job fails.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from modelpool import ModelPool
 from tests.actors.ray.local_cluster import (
-    SHAPES,
     Finished,
     LocalCluster,
     can_hide,
     expected_of,
     finish,
     local_cluster,
-    new_folder,
     shapes_requests,
     sim_pool,
     until,
@@ -28,19 +24,21 @@ from tests.actors.ray.local_cluster import (
 pytestmark = pytest.mark.ray
 
 WANTED = shapes_requests(10)
-#: some seconds: long enough to lose a machine in between, and longer than a notice of eight seconds
-LONG = shapes_requests(1, steps=300)
-VERY_LONG = shapes_requests(1, steps=999)
+#: some seconds: long enough to lose a machine in between
+LONG = shapes_requests(1, steps=150)
+#: longer than a notice of six seconds, of which a run may use three
+VERY_LONG = shapes_requests(1, steps=400)
+NOTICE_SECONDS = 6.0
 READY_SECONDS = 200
 
 
-@pytest.fixture
-def weights() -> Iterator[Path]:
-    """A copy of the example's models, which nodes may lack."""
-    folder = new_folder()
-    shutil.copytree(SHAPES / "models", folder / "models")
-    yield folder / "models"
-    shutil.rmtree(folder)
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Finished]:
+    """The outcomes of the three batches, rendered in one pool."""
+    pixels, failures = expected_of([*WANTED, *LONG, *VERY_LONG])
+    assert not failures
+    count = len(WANTED)
+    return {"WANTED": (pixels[:count], []), "LONG": ([pixels[count]], []), "VERY_LONG": ([pixels[count + 1]], [])}
 
 
 def nodes_up(pool: ModelPool) -> list[str]:
@@ -66,19 +64,19 @@ def batch_with_a_bare_node(cluster: LocalCluster, weights: Path) -> tuple[Finish
 
 
 @pytest.mark.skipif(not can_hide(), reason="this machine allows no mount namespaces")
-def test_a_node_without_the_files_costs_no_image(weights: Path) -> None:
+def test_a_node_without_the_files_costs_no_image(weights: Path, expected: dict[str, Finished]) -> None:
     """Its worker failed in 0.3 s with BAD_INPUT, was always idle first, and received all images of a batch."""
     with local_cluster() as cluster:
         cluster.add_node("bare", gpus=1, hides=[weights])
         cluster.add_node("full", gpus=1)
         done, used, lacking = cluster.run(batch_with_a_bare_node, weights)
-    assert done == expected_of(WANTED)
+    assert done == expected["WANTED"]
     assert used == {"full"}
     assert lacking == ["bare"]
 
 
 def through_all_changes(cluster: LocalCluster) -> tuple[list[Finished], int]:
-    """One pool through joins, a drain with eight seconds of notice, two lost machines and the end of a node. Returns
+    """One pool through joins, a drain with seconds of notice, two lost machines and the end of a node. Returns
     the number of runs that stopped with their state too."""
     with sim_pool(cluster) as pool:
         until(lambda: nodes_up(pool) == ["a"])
@@ -94,7 +92,7 @@ def through_all_changes(cluster: LocalCluster) -> tuple[list[Finished], int]:
         jobs = pool.submit(VERY_LONG, output=False)
         until(lambda: sampling(pool))
         leaving = sampling(pool)
-        cluster.drain(cluster.nodes[leaving], 8.0)
+        cluster.drain(cluster.nodes[leaving], NOTICE_SECONDS)
         until(lambda: not sampling(pool, leaving, 0))
         cluster.remove(cluster.nodes[leaving])
         images = list(jobs.images())
@@ -116,11 +114,11 @@ def through_all_changes(cluster: LocalCluster) -> tuple[list[Finished], int]:
         return done, ends.count("cancelled")
 
 
-def test_a_pool_follows_its_cluster_and_loses_nothing() -> None:
+def test_a_pool_follows_its_cluster_and_loses_nothing(expected: dict[str, Finished]) -> None:
     """A pool never grew onto a node that joined and never shrank; runs went on after the deadline of a drain and were
     lost with their node; a task that lost two machines counted as the cause and was rejected."""
     with local_cluster() as cluster:
         cluster.add_node("a", gpus=1)
         done, stopped = cluster.run(through_all_changes)
-    assert done == [expected_of(wanted) for wanted in (WANTED, WANTED, VERY_LONG, LONG)]
+    assert done == [expected[name] for name in ("WANTED", "WANTED", "VERY_LONG", "LONG")]
     assert stopped == 1, "the run on the drained node was lost, or ended in time"

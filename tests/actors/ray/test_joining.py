@@ -9,8 +9,9 @@ import sys
 import psutil
 import pytest
 
+from modelpool.actors.ray import ray_session
 from modelpool.actors.ray.code_folder import JOB_VARIABLE, code_for_other_machines, job_environment, with_user_modules
-from modelpool.actors.ray.ray_session import chosen_address, is_ours, join_problem, write_note
+from modelpool.actors.ray.ray_session import chosen_address, is_on_this_machine, is_ours, join_problem, write_note
 from modelpool.pool.core.errors import UserError
 
 THERE = {"RAY_ADDRESS": "head:6379"}
@@ -37,6 +38,16 @@ def test_addresses_of_ray_client_and_of_the_dashboard_are_refused_with_the_one_t
     with pytest.raises(UserError, match=r"RAY_ADDRESS 'http.* dashboard.* so 127.0.0.1:6379\).*unset RAY_ADDRESS"):
         chosen_address(None, {"RAY_ADDRESS": "http://127.0.0.1:8265"})
     assert chosen_address("local", {"RAY_ADDRESS": "ray://head:10001"}) == "local"
+
+
+def test_only_a_ray_of_this_machine_and_of_a_program_without_an_environment_has_forks(monkeypatch) -> None:
+    monkeypatch.setattr(ray_session, "_connected", lambda: None)
+    for name in ("RAY_ADDRESS", JOB_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    cases = {None: True, "local": True, "127.0.0.1:1": True, "auto": False, "10.0.0.4:6379": False}
+    assert {address: is_on_this_machine(address) for address in cases} == cases
+    monkeypatch.setenv(JOB_VARIABLE, json.dumps({"runtime_env": {"env_vars": {"A": "1"}}}))
+    assert not is_on_this_machine("local")
 
 
 def test_other_versions_are_reported_completely() -> None:

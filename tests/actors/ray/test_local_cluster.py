@@ -54,16 +54,11 @@ def draining(cluster: LocalCluster) -> list[str]:
 
 
 @pytest.mark.ray
-def test_nodes_are_labelled_drained_and_removed() -> None:
+def test_nodes_are_labelled_drained_and_removed_failures_reported_and_nothing_is_left() -> None:
+    others = set(psutil.Process().children(recursive=True))  # of earlier tests in this process
     with local_cluster() as cluster:
         assert cluster.run(draining) == ["leaving"]
         assert list(cluster.nodes) == ["head", "leaving"]
-
-
-@pytest.mark.ray
-def test_failures_are_reported_with_their_traceback_and_nothing_is_left() -> None:
-    others = set(psutil.Process().children(recursive=True))  # of earlier tests in this process
-    with local_cluster() as cluster:
         family = psutil.Process().children(recursive=True)
         with pytest.raises(ClusterFailed, match=f"LookupError: nothing at {cluster.address}"):
             cluster.run(fail)

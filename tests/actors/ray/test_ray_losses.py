@@ -96,8 +96,9 @@ def pool_of(cluster: LocalCluster, record: Path, notice: Path) -> ModelPool:
     return ModelPool.start(config)
 
 
-def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> dict[str, tuple[str, str]]:
-    """Lose the workers of two nodes in all ways; return cause and reason of each loss."""
+def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Lose the workers of two nodes in all ways; return cause and reason of each loss. Then let the notice command of
+    a third machine report; return the nodes that Ray drains."""
     found: dict[str, tuple[str, str]] = {}
 
     def next_loss(name: str) -> None:
@@ -119,7 +120,16 @@ def lose_workers(cluster: LocalCluster, record: Path, notice: Path) -> dict[str,
         eventually(lambda: bool(notices(record)), "the drain is noticed")
         cluster.remove(cluster.nodes["a"])
         next_loss("drained node")
-    return found
+        third = cluster.add_node("c", gpus=1)
+
+        def idle() -> list[str]:
+            return [worker.node for worker in pool.status().workers if worker.state == "idle"]
+
+        eventually(lambda: idle() == [third.node_id], "the third machine has a worker")
+        notice.write_text("+300\n")
+        eventually(lambda: len(notices(record)) > 1, "the notice arrives")
+        eventually(lambda: bool(ray_drains()), "Ray drains the node too")
+        return found, ray_drains()
 
 
 def notices(record: Path) -> list[dict[str, Any]]:
@@ -128,45 +138,29 @@ def notices(record: Path) -> list[dict[str, Any]]:
     return [event["NodeDraining"] for event in events if "NodeDraining" in event]
 
 
+def ray_drains() -> list[str]:
+    """The nodes that Ray drains, in a process that is connected to it."""
+    nodes = asyncio.run(RayNodes().poll()).nodes
+    return [node.node_id for node in nodes if node.alive and node.drain_deadline is not None]
+
+
 @pytest.mark.ray
-def test_losses_on_other_nodes_are_told_apart(tmp_path) -> None:
+def test_losses_on_other_nodes_are_told_apart_and_a_notice_command_drains_its_node(tmp_path) -> None:
     record = tmp_path / "record.jsonl"
     with local_cluster() as cluster:
         for name in ("a", "b"):
             cluster.add_node(name, gpus=1)
-        found = cluster.run(lose_workers, record, tmp_path / "no notice")
+        found, drained = cluster.run(lose_workers, record, tmp_path / "notice")
+        third = cluster.nodes["c"].node_id
     assert {name: cause for name, (cause, _) in found.items()} == {
         "killed on another node": "killed",
         "node lost": "node lost",
         "drained node": "preempted",
     }, found
-    (notice,) = notices(record)
-    assert notice["reason"] == "Ray drains its node"
-    assert 0 < notice["deadline"] - notice["at"] <= 60.0
-
-
-def get_a_notice(cluster: LocalCluster, record: Path, notice: Path) -> list[str]:
-    """Let the notice command of a machine report; return the nodes that Ray drains then."""
-    with pool_of(cluster, record, notice) as pool:
-        pool.wait_ready(200)
-        notice.write_text("+300\n")
-        eventually(lambda: bool(notices(record)), "the notice arrives")
-        eventually(lambda: bool(ray_drains()), "Ray drains the node too")
-        return ray_drains()
-
-
-def ray_drains() -> list[str]:
-    """The nodes that Ray drains, in a process that is connected to it."""
-    return [node.node_id for node in asyncio.run(RayNodes().poll()).nodes if node.drain_deadline is not None]
-
-
-@pytest.mark.ray
-def test_a_notice_command_drains_its_node(tmp_path) -> None:
-    record = tmp_path / "record.jsonl"
-    with local_cluster() as cluster:
-        node = cluster.add_node("a", gpus=1)
-        assert cluster.run(get_a_notice, record, tmp_path / "notice") == [node.node_id]
-    notice = notices(record)[0]
-    assert notice["node"] == node.node_id
-    assert notice["reason"] == "its notice command reports that it will be taken back"
-    assert 200 < notice["deadline"] - notice["at"] <= 300.0
+    by_ray, by_command = notices(record)[:2]
+    assert by_ray["reason"] == "Ray drains its node"
+    assert 0 < by_ray["deadline"] - by_ray["at"] <= 60.0
+    assert drained == [third]
+    assert by_command["node"] == third
+    assert by_command["reason"] == "its notice command reports that it will be taken back"
+    assert 200 < by_command["deadline"] - by_command["at"] <= 300.0

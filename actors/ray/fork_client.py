@@ -1,0 +1,57 @@
+"""Stands in for Python where Ray starts a worker: has the fork server fork it, or starts Python as Ray would.
+
+A script without imports of ours, which Ray runs as `python -I -S fork_client.py SOCKET default_worker.py ...`. It stays
+as long as the worker: whoever ends one of the two ends both. Python is started instead where no server answers, and
+where the server sees other files or networks than this process, in containers and mount namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+#: a number of bytes, and the pid of a worker
+NUMBER = struct.Struct("Q")
+#: these differ where two processes of a machine see different files, users, processes or networks
+_NAMESPACES = ("mnt", "user", "pid", "net")
+_PR_SET_PDEATHSIG = 1
+
+
+def main(server: str, command: list[str]) -> None:
+    """Run `command`, a Python script with its arguments, as a process that the server at the socket `server` forks."""
+    _die_with_raylet()
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(server)
+        if not _sees_the_same(connection):
+            raise OSError("the server runs in another namespace")
+        call = json.dumps({"command": command, "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+        socket.send_fds(connection, [NUMBER.pack(len(call))], [0, 1, 2])
+        connection.sendall(call)
+        if not connection.recv(NUMBER.size):
+            raise OSError("the server ended")
+    except OSError:
+        os.execv(sys.executable, [sys.executable, *command])
+    connection.recv(1)  # returns when the worker has ended
+
+
+def _sees_the_same(connection: socket.socket) -> bool:
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid = struct.unpack("3i", credentials)[0]
+    return all(os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES)
+
+
+def _die_with_raylet() -> None:
+    """Have the kernel end this process with its raylet, which does not always manage to do it itself."""
+    with open(f"/proc/{os.getppid()}/comm") as comm:
+        if comm.read().strip() == "raylet":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
