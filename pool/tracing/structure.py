@@ -14,6 +14,7 @@ from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +67,8 @@ class _Writer:
             self.parts.append(repr(value))
         elif isinstance(value, Enum):
             self._group(kind, (value.name,))
+        elif isinstance(value, np.bool_ | np.number):
+            self._group(kind, (value.item(),))
         elif isinstance(value, type):
             self._class(value)
         elif isinstance(value, dict):
