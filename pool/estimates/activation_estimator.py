@@ -199,9 +199,7 @@ class ActivationEstimator:
             shape = self._text_shape(model, _with_placeholders(work), work.seen, work.numbered)
         sizes = (*_size_of(work), shape, mode.batch, mode.tile)
         key = (self._structure_read(model, work), *self._controls_read(work), attention_form(self._device_kind), *sizes)
-        return with_margin(
-            self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind
-        )
+        return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
 
     def _structure_read(self, model: ModelRef, work: StageParams) -> str:
         """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""

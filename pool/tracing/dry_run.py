@@ -98,11 +98,13 @@ def _weights(module: nn.Module) -> dict[int, tuple[list[str], Tensor]]:
 def _replace_weights(module: nn.Module, stand_ins: Mapping[str, Tensor]) -> None:
     """Put stand-ins, by any of its names, in place of each parameter and buffer. `_untouched` restores them."""
     owners = dict(module.named_modules())
-    for names, weight in _weights(module).values():
+    for names, _ in _weights(module).values():
         stand_in = next(stand_ins[name] for name in names if name in stand_ins)
         for name in names:
             path, _, own = name.rpartition(".")
-            held: dict[str, Any] = owners[path]._parameters if own in owners[path]._parameters else owners[path]._buffers
+            held: dict[str, Any] = (
+                owners[path]._parameters if own in owners[path]._parameters else owners[path]._buffers
+            )
             held[own] = stand_in
 
 

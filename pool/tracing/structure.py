@@ -155,7 +155,7 @@ class _Writer:
         self.parts.append(f"{tensor.device} {tensor.stride()}")
         if tensor.device.type == "cpu":
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-            self.parts.append(hashlib.sha256(plain.view(torch.uint8).numpy()).hexdigest())
+            self.parts.append(hashlib.sha256(plain.view(torch.uint8).numpy().data).hexdigest())
         elif tensor.device.type != "meta":
             raise _Unknown
 
@@ -164,7 +164,8 @@ class _Writer:
             self._group(partial, (value.func, value.args, value.keywords), _vars(value))
         elif isinstance(value, FunctionType):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            self._group(FunctionType, (value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, cells))
+            arguments = (value.__defaults__, value.__kwdefaults__, cells)
+            self._group(FunctionType, (value.__module__, value.__code__, *arguments))
         elif isinstance(value, MethodType):
             self._group(MethodType, (value.__func__, value.__self__))
         elif isinstance(value, BuiltinFunctionType):
