@@ -43,7 +43,9 @@ def replay(events: Sequence[Event]) -> Seconds:
     last = max(i for i, event in enumerate(events) if isinstance(event, Submitted))
     state = SchedulerState(SchedulerConfig())
     gc.collect()
-    gc.freeze()
+    is_frozen = gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.freeze()
     usual = gc.get_threshold()
     gc.set_threshold(CORE_GC_OBJECTS)
     begun = time.process_time()
@@ -53,7 +55,8 @@ def replay(events: Sequence[Event]) -> Seconds:
     for event in islice(events, last + 1, None):
         state.handle(event)
     ended = time.process_time()
-    gc.unfreeze()
+    if not is_frozen:  # what the caller has frozen stays frozen
+        gc.unfreeze()
     gc.set_threshold(*usual)
     is_compiled = not str(core_module.__file__).endswith(".py")
     return Seconds(between - begun, ended - between, len(events) - last - 1, is_compiled)

@@ -47,9 +47,9 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Iterator[None]:
-    """CLIP's tokenizer is built once for all tests, what operations make on the meta device is found once, and what
-    engines measure of their link is small: each takes as long as many a test that opens a model. Only what the tests
-    of this run have imported is touched."""
+    """CLIP's tokenizer is built once for all tests, what operations make on the meta device is found once,
+    activations of one structure are counted once, and what engines measure of their link is small: each takes as long
+    as many a test that opens a model. Only what the tests of this run have imported is touched."""
     with pytest.MonkeyPatch.context() as patch:
         if text := sys.modules.get("modelpool.pool.text.clip_tokenizer"):
             patch.setattr(text.ClipTokenizer, "load", functools.cache(text.ClipTokenizer.load))
@@ -58,7 +58,8 @@ def _made_once() -> Iterator[None]:
                 if name in sys.modules:
                     patch.setattr(sys.modules[name], "read_merges", read_merges)
         if figures := sys.modules.get("modelpool.pool.estimates.activation_estimator"):
-            patch.setattr(figures, "MetaCache", functools.cache(figures.MetaCache))
+            for name in ("MetaCache", "ActivationCounts"):
+                patch.setattr(figures, name, functools.cache(getattr(figures, name)))
         if opening := sys.modules.get("modelpool.pool.devices.opening"):
             patch.setattr(opening, "LINK_PROBE_BYTES", 1 << 20)
         yield

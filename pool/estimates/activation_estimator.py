@@ -36,6 +36,7 @@ from modelpool.pool.estimates.activation_calibration import (
     ActivationKey,
     measured_activations,
 )
+from modelpool.pool.estimates.activation_counts import ActivationCounts
 from modelpool.pool.estimates.stage_peak_bytes import (
     TILES,
     TYPICAL_TOKENS,
@@ -71,6 +72,7 @@ from modelpool.pool.tracing.activation_bytes import WITHOUT_MARGIN, StageModule,
 from modelpool.pool.tracing.dry_run import META
 from modelpool.pool.tracing.meta_cache import MetaCache
 from modelpool.pool.tracing.module_flops import module_work
+from modelpool.pool.tracing.structure import structure_digest
 
 #: cached texts and sizes
 SIZES_REMEMBERED = 4096
@@ -87,11 +89,14 @@ class ActivationEstimator:
         open_model: Callable[[ModelRef], OpenModel],
         device_kind: str,
         open_control: Callable[[ControlRef], OpenControlNet],
+        counts: ActivationCounts | None = None,
     ) -> None:
+        """`counts` may be shared with other estimators, of any kind of device; None for its own."""
         self._open, self._open_control = open_model, open_control
         self._device_kind = device_kind
         self._cache = MetaCache()
-        self._activations: LruCache[tuple[object, ...], int] = LruCache(SIZES_REMEMBERED)
+        self._counts = ActivationCounts() if counts is None else counts
+        self._read: LruCache[tuple[object, ...], str] = LruCache(SIZES_REMEMBERED)
         self._calibration = ActivationCalibration()
         self._texts: LruCache[tuple[object, ...], TextShape] = LruCache(SIZES_REMEMBERED)
         self._tokenizer: ClipTokenizer | None = None
@@ -192,12 +197,32 @@ class ActivationEstimator:
         shape: TextShape | tuple[int, ...] = lengths
         if isinstance(work, EncodeParams):
             shape = self._text_shape(model, _with_placeholders(work), work.seen, work.numbered)
-        key = (model.sha256, *_size_of(work), shape, mode.batch, mode.tile)
+        sizes = (*_size_of(work), shape, mode.batch, mode.tile)
+        key = (self._structure_read(model, work), *self._controls_read(work), attention_form(self._device_kind), *sizes)
+        return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
 
-        def count() -> int:
-            return with_margin(self._counted(model, work, lengths, mode), self._device_kind)
+    def _structure_read(self, model: ModelRef, work: StageParams) -> str:
+        """A digest of everything of `model` that a dry run of `work` reads; the file's hash where that is unknown."""
 
-        return self._activations.get(key, count)
+        def find() -> str:
+            opened = self._open(model)
+            family = opened.checkpoint.family
+            components = [opened.component(role) for role in _roles_read(opened, work)]
+            read = [(each.role, each.form.compute_dtype, each.built.module) for each in components]
+            facts = (opened.latent, family.sampling, family.text_set, family.text_encoders, family.texts)
+            return structure_digest(*facts, *read) or model.sha256
+
+        return self._read.get((model.sha256, stage_of(work), role_of(work)), find)
+
+    def _controls_read(self, work: StageParams) -> Iterator[tuple[str, bool]]:
+        """The same for each ControlNet of `work`, and whether it has an inpaint mask."""
+        for control in work.controls if isinstance(work, SampleParams) else ():
+
+            def find(control: ControlRef = control) -> str:
+                opened = self._open_control(control)
+                return structure_digest(opened.form.compute_dtype, opened.module) or repr(control.content)
+
+            yield self._read.get((control.content,), find), control.hole is not None
 
     def _corrected(self, model: ModelRef, work: StageParams, mode: ExecutionMode, counted_bytes: int) -> int:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
@@ -360,7 +385,7 @@ def _with_placeholders(work: EncodeParams) -> str:
 
 
 def _size_of(work: StageParams) -> tuple[object, ...]:
-    """Everything that the activations of `work` depend on besides the model."""
+    """Everything that the activations of `work` depend on besides the model and the ControlNets."""
     match work:
         case EncodeParams():
             return (stage_of(work), work.seen, work.numbered)
@@ -373,7 +398,6 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
                 work.masked,
                 *shown,
                 len(work.regions),
-                *((control.content, control.hole) for control in work.controls),
             )
             size = (stage_of(work), role_of(work), work.width, work.height, work.frames)
             return (*size, work.cfg == 1, work.sampler, *reads)
@@ -381,6 +405,17 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
             return (stage_of(work), work.width, work.height, work.frames, work.leading)
+
+
+def _roles_read(opened: OpenModel, work: StageParams) -> tuple[Role, ...]:
+    """The components whose modules a dry run of `work` reads: what it runs, and what its inputs come from."""
+    family = opened.checkpoint.family
+    if isinstance(work, VisionEncodeParams | EncodeImageParams | DecodeParams):
+        return (role_of(work),)
+    sees = family.sampling.vision_use is not None and Role.VISION_ENCODER in opened.checkpoint.roles
+    seen = (Role.VISION_ENCODER,) if sees else ()
+    runs = (role_of(work),) if isinstance(work, SampleParams) else ()
+    return (*runs, *(family.text_encoders if family.text_set or not runs else ()), *seen)
 
 
 def _typical_tokens(work: StageParams) -> tuple[int, ...]:

@@ -67,6 +67,8 @@ class Checkpoint:
     family: Family
     mapped: MappedFile
     layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
+    #: of the components that were planned before: planning builds the module
+    _key_maps: dict[Role, KeyMap] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def header(self) -> Header:
@@ -111,7 +113,8 @@ class Checkpoint:
 
         Raises UnknownArchitecture naming the file if its tensors are not those of the component's module.
         """
-        return self._plan(role).key_map
+        known = self._key_maps.get(role)
+        return self._plan(role).key_map if known is None else known
 
     @collecting_later()
     def build(self, role: Role) -> BuiltComponent:
@@ -167,6 +170,7 @@ class Checkpoint:
             unpadded = _without_padding(self.layers, plan.key_map, plan.module)
             plan = plan_component(self.family, role, {**shapes, **unpadded}, config) if unpadded else plan
             refuse_other_shapes(self.family, plan)
+            self._key_maps[role] = plan.key_map
             return plan
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{self.header.path}: its {role.value}: {error}") from error

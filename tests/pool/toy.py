@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.ops.skip_init import without_initialisation
 from modelpool.pool.patches.patch_set import LowRank, PatchSet, WeightPatch
 
 
@@ -40,12 +41,13 @@ class Toy(nn.Module):
 
 def make_toy(seed: int = 0, storage: torch.dtype = torch.float16) -> Toy:
     """A toy whose parameters are random, rounded to `storage`, and frozen."""
-    torch.manual_seed(seed)
-    toy = Toy().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    with without_initialisation():
+        toy = Toy().eval().requires_grad_(False)
     for module in toy.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                rounded = torch.randn_like(parameter).mul(0.3).to(storage)
+                rounded = torch.randn(parameter.shape, generator=generator).mul(0.3).to(storage)
                 module._parameters[name] = nn.Parameter(rounded, requires_grad=False)
     return toy
 

@@ -33,14 +33,17 @@ _CONTEXT_FROM_THIRD = frozenset({"hidream"})
 class ReadLength:
     """The properties of a text that determine the cost of one text encoder.
 
-    tokens    length of its states
-    weighted  some token has a weight other than 1: the empty text is encoded too
-    filled    some tokens are padding: a mask tells which
+    tokens      length of its states
+    weighted    some token has a weight other than 1: the empty text is encoded too
+    filled      some tokens are padding: a mask tells which
+    row_tokens  length of what the encoder reads, with template and padding, which differs between tokenizers; 0 for
+                CLIP, whose chunks have one length
     """
 
     tokens: int
     weighted: bool = False
     filled: bool = False
+    row_tokens: int = 0
 
 
 def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Sequence[int] = ()) -> ReadLength:
@@ -57,7 +60,7 @@ def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Se
         tokens = len(state_positions(row, reading, tokenizer, counts))
     elif reading.padding is Padding.DROPPED:
         tokens = len(list(real_positions(row, reading.dropped_tokens)))
-    return ReadLength(tokens, row.is_weighted, not all(row.mask))
+    return ReadLength(tokens, row.is_weighted, not all(row.mask), len(row.token_ids))
 
 
 def context_tokens(text_set: str, lengths: Sequence[int]) -> int:

@@ -59,14 +59,14 @@ def test_the_module_holds_each_tensor_of_its_component_unchanged(path: Path, bui
     assert all(torch.equal(saved[key], expected[key]) for key in saved)
 
 
-def test_classes_and_facts(checkpoint: Checkpoint) -> None:
+def test_classes_and_facts(path: Path, checkpoint: Checkpoint) -> None:
     classes = {Role.TEXT_ENCODER: CLIPTextModel, Role.DIFFUSION_MODEL: UNet2DConditionModel, Role.VAE: AutoencoderKL}
     for role, expected in classes.items():
         built = checkpoint.build(role)
         assert type(built.module) is expected
         assert built.latent == LatentFacts(channels=4, downscale=8, scaling_factor=0.18215)
         assert built.role is role
-        assert checkpoint.key_map(role) == built.key_map
+        assert open_checkpoint(path).key_map(role) == checkpoint.key_map(role) == built.key_map
 
 
 def test_the_position_table_is_made_anew(checkpoint: Checkpoint) -> None:

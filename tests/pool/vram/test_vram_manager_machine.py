@@ -10,6 +10,7 @@ and after the last unload no byte remains.
 
 from __future__ import annotations
 
+import functools
 import gc
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from modelpool.pool.devices.vram_policy import VramPolicy, rules_for
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import RanOutOfMemory
 from modelpool.pool.patcher.weight_form import WeightForm
+from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.vram.vram_manager import Lease, VramManager
 from tests.pool.toy import make_toy, patches_for
@@ -44,6 +46,11 @@ RUN_SHARES = st.sampled_from([0.0, 0.1, 0.3, 0.9])
 POLICIES = (VramPolicy.NORMAL, VramPolicy.HIGH, VramPolicy.LOW, VramPolicy.NONE)
 #: (component, patches, passes)
 Choice: TypeAlias = tuple[int, str, int]
+
+
+@functools.lru_cache(maxsize=2)
+def patches_named(name: str) -> PatchSet:
+    return patches_for(make_toy(), name, WEIGHTS)
 
 
 @dataclass
@@ -72,9 +79,10 @@ class ManagerMachine(RuleBasedStateMachine):
         share=st.sampled_from(ROOMS), policy=st.sampled_from(POLICIES), there=st.lists(INDICES), held=st.sets(INDICES)
     )
     def begin(self, share: float, policy: VramPolicy, there: list[int], held: set[int]) -> None:
-        gc.collect()  # what an example that failed has left
         sim.install()
         sim.configure(0, 1 << 30)
+        if sim.memory_stats(0).used_bytes:
+            gc.collect()  # what an example that failed has left
         sim.recover(0)
         self.bases = [
             ModelPatcher.of(ComponentKey(f"toy{i}"), Role.DIFFUSION_MODEL, make_toy(i), torch.device(DEVICE), form)
@@ -108,7 +116,7 @@ class ManagerMachine(RuleBasedStateMachine):
     def clone(self, index: int, patches_name: str) -> ModelPatcher:
         clone = self.bases[index].clone()
         if patches_name:
-            clone.patches = patches_for(make_toy(), patches_name, WEIGHTS)
+            clone.patches = patches_named(patches_name)
         return clone
 
     def leased(self) -> set[ComponentKey]:
