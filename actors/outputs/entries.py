@@ -52,7 +52,7 @@ def parse_entry(fields: Any) -> ManifestEntry:
     for name in (*_TYPES, "recipe"):
         if name not in fields:
             raise UnusableEntry(f"no {name!r}; is it an entry of a modelpool manifest?")
-    for name, expected in (_TYPES | _LATER_TYPES).items():
+    for name, expected in {**_TYPES, **_LATER_TYPES}.items():
         if name in fields and type(fields[name]) is not expected:
             raise unusable_field(name, _shortened(fields[name]), _TYPE_NAMES[expected])
     file = fields["file"]
