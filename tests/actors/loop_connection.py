@@ -51,6 +51,8 @@ class ThreadFleet:
         self._checkpoint_seconds = checkpoint_seconds
         self.on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None
         self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
+        #: of ended workers too, whose runs may go on until their next step
+        self.threads: list[ThreadPoolExecutor] = []
         self.on_step: Callable[[StepDone], None] = lambda step: None
 
     async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
@@ -65,6 +67,7 @@ class ThreadFleet:
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self._workers[worker_id, incarnation] = (worker, thread)
+        self.threads.append(thread)
         return await asyncio.get_running_loop().run_in_executor(thread, worker.start)
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
@@ -149,7 +152,7 @@ class LoopConnection:
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
         self._thread.start()
-        fleet = ThreadFleet(make_engine, (scheduler or SchedulerConfig()).checkpoint_seconds)
+        self.fleet = fleet = ThreadFleet(make_engine, (scheduler or SchedulerConfig()).checkpoint_seconds)
         self.controller = Controller(
             state=SchedulerState(scheduler),
             fleet=fleet,

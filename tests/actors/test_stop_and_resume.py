@@ -89,6 +89,8 @@ class MovedRun:
     def _close(self) -> None:
         self.gate.set()
         self.line.end()
+        for thread in self.line.fleet.threads:  # a lost worker computes its step to the end
+            thread.shutdown(wait=True)
         for engine in self.engines:
             engine.close()
 

@@ -42,6 +42,7 @@ from modelpool.scheduler.tables.messages import (
     Event,
     NodeDraining,
     PinComponents,
+    PoolEnding,
     PruneComponents,
 )
 from modelpool.scheduler.tables.story_lines import StoryLine
@@ -130,6 +131,8 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     for gpu in gpus:
         cluster.lose(gpu.worker_id, rng.uniform(0.0, last))
     cluster.run()
+    at = core.state.at
+    core.handle(PoolEnding(at, at + 1.0))
     return config, core.events
 
 
