@@ -90,7 +90,9 @@ def test_transfers_that_break_off_continue_where_they_broke_off(folder: Path, tm
         found = NodeFiles(CacheSettings(tmp_path / "cache")).bring(files)
         assert found is not None
         assert (found.folder / "a b.safetensors").read_bytes() == DATA
-        assert server.sent_bytes() - before == len(DATA), "each byte was sent once"
+        again_bytes = server.sent_bytes() - before - len(DATA)
+        # a connection that breaks off may drop bytes that were sent; a range that began anew would be sent again whole
+        assert 0 <= again_bytes < 70_000, "what had arrived was sent again"
 
 
 def test_a_source_that_always_fails_is_given_up(folder: Path, tmp_path: Path) -> None:
