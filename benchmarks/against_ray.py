@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from benchmarks.ray_trace import LOAD_SECONDS, ROOM_MODELS, trace
 
 OURS, BATCH = "modelpool", "modelpool-batch"
-RACED = (OURS, "serve", "serve-64", "serve-64-beside", "serve-64-beside-2", BATCH, "data", "data-by-model")
+RACED = (OURS, "serve", "serve-64", "serve-64-overlap", "serve-64-overlap-2", BATCH, "data", "data-by-model")
 #: longer than any wait for the replica that has the model: Serve then uses another replica only if none has it
 PATIENT = {"RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S": "60"}
 MARK = "race: "
@@ -45,10 +45,10 @@ def systems(requests: int) -> dict[str, dict[str, object]]:
             **serve,
             "words": f"Serve, {ROOM_MODELS} models per replica, default settings (5 concurrent requests)",
         },
-        "serve-beside": {
+        "serve-overlap": {
             **serve,
             "words": "Serve, default settings, loads overlap runs",
-            "options": {"beside": 1},
+            "options": {"overlap": 1},
         },
         "serve-16": {**serve, "words": "Serve, 16 concurrent requests", "options": {"ongoing": 16}},
         "serve-64": {**serve, "words": "Serve, 64 concurrent requests", "options": {"ongoing": 64}},
@@ -63,15 +63,15 @@ def systems(requests: int) -> dict[str, dict[str, object]]:
             "environment": PATIENT,
             "options": {"ongoing": 16},
         },
-        "serve-64-beside": {
+        "serve-64-overlap": {
             **serve,
             "words": "Serve, 64 concurrent requests, loads overlap runs",
-            "options": {"ongoing": 64, "beside": 1},
+            "options": {"ongoing": 64, "overlap": 1},
         },
-        "serve-64-beside-2": {
+        "serve-64-overlap-2": {
             **serve,
             "words": "Serve, 64 concurrent requests, loads overlap runs, 2 models per replica",
-            "options": {"ongoing": 64, "beside": 1, "models": 2},
+            "options": {"ongoing": 64, "overlap": 1, "models": 2},
         },
         BATCH: {**ours, "words": "modelpool, all requests submitted at once", "outstanding": requests},
         "data": {**data, "words": "Data, actor pool, in the order of the trace"},

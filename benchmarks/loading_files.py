@@ -95,8 +95,8 @@ def _sdxl_in_part() -> Layout:
 
 def _flux_in_part(dtype: torch.dtype, double: int, single: int) -> dict[str, Tensor]:
     """Flux with this number of double and single blocks, at full width, with tiny text encoders and a tiny VAE."""
-    beside = {key: value for key, value in FAMILIES["flux_dev"].file().items() if not key.startswith(PREFIX)}
-    return {**beside, **_random(layouts.flux(double, single, prefix=PREFIX), dtype)}
+    others = {key: value for key, value in FAMILIES["flux_dev"].file().items() if not key.startswith(PREFIX)}
+    return {**others, **_random(layouts.flux(double, single, prefix=PREFIX), dtype)}
 
 
 def _unet_inputs(dtype: torch.dtype, width: int) -> dict[str, Any]:

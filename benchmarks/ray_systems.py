@@ -2,8 +2,8 @@
 trace, and closes it. All loads and runs are those of `benchmarks.ray_trace`.
 
 A worker does one thing at a time in all of them, except that the pool preloads weights during runs, as its real engine
-does: at the link's bandwidth and within the free memory. The option `beside` lets Serve's replicas load one model while
-they run another, and the row's title states it. They then hold more models than fit, since running models can be
+does: at the link's bandwidth and within the free memory. The option `overlap` lets Serve's replicas load one model
+while they run another, and the row's title states it. They then hold more models than fit, since running models can be
 evicted.
 The other systems use settings that help them: the handle of each model is created once, and no proxy listens.
 """
@@ -126,7 +126,7 @@ class TraceEngine(FakeEngine):
         run_seconds = float(work.text.split()[1]) + moves.streamed_bytes / LINK_BYTES_PER_SECOND
         time.sleep(load_seconds)
         held = RunningLease(frozenset(use.component for use in task.uses), WORKING_BYTES)
-        ahead_bytes = 0 if moves.streamed_bytes else self._run_beside(run_seconds, held, hooks)
+        ahead_bytes = 0 if moves.streamed_bytes else self._run_overlapped(run_seconds, held, hooks)
         if moves.streamed_bytes:
             run(run_seconds)
         self._moved_bytes += moves.upload_bytes + moves.streamed_bytes + ahead_bytes
@@ -140,27 +140,30 @@ class TraceEngine(FakeEngine):
         )
         return Encoded(np.array([[self._moved_bytes / MODEL_BYTES]], np.float32)), cost
 
-    def _run_beside(self, seconds: float, held: RunningLease, hooks: RunHooks) -> int:
+    def _run_overlapped(self, seconds: float, held: RunningLease, hooks: RunHooks) -> int:
         """Run while the link preloads the weights that the worker was sent: one after the other, from the time of the
         message to the end of the run at most. Returns the preloaded bytes."""
-        end, told, beside = time.perf_counter() + seconds, None, list[OverlappedPreload]()
+        end, current, preloads = time.perf_counter() + seconds, None, list[OverlappedPreload]()
         while (now := time.perf_counter()) < end:
-            if hooks.preload_request() is not told:
-                told = hooks.preload_request()
-                beside = self._coming(told, held, now)
+            if hooks.preload_request() is not current:
+                current = hooks.preload_request()
+                preloads = self._preloads(current, held, now)
             run(min(ASK_EVERY_SECONDS, end - now))
         came_bytes = 0
-        for one in beside:
+        for one in preloads:
             self._residency = one.plan.after(self._residency, one.uploaded_bytes(end))
             came_bytes += one.uploaded_bytes(end)
         return came_bytes
 
-    def _coming(self, told: PreloadRequest | None, held: RunningLease, at: float) -> list[OverlappedPreload]:
+    def _preloads(self, request: PreloadRequest | None, held: RunningLease, at: float) -> list[OverlappedPreload]:
         there, found = self._residency, list[OverlappedPreload]()
-        if told is None:
+        if request is None:
             return found
-        held, hints = RunningLease(held.components.union(told.kept), held.run_bytes), EvictionHints(told.needed_next)
-        for task, _ in told.tasks:
+        held, hints = (
+            RunningLease(held.components.union(request.kept), held.run_bytes),
+            EvictionHints(request.needed_next),
+        )
+        for task, _ in request.tasks:
             moves = plan_preload(there, held, task.uses, self._specs, task.activation_bytes, hints)
             if moves.upload_bytes:
                 found.append(OverlappedPreload(moves, at, 0.0, float(LINK_BYTES_PER_SECOND)))
@@ -197,12 +200,12 @@ def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
 @contextlib.contextmanager
 def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
     """Open a multiplexed deployment of Ray Serve. Options: models (per replica), ongoing (concurrent requests per
-    replica), beside (1: loads overlap runs)."""
+    replica), overlap (1: loads overlap runs)."""
     with _ray(workers + 2):
         from ray import serve as ray_serve
 
         models, ongoing = int(options.get("models", ROOM_MODELS)), int(options.get("ongoing", 5))
-        beside = bool(options.get("beside"))
+        overlap = bool(options.get("overlap"))
         ray_serve.start(proxy_location="Disabled")
 
         @ray_serve.deployment(num_replicas=workers, max_ongoing_requests=ongoing, ray_actor_options={"num_cpus": 0})
@@ -214,7 +217,7 @@ def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
 
             @ray_serve.multiplexed(max_num_models_per_replica=models)
             async def model(self, model_id: str) -> str:
-                async with contextlib.nullcontext() if beside else self._gpu:
+                async with contextlib.nullcontext() if overlap else self._gpu:
                     await asyncio.to_thread(load)
                 self._loads += 1
                 return model_id

@@ -20,7 +20,7 @@ from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.event_reader import EventReader, Listener
-from modelpool.actors.control.status import PoolStatus, WorkerStatus
+from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
 from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
@@ -30,6 +30,7 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.pool.core.arguments import whole_number
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import TaskId, WorkerId
@@ -338,6 +339,22 @@ class ModelPool:
     def loras(self) -> tuple[LoraListing, ...]:
         """Return the LoRAs in the pool's folders."""
         return self._connection.call(Controller.listings)[1]
+
+    def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]:
+        """Keep all weights of these models on `replicas` GPUs each, until `unpin` or the end of the pool: idle workers
+        load them, they are evicted last, and nodes that hold them are not given up. Without models, nothing changes.
+        Returns all pinned models with their state; loads have begun and may take a while. LoRAs are not part of it.
+
+        Raises UserError: UnknownName, CorruptFile, UnusableField for `replicas`.
+        """
+        return self._connection.call(
+            Controller.pin, models, whole_number("replicas", replicas, "a whole number, 1 or more", 1)
+        )
+
+    def unpin(self, *models: str) -> tuple[PinnedModel, ...]:
+        """Let these models be evicted as any others. Returns the models that are still pinned. Raises UnknownName for
+        one that is not pinned."""
+        return self._connection.call(Controller.pin, models, 0)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""

@@ -33,10 +33,20 @@ Job = Annotated[
 
 
 def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool: options.PoolName = None) -> None:
-    """Show why each task of a job ran where it did, with expected and measured times."""
-    from modelpool.actors.cli.screen import print_json, user_console
+    """Show why each task of a job ran where it did, with expected and measured times. JOB may also be a pinned model:
+    shows where it is, and why it is on fewer GPUs."""
+    from modelpool.actors.cli.screen import print_json, say, user_console
+    from modelpool.actors.cli.serve import name_of_running
 
-    history = _history(context, job, pool)
+    with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
+        pinned = next((pinned for pinned in running.status().pins if pinned.model == job), None)
+        if pinned is not None:
+            if as_json:
+                print_json(sys.stdout, dataclasses.asdict(pinned))
+            else:
+                say(user_console(sys.stdout), f"{pinned.model} is pinned: {pinned.words}")
+            return
+        history = running.history(job)
     if as_json:
         print_json(sys.stdout, _plain(history))
     else:

@@ -23,6 +23,7 @@ from modelpool.actors.cli.inspect import inspect_file
 from modelpool.actors.cli.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.merge import merge
 from modelpool.actors.cli.models import models_app
+from modelpool.actors.cli.pin import pin, unpin
 from modelpool.actors.cli.plan import plan_memory
 from modelpool.actors.cli.plan_cluster import plan_cluster
 from modelpool.actors.cli.repair import repair
@@ -69,6 +70,8 @@ def build_app() -> typer.Typer:
     app.command()(up)
     app.command()(status)
     app.command()(top)
+    app.command()(pin)
+    app.command(no_args_is_help=True)(unpin)
     app.command(no_args_is_help=True)(why)
     app.command(no_args_is_help=True)(story)
     app.command()(down)

@@ -94,7 +94,7 @@ def list_models(
 
     if pool is not None:
         with session_of(context).open_pool(PoolOptions(pool=pool)) as running:
-            print_pool(pool, running.models(), running.loras(), as_json)
+            print_pool(pool, running.models(), running.loras(), as_json, running.status().pins)
         return
     print_registry(_registry(config, allow_pickle), as_json)
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from modelpool.actors.cli.screen import counted, duration, print_json, say, show, user_console
-from modelpool.actors.cli.tables import loras_table, models_table, rows_table
+from modelpool.actors.cli.tables import facts_table, loras_table, models_table, rows_table
 from modelpool.pool.core.errors import CorruptFile, format_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from modelpool.actors.control.status import PinnedModel
     from modelpool.pool.registry.changes import AddedLocation
     from modelpool.pool.registry.folders import RejectedFile
     from modelpool.pool.registry.hashes import FileHashes, OnBytes
@@ -29,8 +30,14 @@ if TYPE_CHECKING:
 _MOST_REFUSED = 20
 
 
-def print_pool(pool: str, models: Sequence[ModelListing], loras: Sequence[LoraListing], as_json: bool) -> None:
-    """Print the models and LoRAs of a running pool."""
+def print_pool(
+    pool: str,
+    models: Sequence[ModelListing],
+    loras: Sequence[LoraListing],
+    as_json: bool,
+    pins: Sequence[PinnedModel] = (),
+) -> None:
+    """Print the models and LoRAs of a running pool. `pins` are shown to people; `modelpool pin --json` has them."""
     if as_json:
         _print_listings(models, loras, {})
         return
@@ -39,6 +46,8 @@ def print_pool(pool: str, models: Sequence[ModelListing], loras: Sequence[LoraLi
         show(console, models_table(models))
     if loras:
         show(console, loras_table(loras))
+    if pins:
+        show(console, facts_table([("pinned", f"{pinned.model} {pinned.words}") for pinned in pins]))
     if not models:
         say(console, _nothing(f"the folders of pool {pool}"))
 

@@ -110,6 +110,7 @@ def status_facts(status: PoolStatus) -> list[tuple[str, str]]:
         ("weights", f"{moved}, {status.patch_switches} LoRA switches"),
         ("worker restarts", str(status.restarts)),
     ]
+    facts += [("pinned", f"{pinned.model} {pinned.words}") for pinned in status.pins]
     facts += qos_facts(status)
     facts += [("controller", f"on {status.controller}")] if status.controller else []
     return facts + worker_facts(status)

@@ -99,6 +99,26 @@ def open_catalog(
 
 
 @dataclass(frozen=True, slots=True)
+class PinnableModel:
+    """The components of one model, and the fingerprints of their files as in `JobGraph`."""
+
+    model: ModelRef
+    components: tuple[tuple[Role, ComponentSpec], ...]
+    fingerprints: Mapping[ComponentKey, str]
+
+    @property
+    def keys(self) -> tuple[ComponentKey, ...]:
+        """The components, each once."""
+        return tuple(dict.fromkeys(spec.key for _, spec in self.components))
+
+    @property
+    def parts(self) -> dict[ComponentKey, FilePart]:
+        """The file of each component."""
+        model = self.model
+        return {spec.key: FilePart(model.path, role, model.assembly, model.files) for role, spec in self.components}
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltRequest:
     """The recipe and the task graph of a request."""
 
@@ -122,6 +142,9 @@ class CatalogQueries(Protocol):
     async def build_stage(
         self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
+        """See `CatalogService`."""
+
+    async def weights(self, name: str) -> PinnableModel:
         """See `CatalogService`."""
 
     async def models(self) -> tuple[ModelListing, ...]:
@@ -207,6 +230,16 @@ class CatalogService:
         """The address at which other nodes get files that this node fetched to hash them; "" without sources."""
         return str(getattr(self._plain, "files_address", ""))  # catalogs without sources need not have one
 
+    async def weights(self, name: str) -> PinnableModel:
+        """Return the weights of a model. Raises UserError if there is none of this name, or if it cannot be read."""
+
+        def find(catalog: GraphCatalog) -> PinnableModel:
+            model = catalog.find_model(name)
+            found = PinnableModel(model, tuple(catalog.components(model).items()), {})
+            return replace(found, fingerprints=self._fingerprints_of(found.parts))
+
+        return await self._run(find)
+
     async def models(self) -> tuple[ModelListing, ...]:
         """Every checkpoint."""
         return await self._run(lambda catalog: catalog.models())
@@ -239,15 +272,21 @@ class CatalogService:
         return BuiltRequest(replace(recipe, versions=self._versions), self._with_fingerprints(job))
 
     def _with_fingerprints(self, graph: JobGraph) -> JobGraph:
-        """Add the fingerprints of all files, so that workers on other machines notice if theirs differ. Files that
-        cannot be read here are left out: they are not checked. Those of sources are verified when they are fetched."""
-        found: dict[ComponentKey, str] = {}
+        """Add the fingerprints of all files, so that workers on other machines notice if theirs differ."""
+        parts: dict[ComponentKey, FilePart] = {}
         for task in graph.job.tasks:
-            for key, part in task_files(task, graph.works[task.task_id]).items():
-                if key not in found and not part.files:
-                    with contextlib.suppress(UserError):
-                        found[key] = self._fingerprints.get((key, part), partial(fingerprint, part))
-        return replace(graph, fingerprints=found)
+            parts.update(task_files(task, graph.works[task.task_id]))
+        return replace(graph, fingerprints=self._fingerprints_of(parts))
+
+    def _fingerprints_of(self, parts: Mapping[ComponentKey, FilePart]) -> dict[ComponentKey, str]:
+        """Return the fingerprint of each file. Files that cannot be read here are left out: they are not checked. Those
+        of sources are verified when they are fetched."""
+        found: dict[ComponentKey, str] = {}
+        for key, part in parts.items():
+            if not part.files:
+                with contextlib.suppress(UserError):
+                    found[key] = self._fingerprints.get((key, part), partial(fingerprint, part))
+        return found
 
     async def _run(self, question: Callable[[CachedCatalog], T]) -> T:
         def answer() -> T:

@@ -36,7 +36,7 @@ class NodeEnd(Enum):
 class NodeView:
     """One node, alive or recently dead.
 
-    name            its host name
+    name            set by `ray start --node-name`; equal to `address` without it
     group           its node type in the autoscaler ("" without one)
     port            of its raylet, at `address`
     labels          Ray node labels
@@ -67,6 +67,11 @@ class NodeView:
     def gpu_count(self) -> int:
         """Number of its GPUs, used or free."""
         return int(dict(self.total).get(GPU, 0))
+
+    @property
+    def free_gpus(self) -> int:
+        """Number of its GPUs that nothing uses as a whole; 0 if unknown."""
+        return int(dict(self.free).get(GPU, 0))
 
     @property
     def gpu_type(self) -> str:
@@ -121,6 +126,16 @@ class ClusterView:
     autoscaler: AutoscalerView | None = None
     at: float = 0.0
 
+    @property
+    def alive(self) -> tuple[NodeView, ...]:
+        """The nodes that are part of the cluster."""
+        return tuple(node for node in self.nodes if node.alive)
+
+    @property
+    def head(self) -> NodeView | None:
+        """The head node, even while it is drained; None if it runs no raylet or is gone."""
+        return next((node for node in self.alive if node.is_head), None)
+
     def node(self, node_id: NodeId) -> NodeView | None:
         """Return the node with this id."""
         return next((node for node in self.nodes if node.node_id == node_id), None)
@@ -173,8 +188,7 @@ def start_obstacle(
     view: ClusterView, resources: Mapping[str, float], labels: Mapping[str, str], group: str = ""
 ) -> str:
     """Return why no node can take a worker with these needs at once; "" if one could."""
-    alive = [node for node in view.nodes if node.alive]
-    labelled = [node for node in alive if _has_labels(node, labels)]
+    labelled = [node for node in view.alive if _has_labels(node, labels)]
     if not labelled:
         wanted = ", ".join(f"{key}={value}" for key, value in labels.items())
         return _with_launches(f"no node has the labels {wanted}", view, group)

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from modelpool.actors.control.catalog_service import CatalogQueries
+from modelpool.actors.control.catalog_service import CatalogQueries, PinnableModel
 from modelpool.actors.control.client_events import ClientEvents
-from modelpool.actors.control.cluster_nodes import Cluster, OneMachine, short_name
+from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.dispatcher import Dispatcher
 from modelpool.actors.control.fleet import Clock, WorkerFleet
@@ -28,7 +28,7 @@ from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.control.status import PoolStatus, Whereabouts, pool_status
+from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
@@ -49,7 +49,7 @@ from modelpool.actors.wire.messages import (
     job_id_for,
 )
 from modelpool.actors.worker.process_memory import ProcessMemory
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.pool.specs.spec import (
     NO_NODE,
     ComponentSpec,
@@ -69,8 +69,8 @@ from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
     Outcome,
+    PinComponents,
     PoolEnding,
-    PruneComponents,
     ResolveJob,
     ResultLost,
     Submitted,
@@ -86,7 +86,6 @@ SWEEP_SECONDS = 10.0
 QUEUED_AT_ONCE = 16
 #: starts of workers whose node is remembered; more than run at a time
 PLACES_KEPT = 4096
-#: the node of a controller that runs in the driver's process
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
 
@@ -150,18 +149,20 @@ class Controller:
         worker_ids: Sequence[WorkerId],
         budget_bytes: int | None = None,
         recorder: Recorder | None = None,
-        cluster: Cluster | None = None,
         name: str = "",
         node: NodeId = NO_NODE,
         nodes: ClusterNodes | None = None,
         poll_seconds: float = 2.0,
         elastic: bool = False,
+        facts: ClusterFacts | None = None,
+        pins: Sequence[tuple[str, int]] = (),
         heartbeat_seconds: float | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
-        the cluster, as nodes join and leave. With `heartbeat_seconds`, silent workers are asked whether they answer
-        at this interval, and given up if they do not.
+        the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
+        models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
+        answer at this interval, and given up if they do not.
         """
         self._state = state
         self._fleet = fleet
@@ -170,7 +171,7 @@ class Controller:
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
         self._tasks = TaskStore(self._on_report, self._node_name)
-        self._cluster = cluster or OneMachine()
+        self._facts = facts or ClusterFacts()
         self._name = name
         self._node = node
         #: the nodes of workers whose process has started, by id and incarnation, oldest first
@@ -203,13 +204,18 @@ class Controller:
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
+        self._pinned_at_start = tuple(pins)
+        #: the weights of pinned models, by the name that a user gave
+        self._pins: dict[str, PinnableModel] = {}
 
     async def open(self) -> None:
         """Request the workers; they start while drivers already submit. Call once. Raises OutputFailed for the event
-        log.
+        log, and UserError for a model to pin.
         """
         self._opened_at = self._clock.now()
         self._recorder.open()
+        for model, replicas in self._pinned_at_start:
+            await self.pin((model,), replicas)
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
@@ -300,7 +306,7 @@ class Controller:
 
     async def worker_placed(self, worker_id: WorkerId, incarnation: int, node: NodeId) -> None:
         """Note that a worker's process has started on `node`: from now on it waits for no GPU."""
-        await self._cluster.read_names((node,))
+        await self._facts.read_names((node,))
         self._placed[worker_id, incarnation] = node
         while len(self._placed) > PLACES_KEPT:
             del self._placed[next(iter(self._placed))]
@@ -319,15 +325,15 @@ class Controller:
             for worker in snapshot.workers
         )
         nodes = {NodeId(worker.node) for worker in snapshot.workers} | set(self._placed.values()) | {self._node}
-        await self._cluster.read_names(nodes)
+        await self._facts.read_names(nodes)
         whereabouts = Whereabouts(
             pool=self._name,
             controller=self._node,
             placed=dict(self._placed),
-            names=self._cluster.names,
-            use=await self._cluster.gpu_use() if waiting else None,
+            names=self._facts.names,
+            use=await self._facts.gpu_use() if waiting else None,
         )
-        return pool_status(
+        status = pool_status(
             snapshot,
             self._dispatcher.troubles,
             running,
@@ -336,6 +342,13 @@ class Controller:
             whereabouts,
             self._dispatcher.silent,
         )
+        known = {pin.components: pin for pin in snapshot.pins}
+        pins = [
+            PinnedModel(name, pin.replicas, pin.holders, pin.loading, pin.obstacle)
+            for name, weights in self._pins.items()
+            if (pin := known.get(weights.keys)) is not None
+        ]
+        return replace(status, pins=tuple(pins))
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -348,6 +361,36 @@ class Controller:
                     status = await self.status()
         return status
 
+    async def pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
+        """Keep all weights of these models on so many workers each, from now on; 0 unpins them. Returns all pinned
+        models. Raises UserError if one of them is unknown, or is to be unpinned and is not pinned; nothing changes
+        then."""
+        if replicas > 0:
+            found = {name: await self._catalog.weights(name) for name in models}
+        else:
+            unknown = next((name for name in models if name not in self._pins), None)
+            if unknown is not None:
+                raise unknown_name("pinned model", unknown, self._pins)
+            found = {}
+        self._tasks.catalog_address = self._catalog.files_address
+        for name in models:
+            before = self._pins.pop(name, None)
+            after = found.get(name)
+            if before is not None and (after is None or after.keys != before.keys):
+                self._withdraw(before)
+            if after is not None:
+                self._pins[name] = after
+                self._tasks.pin(after)
+                self._send_components(spec for _, spec in after.components)
+                self._dispatcher.post(PinComponents(self._dispatcher.now, after.keys, replicas))
+        return (await self.status()).pins
+
+    def _withdraw(self, weights: PinnableModel) -> None:
+        """Unpin weights, unless another name pins the same."""
+        if all(other.keys != weights.keys for other in self._pins.values()):
+            self._dispatcher.post(PinComponents(self._dispatcher.now, weights.keys, 0))
+            self._tasks.unpin(weights.keys)
+
     async def listings(self) -> tuple[tuple[ModelListing, ...], tuple[LoraListing, ...]]:
         """Return the checkpoints and the LoRAs in the folders."""
         return await self._catalog.models(), await self._catalog.loras()
@@ -356,8 +399,8 @@ class Controller:
         """Return the history of the job with this id, or with this part of an id. Raises UnknownName."""
         history = history_of(self._state, find_job(self._state, job), self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
-        await self._cluster.read_names(nodes)
-        return with_node_names(history, self._cluster.names)
+        await self._facts.read_names(nodes)
+        return with_node_names(history, self._facts.names)
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
@@ -441,8 +484,8 @@ class Controller:
         spec = job.graph.job
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
+        self._send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
-        self._send_components(job.graph.components)
         self._dispatcher.post(Submitted(self._dispatcher.now, spec))
         if spec.deadline is not None:
             known = self._state.demand.jobs.get(spec.job_id)
@@ -453,7 +496,7 @@ class Controller:
         """Send the core the sizes of components that it does not know; prune unused ones first if it knows too many."""
         known = self._state.costs.components
         if len(known) > self._most_components:
-            self._dispatcher.post(PruneComponents(self._dispatcher.now))
+            self._dispatcher.prune_components()
             # at least twice the sizes in use, so that pruning stays rare
             self._most_components = max(COMPONENTS_KEPT, 2 * len(self._state.costs.components))
             known = {}  # any of these may have been pruned
@@ -481,7 +524,7 @@ class Controller:
             self._catalog.learn(task, report.cost)
 
     def _node_name(self, worker_id: WorkerId, incarnation: int) -> str:
-        return short_name(self._placed.get((worker_id, incarnation), NO_NODE), self._cluster.names)
+        return short_name(self._placed.get((worker_id, incarnation), NO_NODE), self._facts.names)
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)

@@ -24,7 +24,7 @@ from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch
 from modelpool.actors.control.heartbeats import Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.wire.messages import ResultRef, StateSaved, StepDone
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, StateSaved, StepDone
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
@@ -33,8 +33,10 @@ from modelpool.scheduler.tables.messages import (
     CopyResult,
     EndWorker,
     Event,
+    LoadWeights,
     Prefetch,
     Preload,
+    PruneComponents,
     ReleaseResult,
     ResolveJob,
     ResultLost,
@@ -46,6 +48,7 @@ from modelpool.scheduler.tables.messages import (
     StateKept,
     StopTask,
     Tick,
+    WeightsLoaded,
     WorkerDown,
     WorkerUp,
 )
@@ -62,6 +65,8 @@ class _LiveWorker:
         self.runs: dict[TaskId, StepDone] = {}
         #: components whose files it has checked
         self.checked: set[ComponentKey] = set()
+        #: the number of a load without a run that is under way; 0 if there is none
+        self.load = 0
 
 
 class Dispatcher:
@@ -146,6 +151,13 @@ class Dispatcher:
         finally:
             self._handling = False
         self._on_changed()
+
+    def prune_components(self) -> None:
+        """Forget the sizes and files of components that no task uses and no worker holds."""
+        self.post(PruneComponents(self.now))
+        self._tasks.prune_files(self._state.costs.components)
+        for worker in self._live.values():
+            worker.checked.intersection_update(self._state.costs.components)
 
     def _handle(self, event: Event) -> list[Command]:
         """Return the core's commands for `event`; if it fails, the event is recorded without commands."""
@@ -263,6 +275,8 @@ class Dispatcher:
                 self._prefetch(command)
             case Preload():
                 self._preload(command)
+            case LoadWeights():
+                self._load(command)
             case CopyResult():
                 self._spawn(self._copy(command.task_id))
             case ReleaseResult():
@@ -378,6 +392,9 @@ class Dispatcher:
 
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
+        if worker.load:  # the run does not wait for it
+            self._fleet.stop(command.worker_id, command.incarnation, worker.load)
+            worker.load = 0
         self._runs_sent += 1
         request, inputs = self._tasks.begin(command, self._runs_sent, worker.checked)
         worker.runs[command.task_id] = StepDone(
@@ -407,6 +424,33 @@ class Dispatcher:
             first = next(iter(worker.runs.values())).run
             preload_request = self._tasks.preload_request(command)
             self._fleet.preload(command.worker_id, command.incarnation, first, preload_request)
+
+    def _load(self, command: LoadWeights) -> None:
+        worker = self._live[command.worker_id]
+        self._runs_sent += 1
+        worker.load = self._runs_sent
+        request = self._tasks.load_request(command, worker.load, worker.checked)
+        self._spawn(self._wait_for_load(command, worker, request))
+
+    async def _wait_for_load(self, command: LoadWeights, worker: _LiveWorker, request: LoadRequest) -> None:
+        try:
+            report = await self._fleet.load(command.worker_id, command.incarnation, request)
+        except WorkerLost as raised:
+            self._lose(command.worker_id, command.incarnation, Loss(str(raised), raised.cause))
+            return
+        except Exception as raised:
+            message = f"{type(raised).__name__}: {raised}"
+            error = RunError(RunErrorKind.INTERNAL, message, traceback.format_exc())
+            report = LoadReport(worker.residency, error)
+        if self._live.get(command.worker_id) is not worker:
+            return
+        if worker.load == request.run:  # no run has started since
+            worker.load, worker.residency = 0, report.residency
+        if report.error is None:
+            worker.checked.update(file.component for file in request.files)
+        elif report.error.components:
+            worker.checked.difference_update(report.error.components)
+        self.post(WeightsLoaded(self.now, command.worker_id, command.incarnation, report.residency, report.error))
 
     async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: SentRun) -> None:
         try:

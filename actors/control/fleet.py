@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from modelpool.actors.control.losses import Loss
-from modelpool.actors.wire.messages import ResultRef, RunRequest
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.stage_params import PreloadRequest
 from modelpool.pool.loading.file_parts import FilePart
@@ -95,6 +95,10 @@ class WorkerFleet(Protocol):
         """Let a started worker preload the weights of these tasks during that run, which may be over already. Nobody
         waits for it.
         """
+
+    async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
+        """Let a started worker load weights, after what it was sent before, and wait for the end. `stop` ends it.
+        Raises WorkerLost."""
 
     async def copy_result(self, ref: ResultRef) -> ResultRef:
         """Copy a result to the machine of the caller; return the reference of the copy. Raises InputsLost."""

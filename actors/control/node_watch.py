@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from modelpool.actors.control.cluster_view import ClusterView, DrainNotice, drain_events, drain_notices
@@ -20,6 +20,12 @@ class ClusterNodes(Protocol):
 
     async def poll(self) -> ClusterView:
         """Return the current nodes. Raises if the cluster does not answer."""
+
+    async def recent(self, max_age_seconds: float) -> ClusterView:
+        """As `poll`, or return a view that is at most this old."""
+
+    async def workers_by_pool(self) -> Mapping[str, int]:
+        """Return the number of workers of each pool of the cluster, by name. Raises if the cluster does not answer."""
 
     async def drain(self, node_id: NodeId, deadline: float, reason: str) -> str:
         """Let the cluster drain a node until `deadline` (Unix seconds). Returns "", or why it refuses."""

@@ -44,6 +44,7 @@ class PoolPlan:
     record           the file for the scheduler's event log; None records nothing
     elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
     cache            the folder of each node for fetched files; None without sources
+    pins             models that stay on GPUs from the start, and on how many each
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -56,6 +57,7 @@ class PoolPlan:
     nodes: NodeSettings = NodeSettings()
     elastic: bool = False
     cache: CacheSettings | None = None
+    pins: tuple[tuple[str, int], ...] = ()
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -123,6 +125,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
             heartbeat_seconds=config.cluster.heartbeat_seconds,
         ),
         cache=config.models.cache_settings,
+        pins=config.models.pins,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from modelpool.actors.control.cluster_nodes import GpuUse, short_name, waiting_text
+from modelpool.actors.control.cluster_facts import GpuUse, short_name, waiting_text
 from modelpool.actors.wire.messages import StepDone
 from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, TaskId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, Snapshot, WorkerSnapshot
@@ -84,6 +84,33 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedModel:
+    """A model whose weights stay on GPUs.
+
+    replicas  workers that must have all of them
+    holders   workers that have them and stay
+    loading   workers that load them now
+    obstacle  why there are fewer, and none loads them; "" otherwise
+    """
+
+    model: str
+    replicas: int
+    holders: tuple[str, ...] = ()
+    loading: tuple[str, ...] = ()
+    obstacle: str = ""
+
+    @property
+    def words(self) -> str:
+        """The state in a sentence."""
+        on = f" ({', '.join(self.holders)})" if self.holders else ""
+        found = f"on {len(self.holders)} of {self.replicas} worker{'s' if self.replicas != 1 else ''}{on}"
+        loading = (
+            f"; {', '.join(self.loading)} {'loads' if len(self.loading) == 1 else 'load'} it" if self.loading else ""
+        )
+        return f"{found}{loading}{f'; {self.obstacle}' if self.obstacle else ''}"
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """The pool. Totals count from its start, including workers that are gone.
 
@@ -99,6 +126,7 @@ class PoolStatus:
     controller   display name of the controller's node; "" if unknown
     nodes        display name of each node that has or had workers, by Ray's id
     waiting_for  what workers without a node wait for, as a sentence; "" if none does
+    pins         models that stay on GPUs, in the order in which they were pinned
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -119,6 +147,7 @@ class PoolStatus:
     controller: str = ""
     nodes: Mapping[str, str] = field(default_factory=dict)
     waiting_for: str = ""
+    pins: tuple[PinnedModel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from modelpool.actors.control.catalog_service import PinnableModel
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.results.outcomes import TaskSummary
-from modelpool.actors.wire.messages import ExpectedFile, FetchOrder, ResultRef, RunRequest, StateSaved
+from modelpool.actors.wire.messages import ExpectedFile, FetchOrder, LoadRequest, ResultRef, RunRequest, StateSaved
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -27,7 +28,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, NodeId, TaskId, TaskReport, TaskSpec, WorkerId
 from modelpool.scheduler.tables.kept_states import task_of_state
-from modelpool.scheduler.tables.messages import Preload, RunTask
+from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
 from modelpool.scheduler.tables.placement_record import Why
 
 NO_FINGERPRINTS: Mapping[ComponentKey, str] = MappingProxyType({})
@@ -75,10 +76,12 @@ class TaskStore:
         self._entries: dict[TaskId, _Entry] = {}
         self._inputs: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
-        #: the latest file of each component that a task ever named; a few hundred bytes each
+        #: the latest file of each component that a task named, until it is pruned; a few hundred bytes each
         self._files: dict[ComponentKey, FilePart] = {}
         #: of those, what the controller's machine has
         self._fingerprints: dict[ComponentKey, str] = {}
+        #: the weights of pinned models, by their components
+        self._pinned: dict[tuple[ComponentKey, ...], PinnableModel] = {}
         #: whether any file was ever of a source
         self._has_remote = False
         #: addresses of the file servers, by node
@@ -104,6 +107,43 @@ class TaskStore:
             entry = self._entries.setdefault(task.task_id, _Entry(task, works[task.task_id]))
             entry.jobs[job.job_id] = None
             self._note_files(task, works[task.task_id])
+
+    def pin(self, weights: PinnableModel) -> None:
+        """Keep what is needed to load a model outside of runs."""
+        self._pinned[weights.keys] = weights
+        self._files.update(weights.parts)
+        self._fingerprints.update(weights.fingerprints)
+
+    def unpin(self, components: tuple[ComponentKey, ...]) -> None:
+        """Forget a pinned model."""
+        self._pinned.pop(components, None)
+
+    def load_request(self, command: LoadWeights, run: int, checked: Container[ComponentKey] = ()) -> LoadRequest:
+        """Return what to send for a load to a worker, which has `checked` these files."""
+        weights = self._pinned[command.components]
+        sets = (weights.model.files,) if weights.model.files else ()
+        return LoadRequest(
+            run=run,
+            model=weights.model,
+            roles=tuple(role for role, _ in weights.components),
+            components=command.components,
+            kept=command.kept,
+            files=self._expected_files(command.components, checked),
+            fetch=self._fetch_order(sets, (), run),
+        )
+
+    def prune_files(self, kept: Container[ComponentKey]) -> None:
+        """Forget the files of components that no task of an unresolved job uses, except those in `kept`."""
+        used = {
+            key
+            for entry in self._entries.values()
+            if entry.jobs or entry.running
+            for use in entry.spec.uses
+            for key in (use.component, *use.adapters)
+        }
+        used.update(key for components in self._pinned for key in components)
+        self._files = {key: part for key, part in self._files.items() if key in used or key in kept}
+        self._fingerprints = {key: known for key, known in self._fingerprints.items() if key in self._files}
 
     def resolve(self, job_id: JobId) -> tuple[TaskSummary, ...]:
         """Resolve a job; return the costs of its tasks that have a result. Its tasks are no longer needed for it."""
@@ -136,7 +176,7 @@ class TaskStore:
             oom_steps=command.oom_steps,
             files=self._unchecked(entry.spec, checked),
             resume=command.resume,
-            fetch=self._fetch_order(entry.work, command, run) if self._has_remote else None,
+            fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
         )
         inputs = [self._held(need) for need in entry.spec.needs]
         if command.resume:
@@ -237,7 +277,7 @@ class TaskStore:
         return PreloadRequest(tuple((entry.spec, entry.work) for entry in known), command.needed_next, command.kept)
 
     def file_parts(self, components: Iterable[ComponentKey]) -> tuple[FilePart, ...]:
-        """Return the files of these components; those that no task ever named are left out."""
+        """Return the files of these components; those that are not known are left out."""
         return tuple(self._files[key] for key in components if key in self._files)
 
     def first_job(self, task_id: TaskId) -> JobId | None:
@@ -245,12 +285,13 @@ class TaskStore:
         entry = self._entries.get(task_id)
         return next(iter(entry.jobs), None) if entry else None
 
-    def _fetch_order(self, work: StageParams, command: RunTask, run: int) -> FetchOrder | None:
-        """Return the files of sources that a run reads; None if all are local."""
-        sets = remote_sets(work)
+    def _fetch_order(
+        self, sets: tuple[tuple[RemoteFile, ...], ...], needed_next: Iterable[ComponentKey], run: int
+    ) -> FetchOrder | None:
+        """Return the order for the files of sources that a run reads; None if all are local."""
         if not sets:
             return None
-        soon = [file.sha256 for part in self.file_parts(command.needed_next) for file in part.files]
+        soon = [file.sha256 for part in self.file_parts(needed_next) for file in part.files]
         servers = (*self.file_servers.values(), *filter(None, (self.catalog_address,)))
         first = run % len(servers) if len(servers) > MOST_PEERS else 0
         return FetchOrder(sets, (servers + servers)[first : first + MOST_PEERS], tuple(dict.fromkeys(soon)))
@@ -262,12 +303,16 @@ class TaskStore:
 
     def _unchecked(self, task: TaskSpec, checked: Container[ComponentKey]) -> tuple[ExpectedFile, ...]:
         """Return the files of the task that are not `checked`."""
+        return self._expected_files([key for use in task.uses for key in (use.component, *use.adapters)], checked)
+
+    def _expected_files(
+        self, components: Iterable[ComponentKey], checked: Container[ComponentKey]
+    ) -> tuple[ExpectedFile, ...]:
         known = self._fingerprints
         return tuple(
             [
                 ExpectedFile(key, self._files[key], known[key])
-                for use in task.uses
-                for key in (use.component, *use.adapters)
+                for key in components
                 if key not in checked and key in known
             ]
         )

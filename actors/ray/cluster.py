@@ -26,15 +26,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService, ListingCatalog
-from modelpool.actors.control.cluster_nodes import names_of
+from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
+from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
-from modelpool.actors.ray.ray_cluster import RayCluster, cluster_nodes, head_node, on_node, this_node
+from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
-from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types
+from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.wire.messages import StateSaved, StepDone
@@ -100,12 +101,13 @@ class ControllerActor(Controller):
             worker_ids=plan.worker_ids,
             budget_bytes=plan.budget_bytes,
             recorder=Recorder(plan.record, plan.scheduler),
-            cluster=None if nodes is None else RayCluster(plan.gpus_per_worker),
             name=name,
             node=this_node(),
             nodes=ray_nodes,
             poll_seconds=plan.nodes.poll_seconds,
             elastic=plan.elastic,
+            facts=ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
+            pins=plan.pins,
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
         )
 
@@ -189,9 +191,9 @@ def start_controller(
     Raises UserError if the name is taken, if no node has the model files, and if the controller cannot write its event
     log.
     """
-    driver = this_node()
-    node = head_node() if place == "head" else driver
-    nodes = cluster_nodes()
+    driver, view = this_node(), read_cluster()
+    node = controller_node(view, place, driver)
+    nodes = view.alive
     elsewhere = None if models is None else catalog_nodes(models, node, driver, nodes, environment)
     options = {"namespace": namespace, "name": name, **on_node(node), **PLAIN}
     if environment is not None:
@@ -214,6 +216,22 @@ def start_controller(
             f"{' '.join(_COLOURS.sub('', str(lost)).split())}"
         ) from lost
     return controller
+
+
+def controller_node(view: ClusterView, place: ControllerPlace, driver: NodeId) -> NodeId:
+    """Return the node for a controller. Raises UserError if that node cannot run one."""
+    node = view.head if place == "head" else view.node(driver)
+    if node is None and place == "head":
+        raise UserError(
+            'controller = "head": the head node of this Ray cluster is not alive or runs no raylet; use "driver"'
+        )
+    if node is not None and node.drain_deadline is not None:
+        other = "driver" if place == "head" else "head"
+        raise UserError(
+            f'controller = "{place}": node {names_of(view.alive)[node.node_id]} is being drained, and nothing starts '
+            f'there any more; use "{other}"'
+        )
+    return driver if node is None else node.node_id
 
 
 def find_controller(namespace: str, name: str) -> ActorHandle[Any]:
@@ -245,8 +263,9 @@ def _cpu_slots(plan: PoolPlan) -> int:
     """Return Ray's CPU slots for one worker. Without a GPU: one on a cluster, so that Ray spreads the workers; none
     on a single node, where a second pool would otherwise wait for slots forever.
     """
-    several_nodes = sum(bool(node["Alive"]) for node in ray.nodes()) > 1
-    return 1 if several_nodes and not plan.gpus_per_worker else 0
+    if plan.gpus_per_worker:
+        return 0
+    return 1 if len(read_cluster().alive) > 1 else 0
 
 
 def _open_catalog_here(plan: PoolPlan) -> ListingCatalog:

@@ -20,9 +20,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.detached.job_service import JobService, P, ServiceMethod, T
 from modelpool.actors.detached.journal import Journal, JournalFailed
-from modelpool.actors.ray.cluster import find_controller
-from modelpool.actors.ray.ray_cluster import head_node, on_node, this_node
+from modelpool.actors.ray.cluster import controller_node, find_controller
+from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_connection import RayConnection
+from modelpool.actors.ray.ray_nodes import read_cluster, this_node
 from modelpool.actors.ray.state_folder import journal_path
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import ControllerPlace
@@ -93,7 +94,7 @@ def start_job_service(
     """Start the service of the pool called `name`, where its controller is; return when its journal is open. Raises
     JournalFailed.
     """
-    node = head_node() if place == "head" else this_node()
+    node = controller_node(read_cluster(), place, this_node())
     options: dict[str, Any] = {"namespace": namespace, "name": service_name(name), **on_node(node)}
     options |= {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": CALLS, "enable_task_events": False}
     if environment is not None:

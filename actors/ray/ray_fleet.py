@@ -28,7 +28,7 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentR
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.ray.actor_options import WorkerNeeds
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
-from modelpool.actors.wire.messages import ResultRef, RunRequest
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest
 from modelpool.actors.wire.packing import packed, unpacked
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.worker_process import WorkerProcess
@@ -219,6 +219,17 @@ class RayFleet:
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
             worker.handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request)
+
+    async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        try:
+            report: LoadReport = await worker.handle.load.options(concurrency_group=COMPUTE).remote(request)
+        except WORKER_GONE as lost:
+            raise await self._lost(worker, lost) from lost
+        except RayTaskError as raised:
+            raise raised.cause from raised
+        return report
 
     async def copy_result(self, ref: ResultRef) -> ResultRef:
         """See `WorkerFleet`. A packed result is here already: Ray sent it with the answer of the call."""

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from modelpool.actors.control.losses import EXPLAINED, Death, Loss, MachineReport, loss_of, loss_of_silent
+from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import ActorReport, RayNodes, death_of_node, raylet_answers
 from modelpool.actors.ray.state_folder import state_folder
 from modelpool.actors.worker.crash_trace import CrashEvidence, CrashTrace, read_evidence, remove_trace
@@ -214,10 +214,7 @@ class LossExaminer:
 
 def _probe(node_id: NodeId, function: Callable[[Any], Any]) -> Any:
     """Return a task without resources that calls `function` on that node, and nowhere else."""
-    on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(function).options(
-        num_cpus=0, max_retries=0, scheduling_strategy=on_node, name="why a worker was lost"
-    )
+    return ray.remote(function).options(max_retries=0, name="why a worker was lost", **on_node(node_id))
 
 
 def short_reason(error: RayError) -> str:

@@ -1,4 +1,4 @@
-"""Reads nodes, drain notices, the autoscaler's report and the ends of actors from Ray.
+"""Reads nodes, drain notices, the autoscaler's report, the pools of the cluster and the ends of actors from Ray.
 
 All private and unstable names of Ray that modelpool uses for this are in this module; `self_test` names the one that an
 installed Ray lacks. Conversions are pure functions of Ray's messages, separate from the calls that fetch them. Calls to
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,13 +51,14 @@ _THREADS = 2
 _NO_REASON = "Ray gives no reason; its log monitor.log on the head node has it"
 
 #: names on which this module depends: where, and which
+_STATE_CALLS = ("get_actor_info", "actor_table", "_gen_actor_info")
 _GCS_CALLS = ("get_all_node_info", "get_cluster_status", "get_draining_nodes", "drain_node")
 _FIELDS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
     (
         gcs_pb2,
         "GcsNodeInfo",
         (
-            "node_id", "state", "node_manager_hostname", "node_manager_address", "node_manager_port", "node_type_name",
+            "node_id", "state", "node_name", "node_manager_address", "node_manager_port", "node_type_name",
             "is_head_node", "labels", "resources_total", "end_time_ms", "death_info",
         ),
     ),
@@ -80,6 +82,11 @@ _FIELDS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
         ),
     ),
 )  # fmt: skip
+
+#: of rows of Ray's table of actors
+_ROW_KEYS = ("ActorClassName", "Name", "Address", "OwnerAddress")
+#: class names of our actors in Ray's table
+_CONTROLLER_CLASS, _WORKER_CLASS = "ControllerActor", "GpuWorkerActor"
 
 _ENDS: Mapping[str, NodeEnd] = {
     "EXPECTED_TERMINATION": NodeEnd.EXPECTED,
@@ -128,7 +135,13 @@ def self_test() -> None:
     """Check that this Ray has all names that this module uses. Raises RuntimeError naming the missing one."""
     for name in _GCS_CALLS:
         _require(hasattr(ray._raylet.GcsClient, name) or hasattr(ray._raylet.InnerGcsClient, name), f"GcsClient.{name}")
-    _require(hasattr(ray._private.state.GlobalState, "get_actor_info"), "GlobalState.get_actor_info")
+    for name in _STATE_CALLS:
+        _require(hasattr(ray._private.state.GlobalState, name), f"GlobalState.{name}")
+    row = ray._private.state.GlobalState()._gen_actor_info(gcs_pb2.ActorTableData())
+    for key in _ROW_KEYS:
+        _require(key in row, f"{key} in rows of actors")
+        if key.endswith("Address"):
+            _require(row[key].keys() >= {"IPAddress", "Port"}, f"{key}.IPAddress and Port in rows of actors")
     for module, message, fields in _FIELDS:
         _require(hasattr(module, message), message)
         known = getattr(module, message).DESCRIPTOR.fields_by_name
@@ -164,7 +177,7 @@ class RayNodes:
     async def poll(self) -> ClusterView:
         """Return the nodes, waiting demand and the autoscaler's report. Raises TimeoutError or Ray's errors if the
         control service does not answer."""
-        view = await self._in_thread(self._poll)
+        view = await self._in_thread(read_cluster)
         self._note_drained(node.node_id for node in view.nodes if node.drain_deadline is not None)
         return view
 
@@ -184,6 +197,11 @@ class RayNodes:
     async def actor(self, actor_id: str) -> ActorReport | None:
         """Return the control service's record of the actor with this id (hex); None if it has none."""
         return await self._in_thread(lambda: self._actor(actor_id))
+
+    async def workers_by_pool(self) -> Mapping[str, int]:
+        """See `ClusterNodes`."""
+        rows = await self._in_thread(lambda: ray._private.state.state.actor_table(None, actor_state_name="ALIVE"))
+        return pools_of(rows.values())
 
     async def drain(self, node_id: NodeId, deadline: float, reason: str) -> str:
         """Let Ray drain a node: it starts nothing new there, and the node counts as preempted when it ends. `deadline`
@@ -216,16 +234,24 @@ class RayNodes:
         loop = asyncio.get_running_loop()
         return await asyncio.wait_for(loop.run_in_executor(self._threads, call), 2 * CALL_SECONDS)
 
-    def _poll(self) -> ClusterView:
-        gcs, now = _gcs(), time.time()
-        infos = gcs.get_all_node_info(timeout=CALL_SECONDS).values()
-        draining = gcs.get_draining_nodes(timeout=CALL_SECONDS)
-        status = autoscaler_pb2.GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=CALL_SECONDS))
-        return cluster_view(infos, draining, status, now)
-
     def _actor(self, actor_id: str) -> ActorReport | None:
         record = ray._private.state.state.get_actor_info(ray.ActorID.from_hex(actor_id))
         return None if record is None else actor_report(gcs_pb2.ActorTableData.FromString(record))
+
+
+def read_cluster() -> ClusterView:
+    """Read the nodes, waiting demand and the autoscaler's report. Raises Ray's errors if the control service does not
+    answer in time; waits, so event loops call `RayNodes.poll`."""
+    gcs, now = _gcs(), time.time()
+    infos = gcs.get_all_node_info(timeout=CALL_SECONDS).values()
+    draining = gcs.get_draining_nodes(timeout=CALL_SECONDS)
+    status = autoscaler_pb2.GetClusterStatusReply.FromString(gcs.get_cluster_status(timeout_s=CALL_SECONDS))
+    return cluster_view(infos, draining, status, now)
+
+
+def this_node() -> NodeId:
+    """Return the node that this process is connected to."""
+    return NodeId(ray.get_runtime_context().get_node_id())
 
 
 def accelerator_types() -> frozenset[str]:
@@ -266,6 +292,24 @@ def cluster_view(
         autoscaler=_autoscaler_view(status),
         at=now,
     )
+
+
+def pools_of(actors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of workers of each pool, by the pool's name, from rows of Ray's table of actors: a worker
+    belongs to the controller that owns it.
+    """
+    actors = tuple(actors)
+    controllers = {
+        (actor["Address"]["IPAddress"], actor["Address"]["Port"]): actor["Name"]
+        for actor in actors
+        if actor["ActorClassName"] == _CONTROLLER_CLASS
+    }
+    owners = (
+        (actor["OwnerAddress"]["IPAddress"], actor["OwnerAddress"]["Port"])
+        for actor in actors
+        if actor["ActorClassName"] == _WORKER_CLASS
+    )
+    return dict(Counter(controllers[owner] for owner in owners if owner in controllers))
 
 
 def actor_report(record: gcs_pb2.ActorTableData) -> ActorReport:
@@ -318,7 +362,7 @@ def _node_view(info: Any, state: Any, deadline_ms: int | None) -> NodeView:
     alive = info.state == gcs_pb2.GcsNodeInfo.ALIVE
     return NodeView(
         node_id=NodeId(info.node_id.hex()),
-        name=info.node_manager_hostname,
+        name=info.node_name,
         address=info.node_manager_address,
         port=info.node_manager_port,
         group=info.node_type_name,

@@ -18,12 +18,20 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
-from modelpool.actors.control.catalog_service import LEARN_BATCH, BuiltRequest, CatalogService, ListingCatalog
-from modelpool.actors.control.cluster_nodes import ClusterNode, names_of
+from modelpool.actors.control.catalog_service import (
+    LEARN_BATCH,
+    BuiltRequest,
+    CatalogService,
+    ListingCatalog,
+    PinnableModel,
+)
+from modelpool.actors.control.cluster_facts import names_of
+from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.ray.ray_cluster import cluster_nodes, on_node
+from modelpool.actors.ray.node_affinity import on_node
+from modelpool.actors.ray.ray_nodes import read_cluster
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.config import ModelsSection
 from modelpool.pool.core.errors import UserError
@@ -83,6 +91,10 @@ class RemoteCatalog:
     ) -> JobGraph:
         """See `CatalogService`."""
         return cast("JobGraph", await self._ask("build_stage", order, job_id, given, capacity_bytes))
+
+    async def weights(self, name: str) -> PinnableModel:
+        """See `CatalogService`."""
+        return cast("PinnableModel", await self._ask("weights", name))
 
     async def models(self) -> tuple[ModelListing, ...]:
         """See `CatalogService`."""
@@ -150,7 +162,7 @@ def catalog_nodes(
     models: ModelsSection,
     controller: NodeId,
     driver: NodeId,
-    nodes: Sequence[ClusterNode],
+    nodes: Sequence[NodeView],
     environment: Mapping[str, Any] | None = None,
 ) -> tuple[NodeId, ...]:
     """Return the nodes that can run the catalog, best first: () if the controller's node can, since it has the files.
@@ -171,12 +183,12 @@ def catalog_nodes(
 
 def search_again(models: ModelsSection, here: NodeId) -> tuple[NodeId, ...]:
     """Return the nodes that can run the catalog of a controller on `here`, itself included. Raises UserError."""
-    paths, nodes = paths_of(models), cluster_nodes()
+    paths, nodes = paths_of(models), read_cluster().alive
     return nodes_for_catalog(paths, _probed(paths, nodes, None), (here,), names_of(nodes))
 
 
 def _probed(
-    paths: Sequence[Path], nodes: Sequence[ClusterNode], environment: Mapping[str, Any] | None
+    paths: Sequence[Path], nodes: Sequence[NodeView], environment: Mapping[str, Any] | None
 ) -> dict[NodeId, frozenset[Path]]:
     """Ask every node which of `paths` it has. Nodes that do not answer are left out."""
     ask: Any = ray.remote(max_retries=0, runtime_env=environment)(existing)

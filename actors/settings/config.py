@@ -127,6 +127,7 @@ class ModelsSection(Strict):
                   http(s)://, file:// or the path of a shared folder, or any other scheme of an installed fsspec library
     cache         folder on a local disk of every node for fetched files; required with sources
     cache_bytes   maximum size of that folder, such as "200GiB"; by default the size of the disk
+    pin           models that stay on GPUs from the start: NAME, or NAME:N for N GPUs, such as ["sdxl:2"]
     """
 
     folders: tuple[Path, ...] = ()
@@ -137,6 +138,7 @@ class ModelsSection(Strict):
     sources: tuple[str, ...] = ()
     cache: Path | None = None
     cache_bytes: str | int | None = None
+    pin: tuple[str, ...] = ()
 
     @field_validator("sources", mode="before")
     @classmethod
@@ -146,6 +148,15 @@ class ModelsSection(Strict):
         if not isinstance(urls, (list, tuple)) or not all(isinstance(url, (str, Path)) for url in urls):
             raise unusable_field("sources", value, "a list of URLs such as s3://bucket/models/")
         return tuple(checked_source("sources", str(url)) for url in urls)
+
+    @field_validator("pin")
+    @classmethod
+    def _pin(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            name, replicas = _pin_of(text)
+            if not name or replicas < 1:
+                raise unusable_field("pin", text, "the name of a model, or NAME:N for N GPUs, such as sdxl:2")
+        return value
 
     @field_validator("cache_bytes", mode="before")
     @classmethod
@@ -163,6 +174,11 @@ class ModelsSection(Strict):
         if self.sources and self.cache is None:
             raise unusable_field("cache", None, "a folder on a local disk of every node, since there are sources")
         return self
+
+    @property
+    def pins(self) -> tuple[tuple[str, int], ...]:
+        """The models to pin, each with its number of GPUs."""
+        return tuple(map(_pin_of, self.pin))
 
     @property
     def cache_settings(self) -> CacheSettings | None:
@@ -354,6 +370,12 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "output": ("output", "folder"),
     "record": ("output", "record"),
 }
+
+
+def _pin_of(text: str) -> tuple[str, int]:
+    """Return the name and the number of GPUs of "NAME" or "NAME:N"."""
+    name, colon, number = text.rpartition(":")
+    return (name, int(number)) if colon and number.isdecimal() else (text, 1)
 
 
 def _has_added_models() -> bool:

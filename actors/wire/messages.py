@@ -15,9 +15,20 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.core.stage_params import StageParams
+from modelpool.pool.core.stage_params import ModelRef, StageParams
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import ComponentKey, JobId, OomStep, RunError, Stage, TaskId, TaskSpec, WorkerId
+from modelpool.pool.plan.eviction_plan import Residency
+from modelpool.pool.specs.spec import (
+    ComponentKey,
+    JobId,
+    OomStep,
+    Role,
+    RunError,
+    Stage,
+    TaskId,
+    TaskSpec,
+    WorkerId,
+)
 from modelpool.scheduler.tables.messages import Outcome
 
 ClientId = NewType("ClientId", str)  #: the connection of one driver
@@ -72,6 +83,33 @@ class RunRequest:
     files: tuple[ExpectedFile, ...] = ()
     resume: bool = False
     fetch: FetchOrder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """A load of weights on an idle worker, outside of runs.
+
+    run    identifies it among the runs that a controller sent
+    roles  what to load of `model`: its `components`
+    kept   components that must not be evicted for it
+    files, fetch  as in `RunRequest`
+    """
+
+    run: int
+    model: ModelRef
+    roles: tuple[Role, ...]
+    components: tuple[ComponentKey, ...]
+    kept: tuple[ComponentKey, ...] = ()
+    files: tuple[ExpectedFile, ...] = ()
+    fetch: FetchOrder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The end of a load, complete or not, and the weights on the GPU after it."""
+
+    residency: Residency
+    error: RunError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from modelpool.actors.wire.messages import RunRequest, StateSaved, StepDone
+from modelpool.actors.wire.messages import FetchOrder, LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
@@ -38,6 +38,7 @@ from modelpool.pool.core.stage_params import (
     ImagePixels,
     Latent,
     Mask,
+    ModelRef,
     Outcome,
     PreloadRequest,
     Result,
@@ -61,6 +62,7 @@ from modelpool.pool.specs.spec import (
     ComponentKey,
     NodeId,
     OomStep,
+    Role,
     RunCost,
     RunError,
     RunErrorKind,
@@ -106,6 +108,15 @@ class WorkerEngine(Protocol):
 
     def residency(self) -> Residency:
         """Return the weights on the device."""
+
+    def load_weights(
+        self,
+        model: ModelRef,
+        roles: Sequence[Role],
+        kept: Sequence[ComponentKey] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Load components of a model outside of runs; return the bytes on the bus. May raise anything."""
 
     def close_unused_models(self) -> None:
         """Close all models that no run uses, with their files."""
@@ -251,6 +262,24 @@ class GpuWorker:
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
+    def load(self, request: LoadRequest) -> LoadReport:
+        """Load weights outside of runs, until all are loaded or `stop` names the request. Fails with a value."""
+        assert self._engine is not None, "start comes before load"
+        error: RunError | None = None
+        should_stop = partial(self._is_stopped, request.run)
+        try:
+            if request.fetch is not None:
+                self._fetch_files(request.fetch, should_stop, request.components)
+            self._files.check(request.files)
+            self._engine.load_weights(request.model, request.roles, request.kept, should_stop)
+        except Stopped:
+            pass
+        except (Exception, SystemExit) as raised:
+            error = run_error(_as_failure(raised))
+            if error.kind is RunErrorKind.WORKER_LOST:
+                self._ended.set()
+        return LoadReport(self._engine.residency(), error)
+
     def stop(self, run: int, keep_state: bool = False) -> None:
         """Stop that run at its next step, even if it has not begun yet. Does nothing if it is over. With `keep_state`,
         a sampling run that has done a step ends with its state as its result; other stages continue to their end."""
@@ -295,17 +324,23 @@ class GpuWorker:
     def _fetch(self, requests: Sequence[RunRequest]) -> FetchCost:
         """Bring the files of these runs to this node. Raises FilesUnavailable if that is impossible here, and
         Stopped."""
-        assert self._fetched is not None, "a pool with sources has a cache"
         cost = FetchCost()
         for request in requests:
             if request.fetch is None:
                 continue
-            try:
-                cost += self._fetched.bring(request.fetch, partial(self._should_stop, request))
-            except FETCH_ERRORS as problem:
-                used = dict.fromkeys(key for use in request.task.uses for key in (use.component, *use.adapters))
-                raise FilesUnavailable(str(problem), tuple(used)) from problem
+            used = dict.fromkeys(key for use in request.task.uses for key in (use.component, *use.adapters))
+            cost += self._fetch_files(request.fetch, partial(self._should_stop, request), used)
         return cost
+
+    def _fetch_files(
+        self, order: FetchOrder, should_stop: Callable[[], bool], components: Iterable[ComponentKey]
+    ) -> FetchCost:
+        """Bring files of these components to this node. Raises FilesUnavailable and Stopped."""
+        assert self._fetched is not None, "a pool with sources has a cache"
+        try:
+            return self._fetched.bring(order, should_stop)
+        except FETCH_ERRORS as problem:
+            raise FilesUnavailable(str(problem), tuple(components)) from problem
 
     def _ranges_of(self, part: FilePart) -> Mapping[str, tuple[ByteRange, ...]]:
         """Return what to prefetch, after fetching it to this node."""
@@ -370,7 +405,10 @@ class GpuWorker:
         return report, result
 
     def _should_stop(self, request: RunRequest) -> bool:
-        return request.run in self._stops
+        return self._is_stopped(request.run)
+
+    def _is_stopped(self, run: int) -> bool:
+        return run in self._stops
 
     def _preload_for(self, request: RunRequest) -> PreloadRequest | None:
         request_and_run = self._preload_request

@@ -95,12 +95,12 @@ AUTO = "auto"
 
 
 def choose_kind(
-    wanted: DeviceKind | None, seen: Collection[DeviceKind], has_gpus: bool, is_disabled: bool = False
+    wanted: DeviceKind | None, found: Collection[DeviceKind], has_gpus: bool, is_disabled: bool = False
 ) -> DeviceKind:
     """Return the device kind of workers. Pure; used by the pool's plan, its workers and `modelpool doctor`.
 
     wanted       kind requested by the user; None: GPUs that Ray counts, else simulated ones
-    seen         kinds that torch finds in this process. ROCm also answers to the name "cuda"; if it finds none, GPUs
+    found        kinds that torch finds in this process. ROCm also answers to the name "cuda"; if it finds none, GPUs
                  are assumed to be Nvidia's
     has_gpus     Ray has GPUs of one of `RAY_COUNTS`
     is_disabled  the policy disables devices
@@ -110,6 +110,6 @@ def choose_kind(
     if wanted is None and not has_gpus:
         return DeviceKind.SIM
     if wanted is None:
-        return next((kind for kind in RAY_COUNTS if kind in seen), DeviceKind.CUDA)
-    is_rocm = DeviceKind.ROCM in seen and DeviceKind.CUDA not in seen
+        return next((kind for kind in RAY_COUNTS if kind in found), DeviceKind.CUDA)
+    is_rocm = DeviceKind.ROCM in found and DeviceKind.CUDA not in found
     return DeviceKind.ROCM if wanted is DeviceKind.CUDA and is_rocm else wanted

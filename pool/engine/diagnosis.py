@@ -124,8 +124,8 @@ def diagnose(detected: Detected, wanted: DiagnosisSettings) -> Diagnosis:
 
 def _used_kind(detected: Detected, wanted: DiagnosisSettings) -> DeviceKind:
     """The device kind of a pool on this machine, if Ray counts every GPU that it can count."""
-    seen = {device.kind for device in detected.devices}
-    return choose_kind(wanted.device, seen, bool(seen & set(RAY_COUNTS)), wanted.policy is VramPolicy.DISABLED)
+    found = {device.kind for device in detected.devices}
+    return choose_kind(wanted.device, found, bool(found & set(RAY_COUNTS)), wanted.policy is VramPolicy.DISABLED)
 
 
 def _notes(detected: Detected, wanted: DiagnosisSettings, kind: DeviceKind) -> list[Problem]:

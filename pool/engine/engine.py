@@ -9,7 +9,7 @@ results. Not thread-safe, except for the hooks of a run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -202,6 +202,22 @@ class Engine:
         residency is exact afterwards.
         """
         return run_batch(members, lambda some: self._run_at_once(some, tuple(needed_next)))
+
+    def load_weights(
+        self,
+        model: ModelRef,
+        roles: Sequence[Role],
+        kept: Sequence[ComponentKey] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Load these components of a model outside of runs, until `should_stop`, evicting idle components but `kept`.
+
+        What does not fit is left out, and loads nothing if the policy keeps no weights between runs. Returns the bytes
+        on the bus. Raises RanOutOfMemory, OutOfHostMemory, or a UserError about a file. Residency is exact afterwards.
+        """
+        patchers = dict.fromkeys(self.patcher(model, role) for role in roles)
+        wanted = [use for patcher in patchers for use in with_dependents(patcher, 1)]
+        return self._runner.load(wanted, kept, should_stop)
 
     def run_as_is(
         self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], patchers: Patchers, hooks: RunHooks

@@ -104,9 +104,9 @@ def encode_batch(
                 config: Any = module.config  # transformers is not typed
                 known = {each.name: each.for_encoder(encoder.name, config.hidden_size) for each in embeddings}
             device = encoder.patcher.device
-            shown = [ImageStates(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in images]
+            image_states = [ImageStates(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in images]
             sees = isinstance(facts, Reading) and facts.sees
-            how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": shown if sees else ()}
+            how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
@@ -178,8 +178,8 @@ def sample_batch(
     max_batch = 0 if division is None else division.batch
     shape_CHW = sampled_shape(work, latent)
     cells = latent.sides(work.width, work.height)
-    start, shown = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
-    cond, uncond, regions = _conditions(works, inputs, max_batch != 1, facts, shown, cells)
+    start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
+    cond, uncond, regions = _conditions(works, inputs, max_batch != 1, facts, image_values, cells)
     done = resumed[0].step if resumed else 0
     speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
@@ -210,7 +210,7 @@ def sample_batch(
                 prediction=facts.prediction,
                 start_BCHW=start.latent_BCHW,
                 regions=regions,
-                without_image=shown.without,
+                without_image=image_values.without,
                 guider=guider_config(facts, work, cond, len(works), shape_CHW[1], device),
                 part=part,
             )
@@ -230,7 +230,7 @@ def _conditions(
     inputs: Sequence[Sequence[Result]],
     matched: bool,
     facts: SamplingFacts,
-    shown: ImageInputs,
+    image_values: ImageInputs,
     cells: tuple[int, int],
 ) -> tuple[Condition, Condition | None, Regions]:
     """Conditions of the batch: prompts, negative prompts and region texts, each with the other inputs of the model."""
@@ -250,9 +250,9 @@ def _conditions(
             micro_conditioning(facts.size_conditions, p, width, height, 0 < n < len(own[0]))
             for n, p in enumerate(pooled)
         ]
-    model_kwargs = [{**kwargs, **shown.model_kwargs} for kwargs in model_kwargs]
+    model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if len(own[0]) > 1:
-        model_kwargs[len(own[0]) - 1] |= shown.negative
+        model_kwargs[len(own[0]) - 1] |= image_values.negative
     if works[0].imaged and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
         cells_of_time = video_cells(facts.video, works[0].frames) + works[0].leading

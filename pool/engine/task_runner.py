@@ -8,7 +8,7 @@ activation estimates with the measurements of each run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -128,6 +128,20 @@ class TaskRunner:
                 self._vram.free_idle(but=[use.component for use in run.uses])
                 release_unused(self._device.memory)  # frees the memory of dropped caches
             trying = following
+
+    def load(self, wanted: Sequence[PatcherUse], kept: Sequence[ComponentKey], should_stop: Callable[[], bool]) -> int:
+        """Load weights outside of runs, as `Preloader.load`. Raises RanOutOfMemory and OutOfHostMemory."""
+        try:
+            return self.preloader.load(wanted, kept, should_stop)
+        except Exception as error:
+            whose = exhausted_memory(error, self._device.torch_device)
+            if whose is None:
+                raise
+            release_frames(error)
+            release_unused(self._device.memory)
+            if whose is ExhaustedMemory.HOST:
+                raise OutOfHostMemory(f"the host has no memory left for a load: {error}") from error
+            raise RanOutOfMemory(f"a load ran out of device memory: {error}") from error
 
     def run_as_is(self, run: TaskRun[ResultT]) -> ResultT:
         """Return the result with the current residency; no weights are loaded or evicted.

@@ -392,11 +392,11 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
         case SampleParams():
-            shown = (work.imaged, work.reference, work.more_references, work.guides_without_image, work.leading)
+            images = (work.imaged, work.reference, work.more_references, work.guides_without_image, work.leading)
             reads = (
                 work.starts,
                 work.masked,
-                *shown,
+                *images,
                 len(work.regions),
             )
             size = (stage_of(work), role_of(work), work.width, work.height, work.frames)

@@ -10,7 +10,7 @@ any other unleased weights. Never fails a run: what cannot be preloaded is loade
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -97,6 +97,22 @@ class Preloader:
             self._give_up(error)
         ended = self._clock()
         self._next_at = ended + REST * (ended - began)
+
+    def load(self, wanted: Sequence[PatcherUse], kept: Sequence[ComponentKey], should_stop: Callable[[], bool]) -> int:
+        """Load `wanted` while no run is going on, until `should_stop`, evicting idle components but `kept`. What has
+        arrived stays. Returns the bytes on the bus. Raises the device's out-of-memory error."""
+        uploaded_bytes = 0
+        steps = self._vram.preload(wanted, 0, (), kept)
+        try:
+            with self._pipeline.overlapping(), without_uploader():
+                for step_bytes in steps:
+                    uploaded_bytes += step_bytes
+                    if should_stop():
+                        break
+        finally:
+            steps.close()
+            self._pipeline.catch_up()
+        return uploaded_bytes
 
     def drop(self) -> int:
         """Evict the weights preloaded during the last run. Returns the bytes evicted."""

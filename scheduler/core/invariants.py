@@ -38,6 +38,22 @@ def validate(state: SchedulerState) -> None:
     validate_fair_queue(state)
     _no_startable_task_waits(state)
     _predictions(state)
+    _pinned_loads(state)
+
+
+def _pinned_loads(state: SchedulerState) -> None:
+    """Pinned sets that are on too few workers are loaded where that is possible."""
+    loads = state.pinned_loads
+    keys = {key for pinned in loads.sets.values() for key in pinned.components}
+    needed = {key: max(p.replicas for p in loads.sets.values() if key in p.components) for key in keys}
+    assert loads.replicas == needed, f"pins: {loads.replicas}, of the sets: {needed}"
+    for worker in state.worker_table.workers.values():
+        assert worker.loading is None or worker.live, _story(state, worker.name, "loads and is not up")
+    for pinned in loads.sets.values():
+        there, loading = loads.holders(pinned), loads.loading(pinned)
+        if state.ends_at is None and len(there) + len(loading) < pinned.replicas:
+            possible = loads.candidates(pinned, state.at)
+            assert not possible, f"{pinned.components} could be loaded on {[worker.name for worker in possible]}"
 
 
 def _job(state: SchedulerState, job: Job) -> None:

@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from modelpool.pool.plan.eviction_plan import Residency
-from modelpool.pool.specs.spec import JobId, Stage, TaskId, UserId, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, JobId, Stage, TaskId, UserId, WorkerId
+from modelpool.scheduler.placement.pinned_loads import PinnedLoads, PinnedSet
 from modelpool.scheduler.tables.cost_classes import STAGE_RANK
 from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
 from modelpool.scheduler.tables.scaling_record import ScalingWhy
@@ -110,8 +111,23 @@ class ScalingSnapshot:
     spent: float
     cost_per_hour: float
     decisions: tuple[ScalingWhy, ...]
-    #: component -> workers that must hold it
-    pins: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PinSnapshot:
+    """A pinned set of components.
+
+    replicas  workers that must have it
+    holders   workers that have all of it and stay
+    loading   workers that load it now
+    obstacle  why there are fewer, and none loads it; "" otherwise
+    """
+
+    components: tuple[ComponentKey, ...]
+    replicas: int
+    holders: tuple[WorkerId, ...]
+    loading: tuple[WorkerId, ...] = ()
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +165,7 @@ class Snapshot:
     deadlines_missed: int = 0
     #: None without groups
     scaling: ScalingSnapshot | None = None
+    pins: tuple[PinSnapshot, ...] = ()
 
 
 def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
@@ -178,6 +195,17 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
         deadlines_met=demand.fair_queue.deadlines.met,
         deadlines_missed=demand.fair_queue.deadlines.missed,
         scaling=None if state.autoscaler is None else _scaling(state, state.autoscaler, at),
+        pins=tuple(_pin(state.pinned_loads, pinned, at) for pinned in state.pinned_loads.sets.values()),
+    )
+
+
+def _pin(loads: PinnedLoads, pinned: PinnedSet, at: float) -> PinSnapshot:
+    return PinSnapshot(
+        components=pinned.components,
+        replicas=pinned.replicas,
+        holders=tuple(sorted(worker.worker_id for worker in loads.holders(pinned))),
+        loading=tuple(sorted(worker.worker_id for worker in loads.loading(pinned))),
+        obstacle=loads.obstacle(pinned, at),
     )
 
 
@@ -204,7 +232,6 @@ def _scaling(state: SchedulerState, autoscaler: Autoscaler, at: float) -> Scalin
         autoscaler.spent,
         autoscaler.cost_per_hour,
         tuple(autoscaler.decisions),
-        {str(component): replicas for component, replicas in autoscaler.pins.items()},
     )
 
 

@@ -14,6 +14,8 @@ Commands, which the shell carries out in the order of the list:
                    ended already, do nothing. With keep_state its result may be the state of the run
     Prefetch       have the worker's machine read the files of these components; no answer, and none of it is required
     Preload        have the worker upload the tasks' weights during its current run; likewise
+    LoadWeights    load pinned weights on an idle worker; answer with one WeightsLoaded, or WorkerDown. A RunTask sent
+                   there, or EndWorker, ends it
     CopyResult     copy the result, or the state of that id, to a machine that stays; ResultLost if that is impossible
     ReleaseResult  forget the result, of a run or provided; ids that the shell does not hold are ignored
     ResolveJob     inform the driver. `result` is handed over now: its ReleaseResult may be the next command
@@ -34,6 +36,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
     StateKept        before it, hold the state likewise, in a place that outlives the worker
+    WeightsLoaded    also if the load was ended early; dropped if its worker is gone
     PoolEnding       once; RunEnded of what runs still follows
     Tick             answers a ScheduleTick, one each; nothing else has happened
     ResultLost       the shell no longer holds the result: forget it; no ReleaseResult follows for this copy
@@ -51,7 +54,6 @@ from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import (
     NO_NODE,
-    ComponentKey,
     JobId,
     NodeId,
     OomStep,
@@ -73,6 +75,7 @@ from modelpool.scheduler.core.wakeups import Ticks
 from modelpool.scheduler.costs.cost_model import Costs
 from modelpool.scheduler.placement.batching import Batching
 from modelpool.scheduler.placement.eviction_hints import hint, with_pins
+from modelpool.scheduler.placement.pinned_loads import PinnedLoads
 from modelpool.scheduler.placement.prefetch import PrefetchPlanner
 from modelpool.scheduler.placement.preload import PreloadPlanner
 from modelpool.scheduler.placement.registry import PLACEMENTS
@@ -103,6 +106,7 @@ from modelpool.scheduler.tables.messages import (
     StopTask,
     Submitted,
     Tick,
+    WeightsLoaded,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -152,13 +156,13 @@ class SchedulerState:
         self.draining: dict[NodeId, float] = {}
         #: when the pool ends; None while it is to continue. From the notice on, nothing starts
         self.ends_at: float | None = None
-        #: component -> workers that must hold it
-        self.pins: dict[ComponentKey, int] = {}
+        #: the sets of components that must stay resident
+        self.pinned_loads = PinnedLoads(self.costs, self.worker_table, self.log, self._out)
         #: decides how many nodes exist; None without groups
         self.autoscaler: Autoscaler | None = None
         if self.config.groups:
             self.autoscaler = Autoscaler(
-                self.config, self.worker_table, self.demand, self.costs, self.pins, self.draining
+                self.config, self.worker_table, self.demand, self.costs, self.pinned_loads.replicas, self.draining
             )
         if self.autoscaler is not None:
             self.largest = self.autoscaler.largest()
@@ -188,8 +192,10 @@ class SchedulerState:
                 self.demand.result_lost(event.task_id)
             case ComponentsKnown():
                 self.costs.know(event.components)
+                self.pinned_loads.sizes_changed()
             case PruneComponents():
-                self.costs.prune(key for worker in self.worker_table.workers.values() for key in worker.entries)
+                held = (key for worker in self.worker_table.workers.values() for key in worker.entries)
+                self.costs.prune((*held, *self.pinned_loads.replicas))
             case WorkersWanted():
                 self.worker_table.want(event.worker_ids)
                 self._workers_changed()
@@ -208,7 +214,9 @@ class SchedulerState:
             case StartFailed():
                 self._start_failed(event)
             case PinComponents():
-                self._pin(event)
+                self.pinned_loads.pin(event.components, event.replicas)
+            case WeightsLoaded():
+                self._weights_loaded(event)
             case PoolEnding():
                 self.ends_at = event.deadline
             case Tick():
@@ -231,6 +239,8 @@ class SchedulerState:
             if isinstance(event, Submitted):
                 self.prefetch_planner.job_came()
             self.preload_planner.plan_all(isinstance(event, Submitted))
+            if self.pinned_loads.sets and (load_at := self.pinned_loads.plan(self.at)) < inf:
+                self.ticks.request(load_at - self.at, self.at)
         if (next_check := self.demand.fair_queue.next_check) < inf:
             self.ticks.request(next_check - self.at, self.at)
         if (overdue := self.timeouts.watch(self.at, isinstance(event, Tick))) < inf:
@@ -341,8 +351,9 @@ class SchedulerState:
         if fresh:
             worker.update_residency(Residency(worker.residency.capacity_bytes))
         needed = hint(task, worker, self.costs, self.demand, self.worker_table.worker_index)
-        if self.pins and self.costs.makes_room(task.cost_class, worker):
-            needed = with_pins(needed, worker, self.pins, self.worker_table.worker_index)
+        pins = self.pinned_loads.replicas
+        if pins and self.costs.makes_room(task.cost_class, worker):
+            needed = with_pins(needed, worker, pins, self.worker_table.worker_index)
         self.costs.run_started(task.cost_class, worker)
         assumed = self.costs.residency_after(task.cost_class, worker, EvictionHints(needed) if needed else NO_HINTS)
         expected_end = self.at + decision.seconds if task.cost_class.kind.ratio is not None else None
@@ -482,13 +493,21 @@ class SchedulerState:
             self._end_lost_worker(worker, error, LossCause.KILLED)
         self._workers_changed()
 
-    def _pin(self, event: PinComponents) -> None:
-        """Pin components, or unpin them."""
-        for component in event.components:
-            if event.replicas > 0:
-                self.pins[component] = event.replicas
-            else:
-                self.pins.pop(component, None)
+    def _weights_loaded(self, event: WeightsLoaded) -> None:
+        """A load of pinned weights ended."""
+        worker = self.worker_table.current(event.worker_id, event.incarnation)
+        if worker is None or not worker.live:
+            return
+        error = event.error
+        if error is not None and error.components and (machine := self.costs.nodes.of(worker.spec)) is not None:
+            machine.lacks(error.components, error.message, self.at)
+            self._update_restriction(machine.node)
+            self.ticks.request(UNAVAILABLE_SECONDS, self.at)
+        capacity_bytes = worker.capacity_bytes
+        self.pinned_loads.ended(worker, event, self.at)
+        if worker.capacity_bytes != capacity_bytes:
+            self._update_capacities()
+            self._recheck_waiting()
 
     def _hopeless(self) -> str | None:
         """Return why no task can ever run; None if one can."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from modelpool.pool.plan.eviction_plan import Move, Residency
+from modelpool.pool.plan.preload_plan import NOTHING_TO_PRELOAD
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
@@ -31,7 +32,7 @@ from modelpool.scheduler.simulator.batches import BatchRun, RunningBatch, half_l
 from modelpool.scheduler.simulator.eviction_policies import PlannedMemory, WorkerMemory
 from modelpool.scheduler.simulator.faults import Disturbances
 from modelpool.scheduler.simulator.hosts import SimulatedNode, StorageReads
-from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedWork
+from modelpool.scheduler.simulator.machines import Machine, Machines, SimulatedGpu, SimulatedLoad, SimulatedWork
 from modelpool.scheduler.simulator.node_supply import NodeSupply
 from modelpool.scheduler.simulator.records import SimulatedRun, SimulationTotals, model_name, shares
 from modelpool.scheduler.tables.kept_states import task_of_state
@@ -42,6 +43,7 @@ from modelpool.scheduler.tables.messages import (
     ComponentsKnown,
     EndWorker,
     Event,
+    LoadWeights,
     LossCause,
     NodeDraining,
     Outcome,
@@ -61,6 +63,7 @@ from modelpool.scheduler.tables.messages import (
     StopTask,
     Submitted,
     Tick,
+    WeightsLoaded,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -200,10 +203,11 @@ class VirtualCluster(Generic[CoreT_co]):
                 del batch.runs[run.member]
                 if not batch.runs:
                     came_bytes = machine.settle(at)
-                    self.totals.beside_bytes += came_bytes
+                    self.totals.preloaded_bytes += came_bytes
                     machine.batch = None
-                    cost = replace(report.cost, ahead_bytes=came_bytes)
-                    report = replace(report, residency=machine.residency, cost=cost)
+                    if came_bytes or machine.residency is not report.residency:
+                        cost = replace(report.cost, ahead_bytes=came_bytes)
+                        report = replace(report, residency=machine.residency, cost=cost)
                 self._record(at, batch, run, report)
                 if report.error is None:
                     self.held.add(report.task_id)
@@ -236,6 +240,12 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._components.update((spec.key, spec) for spec in components)
             case StateKept():
                 return self._checkpoint(event, number)
+            case WeightsLoaded():
+                machine = self._machines.live.get(event.worker_id)
+                if machine is None or machine.load is None or machine.load.number != number:
+                    return None  # the worker was lost, or a run ended the load earlier
+                self._end_load(at, machine, machine.load)
+                return replace(event, residency=machine.residency)
             case ResultLost(task_id=task_id):
                 owner = task_of_state(task_id)
                 if owner is None:
@@ -275,6 +285,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._prefetch(command)
             case Preload():
                 self._preload(command)
+            case LoadWeights():
+                self._start_load(command)
             case EndWorker():
                 machine = self._machines.live.get(command.worker_id)
                 if machine is not None and machine.incarnation == command.incarnation:
@@ -352,6 +364,8 @@ class VirtualCluster(Generic[CoreT_co]):
         tasks = [self._tasks[member.task_id][0] for member in members]
         assert machine.incarnation == command.incarnation, f"{command} goes to a worker that is gone"
         assert machine.batch is None, f"{command} goes to a worker that is busy"
+        if machine.load is not None and machine.load.ends_at > self.now:
+            self._cut_load(machine, machine.load)
         unheld = [need for task in tasks for need in task.needs if need not in self.held]
         assert not unheld, f"{command} reads {unheld}, which are not held"
         assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates with other weights"
@@ -369,7 +383,9 @@ class VirtualCluster(Generic[CoreT_co]):
             self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves, first_step=first_step, steps=steps
         )
         # bytes from storage arrive for every run that waits for them, whichever requested them first
-        reported_cost = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
+        reported_cost = work.cost
+        if work.waited_bytes:
+            reported_cost = replace(work.cost, storage_bytes=work.cost.storage_bytes + work.waited_bytes)
         costs = zip(shares(reported_cost, len(members)), shares(work.cost, len(members)), strict=True)
         for index, (member, task, (reported, charged)) in enumerate(zip(members, tasks, costs, strict=True)):
             report = TaskReport(
@@ -408,7 +424,7 @@ class VirtualCluster(Generic[CoreT_co]):
             batch.cut(self.now, [run], unread)
             if batch.load_part(self.now) < 1.0:  # otherwise nothing was preloaded during it
                 machine.residency = half_loaded(batch.moves, batch.load_part(self.now), self._components)
-            self.totals.beside_bytes += machine.settle(self.now)
+            self.totals.preloaded_bytes += machine.settle(self.now)
         error = RunError(RunErrorKind.CANCELLED, "stopped")
         report = TaskReport(
             command.task_id, command.attempt, command.worker_id, command.incarnation, machine.residency, error=error
@@ -481,9 +497,32 @@ class VirtualCluster(Generic[CoreT_co]):
     def _preload(self, command: Preload) -> None:
         machine = self._machines.live.get(command.worker_id)
         if machine is not None and machine.incarnation == command.incarnation:
-            self.totals.beside_bytes += machine.settle(self.now)
+            self.totals.preloaded_bytes += machine.settle(self.now)
             tasks = [self._tasks[task_id][0] for task_id in command.task_ids]
             self._machines.start_preload(self.now, command, tasks, self._components)
+
+    def _start_load(self, command: LoadWeights) -> None:
+        machine = self._machines.live[command.worker_id]
+        assert machine.batch is None, f"{command} goes to a worker that is busy"
+        assert machine.load is None, f"{command} goes to a worker that is loading"
+        load = self._machines.start_load(self.now, command, self._components)
+        ended = WeightsLoaded(load.ends_at, command.worker_id, command.incarnation, machine.residency)
+        machine.load = replace(load, number=self.post(ended))
+
+    def _end_load(self, at: float, machine: Machine, load: SimulatedLoad) -> None:
+        """What has arrived until now stays."""
+        uploaded_bytes = load.uploaded_bytes(at)
+        machine.residency = load.plan.after(machine.residency, uploaded_bytes)
+        machine.load = None
+        self.totals.pinned_bytes += uploaded_bytes
+        self.totals.pinned_seconds += at - load.began_at
+
+    def _cut_load(self, machine: Machine, load: SimulatedLoad) -> None:
+        """A run ends the load of its worker, which is answered at once."""
+        self._end_load(self.now, machine, load)
+        machine.host.stop(self.now, machine.gpu.worker_id)
+        ended = WeightsLoaded(self.now, machine.gpu.worker_id, machine.incarnation, machine.residency)
+        machine.load = SimulatedLoad(NOTHING_TO_PRELOAD, self.now, self.now, self.post(ended))
 
     def _gone(self, at: float, machine: Machine) -> None:
         """The worker is lost, and its runs with it."""
@@ -502,7 +541,9 @@ class VirtualCluster(Generic[CoreT_co]):
     def _record(self, at: float, batch: RunningBatch, run: BatchRun, report: TaskReport) -> None:
         """Record the run. One that was cut short took the elapsed seconds."""
         spec, job_id = self._tasks[report.task_id]
-        cost = replace(run.cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
+        cost = run.cost
+        if (cost.load_seconds, cost.run_seconds) != (run.load_seconds, run.run_seconds):
+            cost = replace(cost, load_seconds=run.load_seconds, run_seconds=run.run_seconds)
         self.totals.count(report.worker_id, cost, run.adapters_loaded, run.cold)
         for move in run.cold if self._given_up else ():
             if self._given_up.get(move.component):

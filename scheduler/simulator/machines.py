@@ -33,7 +33,7 @@ from modelpool.pool.specs.spec import (
 from modelpool.scheduler.simulator.batches import RunningBatch
 from modelpool.scheduler.simulator.eviction_policies import EvictionQuery, WorkerMemory
 from modelpool.scheduler.simulator.hosts import FileRead, Host, SimulatedNode, StorageReads, summed
-from modelpool.scheduler.tables.messages import Preload, RunTask
+from modelpool.scheduler.tables.messages import LoadWeights, Preload, RunTask
 
 NOTHING_HELD = RunningLease(frozenset(), 0)
 
@@ -83,6 +83,25 @@ class OverlappedPreload:
         return min(self.plan.upload_bytes, int(max(0.0, seconds) * self.link_bytes_per_second))
 
 
+@dataclass(frozen=True, slots=True)
+class SimulatedLoad:
+    """A load of weights on an idle worker.
+
+    number  of the event that ends it; 0 before that is posted
+    """
+
+    plan: PreloadPlan
+    began_at: float
+    ends_at: float
+    number: int = 0
+
+    def uploaded_bytes(self, at: float) -> int:
+        """Bytes that have arrived by then, if it proceeds evenly."""
+        if at >= self.ends_at:
+            return self.plan.upload_bytes
+        return int(self.plan.upload_bytes * (at - self.began_at) / (self.ends_at - self.began_at))
+
+
 @dataclass(slots=True)
 class Machine:
     """A live simulated worker."""
@@ -95,6 +114,8 @@ class Machine:
     batch: RunningBatch | None = None
     held: RunningLease = NOTHING_HELD
     preload: tuple[OverlappedPreload, ...] = ()
+    #: a load without a run
+    load: SimulatedLoad | None = None
 
     @property
     def residency_after(self) -> Residency:
@@ -255,6 +276,22 @@ class Machines:
             machine.preload += (preload,)
             at, there = preload.ends_at, plan.after(there)
             held = RunningLease(held.components.union(use.component for use in task.uses), held.run_bytes)
+
+    def start_load(
+        self, now: float, command: LoadWeights, specs: Mapping[ComponentKey, ComponentSpec]
+    ) -> SimulatedLoad:
+        """Begin a load on an idle worker: files are read from its machine's storage, then cross the link."""
+        machine = self.live[command.worker_id]
+        uses = [ComponentUse(key, 0) for key in command.components]
+        held = RunningLease(frozenset(command.kept), 0)
+        plan = plan_preload(machine.residency, held, uses, specs, 0)
+        reads = {
+            one.use.component: FileRead(one.upload_bytes, specs[one.use.component].upload_bytes) for one in plan.arrive
+        }
+        reading = machine.host.read(now, command.worker_id, reads, {})
+        ends_at = max(now + plan.upload_bytes / machine.gpu.link_bytes_per_second, reading.loaded_at)
+        machine.load = SimulatedLoad(plan, now, ends_at)
+        return machine.load
 
     def storage(self, now: float) -> StorageReads:
         """Bytes read from the storage of all machines."""

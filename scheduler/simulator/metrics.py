@@ -70,7 +70,7 @@ class Figures:
     adapters_loaded   how often a LoRA's file was read from storage, for a run or by prefetch
     storage_bytes     read from storage, including prefetches
     ahead_bytes       of these, the prefetched ones
-    beside_bytes      of the uploaded ones, those preloaded during other runs
+    preloaded_bytes   of the uploaded ones, those preloaded during other runs
     fairness          Jain index over users of service received relative to fair shares; 1 is even
     """
 
@@ -94,7 +94,7 @@ class Figures:
     gpus: tuple[GpuTime, ...]
     users: tuple[UserFigures, ...]
     fairness: float
-    beside_bytes: int = 0
+    preloaded_bytes: int = 0
 
     @property
     def jobs_per_minute(self) -> float:
@@ -163,14 +163,16 @@ def figures(cluster: VirtualCluster[Core], weights: Mapping[UserId, float] | Non
         adapters_needed=sum(len(run.adapters) for run in runs),
         adapters_loaded=_adapter_loads(cluster, storage),
         patch_switches=sum(run.patch_switches for run in runs),
-        uploaded_bytes=sum(run.uploaded_bytes for run in runs) + cluster.totals.beside_bytes,
+        uploaded_bytes=sum(run.uploaded_bytes for run in runs)
+        + cluster.totals.preloaded_bytes
+        + cluster.totals.pinned_bytes,
         streamed_bytes=sum(run.streamed_bytes for run in runs),
         storage_bytes=storage.bytes,
         ahead_bytes=storage.ahead_bytes,
         gpus=gpu_times(runs, cluster.gpus, end - begin),
         users=users,
         fairness=jain(ratios),
-        beside_bytes=cluster.totals.beside_bytes,
+        preloaded_bytes=cluster.totals.preloaded_bytes,
     )
 
 

@@ -52,14 +52,15 @@ def model_name(component: ComponentKey) -> str:
 
 @dataclass(slots=True)
 class SimulationTotals:
-    """Totals over the ended runs of the simulated workers. `beside_bytes` were preloaded during runs, for others;
-    `reloads` are loads of components of which a copy had ended with a node that was given up."""
+    """Totals over the ended runs of the simulated workers. `preloaded_bytes` were preloaded during runs, for others;
+    `reloads` are loads of components of which a copy had ended with a node that was given up; `pinned_bytes` and
+    `pinned_seconds` are of loads of pinned weights without runs."""
 
     events: int = 0
     runs: int = 0
     uploaded_bytes: int = 0
     streamed_bytes: int = 0
-    beside_bytes: int = 0
+    preloaded_bytes: int = 0
     storage_bytes: int = 0
     patch_switches: int = 0
     runs_resident: int = 0
@@ -67,6 +68,8 @@ class SimulationTotals:
     reloads: int = 0
     load_seconds: float = 0.0
     run_seconds: float = 0.0
+    pinned_bytes: int = 0
+    pinned_seconds: float = 0.0
     #: (worker, component) -> bytes loaded to it, except those that were loaded again with other patches
     cold_bytes: dict[tuple[WorkerId, ComponentKey], int] = field(default_factory=dict)
 

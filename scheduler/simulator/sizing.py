@@ -54,7 +54,7 @@ class LeastCount:
 
 
 def least_count(does: Callable[[int], bool], most: int, first: int = 1) -> LeastCount:
-    """Find the least count up to `most` that meets the goal: doubling from `first` on, then bisecting.
+    """Find the least count up to `most` that meets the goal: in steps from `first` on that double, then bisecting.
 
     The result meets it, and one less does not. Two less and one more are tried as well; if two less does, the search
     continues downwards from there.
@@ -66,11 +66,11 @@ def least_count(does: Callable[[int], bool], most: int, first: int = 1) -> Least
             tried[count] = count > 0 and does(count)
         return tried[count]
 
-    low, high = 0, min(max(first, 1), most)
+    low, high, step = 0, min(max(first, 1), most), 1
     while not check(high):
         if high == most:
             return LeastCount(None, tried, True)
-        low, high = high, min(2 * high, most)
+        low, high, step = high, min(high + step, most), 2 * step
     while True:
         while high - low > 1:
             middle = (low + high) // 2

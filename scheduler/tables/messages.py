@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from modelpool.pool.core.errors import format_bytes
+from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
@@ -167,9 +169,9 @@ class ResultLost(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class PinComponents(WireValue):
-    """Keep these components resident on at least `replicas` workers: what is there is evicted last, nodes that hold
-    them are not given up, and nodes are requested for workers that are missing. 0 replicas withdraw it. Loads nothing
-    by itself: the first tasks that use them do."""
+    """Keep this set of components resident on at least `replicas` workers: idle workers load them, what is there is
+    evicted last, nodes that hold them are not given up, and nodes are requested for workers that are missing. 0
+    replicas withdraw it."""
 
     at: float
     components: tuple[ComponentKey, ...]
@@ -183,6 +185,20 @@ class PoolEnding(WireValue):
 
     at: float
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLoaded(WireValue):
+    """A `LoadWeights` ended: all is loaded, memory was full, a run or the shell ended it, or it failed with `error`.
+
+    residency  the weights on the GPU now
+    """
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    residency: Residency
+    error: RunError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +223,7 @@ Event: TypeAlias = (
     | ResultLost
     | PinComponents
     | PoolEnding
+    | WeightsLoaded
     | Tick
 )
 
@@ -386,6 +403,58 @@ class Preload(WireValue):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
+class LoadWhy(WireValue):
+    """Why a pinned set is loaded on a worker: it must be on `replicas` workers and is on `holders`. The load should
+    move `upload_bytes` in `seconds`."""
+
+    replicas: Final[int]
+    holders: Final[int]
+    upload_bytes: Final[int]
+    seconds: Final[float]
+
+    def __init__(self, replicas: int, holders: int, upload_bytes: int, seconds: float) -> None:
+        self.replicas = replicas
+        self.holders = holders
+        self.upload_bytes = upload_bytes
+        self.seconds = seconds
+
+    @property
+    def words(self) -> str:
+        """The record in a sentence."""
+        workers = "1 worker" if self.replicas == 1 else f"{self.replicas} workers"
+        return (
+            f"loads weights that are pinned to {workers} and on {self.holders}: "
+            f"{format_bytes(self.upload_bytes)} in {self.seconds:.2g} s"
+        )
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class LoadWeights(WireValue):
+    """Load these components to that idle GPU, evicting others but `kept`, as `pool.plan.preload_plan` decides. A run
+    that is sent there ends it early. Answer with one WeightsLoaded, unless the worker is lost."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    components: Final[tuple[ComponentKey, ...]]
+    kept: Final[tuple[ComponentKey, ...]]
+    why: Final[LoadWhy | None]
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        components: tuple[ComponentKey, ...],
+        kept: tuple[ComponentKey, ...] = (),
+        why: LoadWhy | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.components = components
+        self.kept = kept
+        self.why = why
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
 class CopyResult(WireValue):
     """Copy this result, or state, off the machine that computed it, which will end. Nothing waits for it; ResultLost
     follows if it cannot be read any more."""
@@ -442,6 +511,7 @@ Command: TypeAlias = (
     | StopTask
     | Prefetch
     | Preload
+    | LoadWeights
     | CopyResult
     | ReleaseResult
     | ResolveJob

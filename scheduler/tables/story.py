@@ -25,6 +25,7 @@ from modelpool.scheduler.tables.messages import (
     StateKept,
     Submitted,
     Tick,
+    WeightsLoaded,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -140,6 +141,9 @@ def describe(event: Event) -> str:
             return f"{len(event.components)} components pinned to {event.replicas} workers"
         case PoolEnding():
             return f"the pool ends at {event.deadline:.1f} s"
+        case WeightsLoaded():
+            ended = "ended" if event.error is None else f"failed: {event.error.message}"
+            return f"load on {event.worker_id}#{event.incarnation} {ended}"
         case Tick():
             return "time passed"
         case RunEnded():

@@ -87,6 +87,17 @@ class WorkerRunTotals:
         self.patch_switches += cost.patch_switches
 
 
+@dataclass(frozen=True, slots=True)
+class PendingLoad:
+    """A load that a worker was sent.
+
+    runs  its completed runs when the load was sent: a later run has changed what is on the GPU
+    """
+
+    components: tuple[ComponentKey, ...]
+    runs: int
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker through all its incarnations."""
@@ -123,6 +134,8 @@ class Worker:
     loaded_at: float | None = None
     #: bytes that were preloaded and not used since, by cost class
     preloaded: dict[CostClass, int] = field(default_factory=dict)
+    #: the load of a pinned set that has not been answered
+    loading: PendingLoad | None = None
     idle_since: float = 0.0
     #: failed starts and losses since its last completed run, without external ones
     failures: int = 0
@@ -378,7 +391,7 @@ class WorkerTable:
         self._note(worker)
 
     def assume(self, worker: Worker, residency: Residency) -> None:
-        """Assume more weights than the run needs: preloads."""
+        """Assume more weights than the run needs: preloads, or those of a load without a run."""
         worker.update_residency(residency)
         self._note(worker)
 
@@ -445,7 +458,7 @@ class WorkerTable:
 
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
-        worker.batch_mates, worker.preloaded = (), {}
+        worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
         worker.update_residency(None)
         self._note(worker)
 

@@ -11,13 +11,23 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 
 from modelpool.actors.control.catalog_service import CatalogService
-from modelpool.actors.control.cluster_nodes import Cluster
+from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
 from modelpool.actors.control.losses import Loss
+from modelpool.actors.control.node_watch import ClusterNodes
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.wire.messages import ClientId, JobEnded, RunRequest, StepDone, Submission, SubmissionId
+from modelpool.actors.wire.messages import (
+    ClientId,
+    JobEnded,
+    LoadReport,
+    LoadRequest,
+    RunRequest,
+    StepDone,
+    Submission,
+    SubmissionId,
+)
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
 from modelpool.pool.loading.file_parts import FilePart
@@ -118,6 +128,17 @@ class FakeWorker:
     running: list[Sent] = field(default_factory=list)
 
 
+@dataclass(eq=False)
+class SentLoad:
+    """A load without a run that waits for the test to end it."""
+
+    worker_id: WorkerId
+    incarnation: int
+    request: LoadRequest
+    report: asyncio.Future[LoadReport]
+    stop_asked: bool = False
+
+
 class FakeFleet:
     """See `actors.control.fleet.Fleet`. Workers start by themselves while `starts_by_itself`."""
 
@@ -134,6 +155,8 @@ class FakeFleet:
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
         self.upload_ahead_asked: list[tuple[WorkerId, int, PreloadRequest]] = []
+        #: loads without runs, in order; the test ends them
+        self.loads: list[SentLoad] = []
         #: results that were to be copied
         self.copied: list[FakeRef] = []
         #: workers that do not answer, and all that were asked
@@ -205,6 +228,23 @@ class FakeFleet:
         for sent in self.running:
             if (sent.worker_id, sent.incarnation, sent.request.run) == (worker_id, incarnation, run):
                 sent.stop_asked = True
+        for load in self.loads:
+            if (load.worker_id, load.incarnation, load.request.run) == (worker_id, incarnation, run):
+                load.stop_asked = True
+
+    async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
+        assert not self.workers[worker_id, incarnation].running, f"{worker_id} is busy"
+        sent = SentLoad(worker_id, incarnation, request, asyncio.get_running_loop().create_future())
+        self.loads.append(sent)
+        return await sent.report
+
+    def finish_load(self, sent: SentLoad, error: RunError | None = None) -> None:
+        """The load ends as it would: complete, or with nothing if it was stopped or failed."""
+        engine = self.workers[sent.worker_id, sent.incarnation].engine
+        if error is None and not sent.stop_asked:
+            engine.load_weights(sent.request.model, sent.request.roles, sent.request.kept)
+        self.loads.remove(sent)
+        sent.report.set_result(LoadReport(engine.residency(), error))
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
@@ -305,7 +345,7 @@ class Desk:
         config: SchedulerConfig | None = None,
         state: SchedulerState | None = None,
         recorder: Recorder | None = None,
-        cluster: Cluster | None = None,
+        nodes: ClusterNodes | None = None,
         heartbeat_seconds: float | None = None,
     ) -> None:
         self.fleet = FakeFleet()
@@ -319,8 +359,9 @@ class Desk:
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=CAPACITY_BYTES,
             recorder=recorder,
-            cluster=cluster,
             name="mine",
+            nodes=nodes,
+            facts=ClusterFacts(nodes, needs_gpus=True),
             heartbeat_seconds=heartbeat_seconds,
         )
         self.cursor = 0

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ from modelpool.pool.core.stage_params import (
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.two_experts import TWO_EXPERTS
 from modelpool.pool.plan.eviction_plan import Residency, plan
+from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -289,6 +290,19 @@ class FakeEngine:
             patch_switches=len(planned.switched),
         )
         return result, cost
+
+    def load_weights(
+        self,
+        model: ModelRef,
+        roles: Sequence[Role],
+        kept: Sequence[ComponentKey] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> int:
+        keys = [component_key(model, role) for role in roles]
+        uses, specs = [ComponentUse(key, 0) for key in keys], {key: spec_of(model, key) for key in keys}
+        moves = plan_preload(self._residency, RunningLease(frozenset(kept), 0), uses, specs, 0)
+        self._residency = moves.after(self._residency)
+        return moves.upload_bytes
 
     def run_batch(
         self, members: Sequence[BatchMember], needed_next: tuple[ComponentKey, ...] = ()

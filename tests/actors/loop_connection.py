@@ -22,7 +22,7 @@ from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import RunRequest, StateSaved, StepDone
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.loading.file_parts import FilePart
@@ -126,6 +126,10 @@ class ThreadFleet:
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         self._workers[worker_id, incarnation][0].preload(run, preload_request)
 
+    async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
+        worker, thread = self._workers[worker_id, incarnation]
+        return await asyncio.get_running_loop().run_in_executor(thread, worker.load, request)
+
     async def copy_result(self, ref: FakeRef) -> FakeRef:
         if ref.lost:
             raise InputsLost("it is gone")
@@ -145,6 +149,7 @@ class LoopConnection:
         make_catalog: Callable[[], ListingCatalog] = FakeCatalog,
         scheduler: SchedulerConfig | None = None,
         budget_bytes: int | None = CAPACITY_BYTES,
+        pins: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.lost = False
@@ -160,6 +165,7 @@ class LoopConnection:
             catalog=CatalogService(make_catalog),
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=budget_bytes,
+            pins=pins,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
         fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state)))
@@ -220,7 +226,9 @@ def open_real_pool(
         engines.append(wrap(plan.open_engine()))
         return engines[-1]
 
-    line = LoopConnection(len(plan.worker_ids), make_engine, plan.open_catalog, plan.scheduler, plan.budget_bytes)
+    line = LoopConnection(
+        len(plan.worker_ids), make_engine, plan.open_catalog, plan.scheduler, plan.budget_bytes, plan.pins
+    )
 
     def close() -> None:
         line.end()

@@ -45,9 +45,11 @@ from modelpool.scheduler.tables.messages import (
     CopyResult,
     EndWorker,
     Event,
+    LoadWeights,
     LossCause,
     NodeDraining,
     Outcome,
+    PinComponents,
     Preload,
     ReleaseResult,
     ResolveJob,
@@ -61,6 +63,7 @@ from modelpool.scheduler.tables.messages import (
     StopTask,
     Submitted,
     Tick,
+    WeightsLoaded,
     WorkerDown,
     WorkersWanted,
     WorkerUp,
@@ -159,6 +162,8 @@ class Shell:
     #: starts that were ended; their answers may still come
     given_up: set[tuple[WorkerId, int]] = field(default_factory=set)
     running: dict[WorkerId, Running] = field(default_factory=dict)
+    #: loads that the shell owes an answer for; of a worker that is up
+    loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
     #: reports of runs that were answered, or whose worker was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
@@ -260,6 +265,24 @@ class Shell:
         self.jobs.setdefault(job.job_id, job)
         self.tasks.update((task.task_id, task) for task in job.tasks)
         return self.feed(Submitted(self.tick(), job))
+
+    def pin(self, components: tuple[ComponentKey, ...], replicas: int) -> list[Command]:
+        return self.feed(PinComponents(self.tick(), components, replicas))
+
+    def loaded(self, name: str, residency: Residency | None = None, error: RunError | None = None) -> list[Command]:
+        """Let the load on this worker end, with this on the GPU, by default all that was planned. During a run, and
+        after one, that is not what is there."""
+        command = self.loading.pop(WorkerId(name))
+        incarnation, now = self.up[WorkerId(name)]
+        assert incarnation == command.incarnation
+        if residency is None:
+            uses = [ComponentUse(key, 0) for key in command.components]
+            residency = plan_preload(now, RunningLease(frozenset(command.kept), 0), uses, SPECS, 0).after(now)
+        worker = self.state.worker_table.workers[WorkerId(name)]
+        is_believed = worker.is_idle and worker.loading is not None and worker.loading.runs == worker.totals.runs
+        if is_believed:
+            self.up[WorkerId(name)] = (incarnation, residency)
+        return self.feed(WeightsLoaded(self.tick(), WorkerId(name), incarnation, residency, error))
 
     def cancel(self, job_id: str) -> list[Command]:
         self.cancelled.add(JobId(job_id))
@@ -382,6 +405,14 @@ class Shell:
                 run.stop_requested = not command.keep_state
             case Preload():
                 self._bring(command)
+            case LoadWeights():
+                incarnation, residency = self.up[command.worker_id]
+                assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
+                assert command.worker_id not in self.running, f"{command}: it is busy"
+                assert command.worker_id not in self.loading, f"{command}: it loads already"
+                assert not set(command.kept) & set(command.components), f"{command}: both kept and loaded"
+                assert {entry.component for entry in residency.entries} >= set(command.kept), command
+                self.loading[command.worker_id] = command
             case CopyResult():
                 owner = task_of_state(command.task_id)
                 assert (command.task_id in self.held) if owner is None else (owner in self.states), command
@@ -488,6 +519,7 @@ class Shell:
     def _gone(self, worker_id: WorkerId) -> None:
         """The worker and what it ran; its report may still be on the way."""
         self.up.pop(worker_id, None)
+        self.loading.pop(worker_id, None)
         run = self.running.pop(worker_id, None)
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
 

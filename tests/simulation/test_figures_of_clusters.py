@@ -56,9 +56,9 @@ def test_time_adds_up_under_every_policy(policy: str) -> None:
     found, totals = figures(cluster), cluster.totals
     assert (found.jobs, found.succeeded, found.runs_failed) == (40, 40, 0)
     assert found.runs == totals.runs
-    uploaded_bytes = totals.uploaded_bytes + totals.beside_bytes
+    uploaded_bytes = totals.uploaded_bytes + totals.preloaded_bytes
     assert (found.uploaded_bytes, found.streamed_bytes) == (uploaded_bytes, totals.streamed_bytes)
-    assert found.beside_bytes == totals.beside_bytes
+    assert found.preloaded_bytes == totals.preloaded_bytes
     assert found.storage_bytes - found.ahead_bytes == totals.storage_bytes
     assert found.running_seconds == pytest.approx(totals.run_seconds)
     assert found.loading_seconds == pytest.approx(totals.load_seconds)

@@ -29,8 +29,8 @@ def batch(placement: str) -> VirtualCluster[SchedulerState]:
 def test_patches_change_less_than_a_third_as_often_as_in_arrival_order() -> None:
     ours, theirs = batch("soonest"), batch("arrival_order")
     assert ours.totals.patch_switches * 3 < theirs.totals.patch_switches
-    ours_bytes = ours.totals.uploaded_bytes + ours.totals.beside_bytes
-    assert ours_bytes * 3 < theirs.totals.uploaded_bytes + theirs.totals.beside_bytes
+    ours_bytes = ours.totals.uploaded_bytes + ours.totals.preloaded_bytes
+    assert ours_bytes * 3 < theirs.totals.uploaded_bytes + theirs.totals.preloaded_bytes
     assert ours.now < theirs.now, "and the batch is done sooner"
 
 
@@ -42,7 +42,7 @@ def test_base_weights_are_brought_to_each_worker_once() -> None:
     samplers = {run.worker_id for run in cluster.runs if run.stage is Stage.SAMPLE}
     assert len(samplers) == 3
     least_bytes = sum(spec.upload_bytes for spec in MODEL.components if spec.role is Role.DIFFUSION_MODEL)
-    assert sum(cluster.totals.cold_bytes.values()) + cluster.totals.beside_bytes >= 3 * least_bytes
+    assert sum(cluster.totals.cold_bytes.values()) + cluster.totals.preloaded_bytes >= 3 * least_bytes
 
 
 def test_the_snapshot_tells_the_same() -> None:

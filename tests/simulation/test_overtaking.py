@@ -84,7 +84,7 @@ def test_loads_for_who_waited_take_no_more_than_their_share() -> None:
             cluster.post(Submitted(1.0, job))
         cluster.run()
         totals = cluster.totals
-        moved_bytes = totals.uploaded_bytes + totals.beside_bytes
+        moved_bytes = totals.uploaded_bytes + totals.preloaded_bytes
         return totals.load_seconds, cluster.now, moved_bytes
 
     least, _, _ = loads(0.0)

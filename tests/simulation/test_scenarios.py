@@ -51,8 +51,11 @@ def test_the_core_counts_what_the_workers_did() -> None:
     cluster.run()
     seen, done = cluster.core.snapshot(), cluster.totals
     assert (seen.runs, seen.runs_resident) == (done.runs, done.runs_resident)
-    assert done.beside_bytes > 0
-    assert (seen.uploaded_bytes, seen.streamed_bytes) == (done.uploaded_bytes + done.beside_bytes, done.streamed_bytes)
+    assert done.preloaded_bytes > 0
+    assert (seen.uploaded_bytes, seen.streamed_bytes) == (
+        done.uploaded_bytes + done.preloaded_bytes,
+        done.streamed_bytes,
+    )
     assert seen.patch_switches == done.patch_switches
     assert seen.resolved == {"succeeded": 50, "failed": 0, "cancelled": 0}
 

@@ -57,7 +57,7 @@ def test_a_backlog_is_done_sooner_where_a_further_image_costs_less(seed: int) ->
     assert max(run.batched for run in alone.runs) == 1
     assert max(run.batched for run in shared.runs) == 4
     assert shared.now < 0.75 * alone.now
-    moved_bytes = [one.totals.uploaded_bytes + one.totals.beside_bytes for one in (shared, alone)]
+    moved_bytes = [one.totals.uploaded_bytes + one.totals.preloaded_bytes for one in (shared, alone)]
     assert moved_bytes[0] <= 1.5 * moved_bytes[1]
 
 

@@ -7,6 +7,7 @@ where more is worse somewhere near, that is said; a sentence names what the time
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,31 @@ def test_where_more_is_better_it_is_the_least(needed: int, most: int, first: int
     assert sorted(calls) == list(found.tried), "each count is tried once"
     assert all(1 <= count <= most for count in calls)
     assert len(calls) <= 2 * most.bit_length() + 4
+
+
+def least_count_by_doubling(does: Callable[[int], bool], most: int, first: int) -> int | None:
+    """The search of earlier versions, which doubled the count until it met the goal."""
+    low, high = 0, min(first, most)
+    while not does(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if does(middle) else (middle, high)
+    return high
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300))
+def test_the_search_finds_what_doubling_found(needed: int, most: int, first: int) -> None:
+    found = least_count(lambda count: count >= needed, most, first)
+    assert found.count == least_count_by_doubling(lambda count: count >= needed, most, first)
+
+
+def test_near_an_estimate_few_counts_are_tried() -> None:
+    """Doubling tried 6, 12, 9 and 7 for the second."""
+    assert list(least_count(lambda count: count >= 4, 256, 3).tried) == [2, 3, 4, 5]
+    assert list(least_count(lambda count: count >= 7, 256, 6).tried) == [5, 6, 7, 8]
 
 
 @given(st.sets(st.integers(1, 40)), st.integers(1, 40), st.integers(1, 40))

@@ -59,8 +59,8 @@ def test_loads_are_waited_for_less(monkeypatch: pytest.MonkeyPatch, per_second: 
     beside = [finished(cluster_of(120, seed, per_second)) for seed in (1, 2, 3)]
     quiet(monkeypatch)
     before = [finished(cluster_of(120, seed, per_second)) for seed in (1, 2, 3)]
-    assert all(one.totals.beside_bytes for one in beside)
-    assert not any(one.totals.beside_bytes for one in before)
+    assert all(one.totals.preloaded_bytes for one in beside)
+    assert not any(one.totals.preloaded_bytes for one in before)
     waited = sum(one.totals.load_seconds for one in beside) / sum(one.totals.load_seconds for one in before)
     # of a batch nearly all loads come before the first run of a model, where there is nothing to hide them behind
     assert waited < (1.1 if per_second is None else 0.8)
@@ -72,7 +72,7 @@ def test_every_event_leaves_the_core_consistent(per_second: float | None) -> Non
     cluster = cluster_of(40, per_second=per_second)
     cluster.run(validate)
     assert set(cluster.outcomes.values()) == {Outcome.SUCCEEDED}
-    assert cluster.totals.beside_bytes
+    assert cluster.totals.preloaded_bytes
 
 
 class Watched(SchedulerState):

@@ -8,6 +8,7 @@ heavy is loaded, and matplotlib only for an image.
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +16,7 @@ from typing import Any, get_args
 import pytest
 from matplotlib.figure import Figure
 
-from modelpool.actors.cli import simulate_lab
+from modelpool.actors.cli import plan_cluster, simulate_lab
 from modelpool.actors.cli import simulate_options as simulating_options
 from modelpool.actors.cli import simulate_plots as simulating_images
 from modelpool.actors.cli.simulate_plots import Compared
@@ -288,6 +289,17 @@ def test_the_number_that_is_named_does_and_one_less_does_not(command: Command, t
     assert re.search(rf"^{count - 1}x +no ", said, re.MULTILINE)
     assert re.search(rf"^{count + 1}x +yes ", said, re.MULTILINE)
     assert re.search(rf"^L4 +bottleneck with {count}: \w+", said, re.MULTILINE)
+
+
+def test_kinds_that_are_simulated_at_the_same_time_have_the_same_plan(
+    command: Command, trace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own, as a large workload, and one after the other: equal except for measured times."""
+    arguments = ("plan-cluster", trace, "--gpus", "L4,H100", "--deadline", "44s", "--price", "L4=0.8,H100=2.5")
+    alone = command(*arguments).out
+    monkeypatch.setattr(plan_cluster, "LEAST_JOBS_IN_PROCESSES", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert command(*arguments).out == alone
 
 
 def test_a_goal_that_no_number_reaches_is_told(command: Command, trace: str) -> None:

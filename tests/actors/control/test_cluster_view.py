@@ -79,6 +79,13 @@ def test_only_living_nodes_drain() -> None:
     assert drain_notices(view) == (DrainNotice(L4.node_id, UNIX, "Ray drains its node"),)
 
 
+def test_a_draining_head_is_the_head() -> None:
+    """It was found by a resource that Ray may not show for a node that is drained."""
+    draining = replace(HEAD, total=(), free=(), drain_deadline=UNIX)
+    assert ClusterView((L4, draining)).head == draining
+    assert ClusterView((L4, replace(draining, end=NodeEnd.PREEMPTED))).head is None
+
+
 def test_obstacles_to_a_start_are_named() -> None:
     gpu, none, label = {"GPU": 1.0}, dict[str, str](), {"modelpool-group": "h100"}
     view = ClusterView((HEAD, L4))

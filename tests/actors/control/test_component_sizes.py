@@ -14,7 +14,7 @@ from tests.actors.fakes import LORAS
 @dialogue
 async def test_sizes_of_unused_components_are_forgotten_and_named_again() -> None:
     """1. Jobs of two models with several LoRAs, one after the other, with room for few components. 2. The core forgets
-    some. 3. All jobs succeed, those that need a forgotten component too."""
+    some, and the controller their files. 3. All jobs succeed, those that need a forgotten component too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(controller, "COMPONENTS_KEPT", 4)
         desk = await Desk().open()
@@ -31,5 +31,8 @@ async def test_sizes_of_unused_components_are_forgotten_and_named_again() -> Non
                     known = set(desk.state.costs.components)
                     ever_known |= known
                     forgotten += len(before - known)
+                    (worker,) = desk.controller._dispatcher._live.values()
+                    files = worker.checked | desk.controller._tasks._files.keys()
+                    assert not files & (before - known), "files of forgotten components are held"
     assert forgotten > 0
     assert desk.state.costs.components.keys() <= ever_known

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from math import inf
 
-from modelpool.actors.control.cluster_view import ClusterView, NodeEnd, NodeView
+from modelpool.actors.control.cluster_view import NodeEnd, NodeView
 from modelpool.actors.control.node_watch import NodeWatch
 from modelpool.pool.specs.spec import NodeId
 from modelpool.scheduler.tables.messages import NodeDraining
 from tests.actors.fake_fleet import ManualClock, settle
+from tests.actors.fake_nodes import UNIX, FakeNodes
 
 A, B = NodeId("a"), NodeId("b")
-UNIX = 1_800_000_000.0
-
-
-class FakeNodes:
-    """A cluster whose nodes the test changes."""
-
-    def __init__(self, *nodes: NodeView) -> None:
-        self.nodes = {node.node_id: node for node in nodes}
-        self.problem: Exception | None = None
-        self.drained: list[tuple[NodeId, float]] = []
-
-    def change(self, node_id: NodeId, **fields) -> None:
-        self.nodes[node_id] = replace(self.nodes[node_id], **fields)
-
-    async def poll(self) -> ClusterView:
-        if self.problem is not None:
-            raise self.problem
-        return ClusterView(tuple(self.nodes.values()), at=UNIX)
-
-    async def drain(self, node_id: NodeId, deadline: float, reason: str) -> str:
-        if self.problem is not None:
-            raise self.problem
-        self.drained.append((node_id, deadline))
-        return "" if node_id == A else "this node cannot be drained"
 
 
 class Setting:

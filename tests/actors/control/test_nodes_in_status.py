@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from modelpool.actors.cli.explain import _started
-from modelpool.actors.control.cluster_nodes import GpuUse
+from modelpool.actors.control.cluster_view import NodeView
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import where_and_why
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.history import history_of
 from tests.actors.fake_fleet import Desk, dialogue, settle
+from tests.actors.fake_nodes import FakeNodes
 
 BOX = NodeId("aaaabbbbccccdddd")
 REQUEST = GenerateRequest(model="shapes", prompt="a red circle", seed=1, steps=3)
 
 
-class TwoGpus:
-    """A cluster with two GPUs. See `Cluster`."""
-
-    def __init__(self) -> None:
-        self.read: set[NodeId] = set()
-        self.use: GpuUse | None = GpuUse(2, 0, {"other": 2})
-
-    @property
-    def names(self) -> Mapping[NodeId, str]:
-        return {BOX: "box"} if BOX in self.read else {}
-
-    async def read_names(self, nodes: Iterable[NodeId]) -> None:
-        self.read |= set(nodes)
-
-    async def gpu_use(self) -> GpuUse | None:
-        return self.use
+def box() -> FakeNodes:
+    """A node with two GPUs, on which another pool has two workers."""
+    nodes = FakeNodes(NodeView(BOX, name="box", total=(("GPU", 2.0),), free=(("GPU", 0.0),)))
+    nodes.pools = {"other": 2}
+    return nodes
 
 
 async def not_up(desk: Desk) -> list[str]:
@@ -40,8 +28,8 @@ async def not_up(desk: Desk) -> list[str]:
 
 @dialogue
 async def test_a_worker_is_pending_then_starting_on_its_node_then_up() -> None:
-    cluster = TwoGpus()
-    desk = Desk(workers=2, cluster=cluster)
+    nodes = box()
+    desk = Desk(workers=2, nodes=nodes)
     desk.fleet.starts_by_itself = False
     await desk.open()
     status = await desk.controller.status()
@@ -51,7 +39,7 @@ async def test_a_worker_is_pending_then_starting_on_its_node_then_up() -> None:
     status = await desk.controller.status()
     assert [worker.not_up for worker in status.workers] == ["starting on box", "pending: no node with a free GPU"]
     assert status.waiting_for == "waiting for 1 GPU: 0 of 2 are free; pool 'other' uses 2"
-    cluster.use = GpuUse(2, 1)
+    nodes.change(BOX, free=(("GPU", 1.0),))
     assert await not_up(desk) == ["starting on box", "starting"]
     for start in desk.fleet.starting.values():
         start.set_result(None)
@@ -63,7 +51,7 @@ async def test_a_worker_is_pending_then_starting_on_its_node_then_up() -> None:
 
 @dialogue
 async def test_a_lost_worker_says_what_happened_until_it_is_up_again() -> None:
-    desk = await Desk(cluster=TwoGpus()).open()
+    desk = await Desk(nodes=box()).open()
     await desk.controller.worker_placed(WorkerId("gpu-0"), 1, BOX)
     desk.fleet.starts_by_itself = False
     desk.fleet.kill(WorkerId("gpu-0"))
@@ -75,7 +63,7 @@ async def test_a_lost_worker_says_what_happened_until_it_is_up_again() -> None:
 
 @dialogue
 async def test_each_task_names_the_node_that_it_ran_on() -> None:
-    desk = await Desk(cluster=TwoGpus()).open()
+    desk = await Desk(nodes=box()).open()
     await desk.controller.worker_placed(WorkerId("gpu-0"), 1, BOX)
     await desk.submit(REQUEST)
     (ended,) = await desk.run_dry()
@@ -97,7 +85,7 @@ async def test_a_single_machine_has_no_names_of_nodes() -> None:
 
 @dialogue
 async def test_a_history_names_the_node_of_each_attempt() -> None:
-    desk = Desk(cluster=TwoGpus())
+    desk = Desk(nodes=box())
     desk.fleet.node = BOX
     await desk.open()
     await desk.submit(REQUEST)

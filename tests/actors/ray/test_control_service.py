@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
+from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.fleet import WorkerLost
 from modelpool.actors.ray.actor_options import WorkerNeeds
 from modelpool.actors.ray.control_service import INTERVAL_SECONDS, ControlService
-from modelpool.actors.ray.ray_cluster import RayCluster
 from modelpool.actors.ray.ray_fleet import LEAST_START_SECONDS, RayFleet, start_limit_seconds
 from modelpool.actors.ray.ray_losses import LossExaminer
 from modelpool.actors.ray.ray_nodes import RayNodes
@@ -106,19 +106,20 @@ def test_a_creation_that_blocks_leaves_the_loop_free_and_ends_as_a_start_that_fa
         blocked.set()
 
 
-def test_reading_the_cluster_takes_a_limited_time_and_one_thread(blocked, monkeypatch) -> None:
-    monkeypatch.setattr("modelpool.actors.ray.ray_cluster.CALL_SECONDS", 0.05)
-    monkeypatch.setattr("modelpool.actors.ray.ray_cluster.cluster_nodes", lambda: blocked.wait() and ())
-    monkeypatch.setattr("modelpool.actors.ray.ray_cluster._gpu_use", blocked.wait)
+def test_reading_the_cluster_takes_a_limited_time_and_few_threads(blocked, monkeypatch) -> None:
+    monkeypatch.setattr("modelpool.actors.ray.ray_nodes.CALL_SECONDS", 0.02)
+    monkeypatch.setattr("modelpool.actors.ray.ray_nodes.read_cluster", blocked.wait)
 
     async def scene() -> None:
-        cluster = RayCluster()
+        nodes = RayNodes()
+        facts = ClusterFacts(nodes, needs_gpus=True)
         before = threading.active_count()
         for _ in range(5):
-            await cluster.read_names([NodeId("one")])
-        assert cluster.names == {}
-        assert await cluster.gpu_use() is None
-        assert threading.active_count() <= before + 1
+            await facts.read_names([NodeId("one")])
+        assert facts.names == {}
+        assert await facts.gpu_use() is None
+        assert threading.active_count() <= before + 2
+        nodes.close()
 
     try:
         asyncio.run(scene())

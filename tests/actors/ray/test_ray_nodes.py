@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import ray
 from ray.core.generated import autoscaler_pb2, common_pb2, gcs_pb2
 
-from modelpool.actors.control.cluster_view import NodeEnd, NodeLaunch, ResourceDemand
+from modelpool.actors.control.cluster_view import ClusterView, NodeEnd, NodeLaunch, NodeView, ResourceDemand
 from modelpool.actors.control.losses import Death
 from modelpool.actors.ray import ray_nodes
-from modelpool.actors.ray.ray_nodes import ActorReport, accelerator_types, actor_report, cluster_view, self_test
+from modelpool.actors.ray.cluster import controller_node
+from modelpool.actors.ray.ray_nodes import (
+    ActorReport,
+    accelerator_types,
+    actor_report,
+    cluster_view,
+    pools_of,
+    self_test,
+)
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.specs.spec import NodeId
 
 NOW = 1_800_000_000.0
 HEAD, GPU_NODE, DEAD, OLD = (bytes([n]) * 28 for n in (1, 2, 3, 4))
@@ -49,12 +62,12 @@ def test_a_cluster_is_converted() -> None:
         info(OLD, state=gcs_pb2.GcsNodeInfo.DEAD, end_time_ms=1),
         info(
             GPU_NODE,
-            node_manager_hostname="gpu",
+            node_name="gpu",
             node_type_name="l4",
             labels={"modelpool-group": "l4"},
             resources_total={"GPU": 2.0, "CPU": 4.0},
         ),
-        info(HEAD, node_manager_hostname="head", is_head_node=True),
+        info(HEAD, node_name="head", is_head_node=True),
     ]
     draining = {GPU_NODE.hex(): int(1000 * NOW) + 8000, DEAD.hex(): 5}
     view = cluster_view(infos, draining, status(), NOW)
@@ -113,6 +126,8 @@ def test_ends_of_actors_as_ray_2_60_recorded_them() -> None:
 def test_the_self_test_names_what_a_ray_lacks(monkeypatch) -> None:
     self_test()
     missing = [
+        ("_STATE_CALLS", ("actor_table", "feelings"), "GlobalState.feelings"),
+        ("_ROW_KEYS", ("Name", "Mood"), "Mood in rows of actors"),
         ("_GCS_CALLS", ("get_all_node_info", "get_moving_nodes"), "GcsClient.get_moving_nodes"),
         ("_FIELDS", ((gcs_pb2, "GcsNodeInfo", ("node_id", "mood")),), "GcsNodeInfo.mood"),
         ("_FIELDS", ((gcs_pb2, "NoSuchMessage", ()),), "NoSuchMessage"),
@@ -128,3 +143,42 @@ def test_the_self_test_names_what_a_ray_lacks(monkeypatch) -> None:
 
 def test_accelerator_types_are_those_of_ray() -> None:
     assert {"H100", "L4", "A100"} <= accelerator_types()
+
+
+def actor(class_name: str, name: str = "", port: int = 0, owner_port: int = 0) -> Mapping[str, Any]:
+    """A row of Ray's table of actors."""
+    record = gcs_pb2.ActorTableData(
+        class_name=class_name,
+        name=name,
+        address=common_pb2.Address(ip_address="10.0.0.1", port=port),
+        owner_address=common_pb2.Address(ip_address="10.0.0.1", port=owner_port),
+    )
+    return ray._private.state.GlobalState()._gen_actor_info(record)
+
+
+def test_workers_belong_to_the_pool_of_their_controller() -> None:
+    rows = [
+        actor("ControllerActor", "mine", port=1),
+        actor("ControllerActor", "idle", port=2),
+        actor("GpuWorkerActor", port=3, owner_port=1),
+        actor("GpuWorkerActor", port=4, owner_port=1),
+        actor("GpuWorkerActor", port=5, owner_port=9),
+        actor("Holder", port=6, owner_port=1),
+    ]
+    assert pools_of(rows) == {"mine": 2}
+
+
+def test_a_controller_is_not_started_on_a_node_that_is_drained() -> None:
+    """Ray's message said that the node does not exist, or that it is infeasible."""
+    head, box = NodeView(NodeId("h"), "head", is_head=True), NodeView(NodeId("b"), "box")
+    drained = replace(head, drain_deadline=NOW)
+    view = ClusterView((head, box))
+    assert controller_node(view, "head", box.node_id) == head.node_id
+    assert controller_node(view, "driver", box.node_id) == box.node_id
+    assert controller_node(ClusterView((drained, box)), "driver", box.node_id) == box.node_id
+    with pytest.raises(UserError, match=r'^controller = "head": node head is being drained, .* use "driver"$'):
+        controller_node(ClusterView((drained, box)), "head", box.node_id)
+    with pytest.raises(UserError, match=r'^controller = "driver": node head is being drained, .* use "head"$'):
+        controller_node(ClusterView((drained, box)), "driver", head.node_id)
+    with pytest.raises(UserError, match="is not alive or runs no raylet"):
+        controller_node(ClusterView((box,)), "head", box.node_id)

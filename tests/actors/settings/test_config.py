@@ -35,6 +35,9 @@ def test_the_laptop_preset_serves_the_example() -> None:
     ("text", "error", "message"),
     [
         ("[pool]\nwrokers = 3", UnknownName, r"\[pool\] unknown key 'wrokers'; did you mean 'workers'"),
+        ("[models]\npin = ['sdxl:0']", UnusableField, r"\[models\] pin: found 'sdxl:0', expected the name of a model"),
+        ("[models]\npin = 'sdxl'", UnusableField, r"\[models\] pin: found 'sdxl'"),
+        ("[models]\npin = ['']", UnusableField, r"\[models\] pin: found ''"),
         ("[poool]", UnknownName, r"unknown section 'poool'; did you mean 'pool'"),
         ("[scheduler]\nwindw = 3", UnknownName, r"\[scheduler\] unknown key 'windw'; did you mean 'window'"),
         ("[scheduler]\nwindow = 0", UnusableField, r"\[scheduler\] window: found 0, expected at least 1"),
@@ -198,3 +201,9 @@ def test_tables_of_separate_files_that_say_something_else(
     (tmp_path / "pool.toml").write_text(text)
     with pytest.raises(error, match=message):
         PoolConfig.load(tmp_path / "pool.toml")
+
+
+def test_pins_name_models_with_their_number_of_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "pool.toml"
+    file.write_text('[models]\npin = ["sdxl", "flux:12", "odd:name", "a:b:2"]')
+    assert PoolConfig.load(file).models.pins == (("sdxl", 1), ("flux", 12), ("odd:name", 1), ("a:b", 2))

@@ -134,7 +134,7 @@ def test_nobody_beats_the_bounds(name: str) -> None:
     cluster = world(name, jobs, workers)
     cluster.run()
     totals = cluster.totals
-    over_bytes = totals.streamed_bytes + totals.beside_bytes  # the link is as long at work when nobody waits for it
+    over_bytes = totals.streamed_bytes + totals.preloaded_bytes  # the link is as long at work when nobody waits for it
     moved_seconds = totals.load_seconds + over_bytes / workers[0].link_bytes_per_second
     if name != "infinite_cache":
         assert moved_seconds >= least_seconds > 0.0

@@ -17,6 +17,7 @@ from modelpool.pool.specs.spec import (
     JobId,
     JobSpec,
     RunCost,
+    RunError,
     RunErrorKind,
     TaskId,
     TaskSpec,
@@ -34,7 +35,7 @@ from modelpool.scheduler.tables.messages import (
     WorkerDown,
 )
 from modelpool.scheduler.tables.workers import WorkerState
-from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, STEPS, TEXT, Shell, decode, encode, sample
+from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, STEPS, TEXT, VAE, Shell, decode, encode, sample
 
 NAMES = ["a", "b", "c"]
 NODES = ["", "", "n1", "n2"]
@@ -64,6 +65,10 @@ COSTS = st.builds(
     uploaded_bytes=st.sampled_from([0, 3, 1 << 21]),
     streamed_bytes=st.sampled_from([0, 9]),
 )
+
+
+PINNED = [(TEXT, PAINT, VAE), (PAINT,), (DRAW, VAE), (ComponentKey("nothing"),)]
+LOAD_ERRORS = [None, None, None, RunErrorKind.FILE_UNAVAILABLE, RunErrorKind.OUT_OF_VRAM]
 
 
 @st.composite
@@ -195,6 +200,23 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), node=st.sampled_from(NODES))
     def come_up(self, number: int, capacity: int, node: str) -> None:
         self.shell.come_up(self.pick(self.shell.starting, number)[0], capacity, node=node)
+
+    @rule(components=st.sampled_from(PINNED), replicas=st.integers(0, 3))
+    def pin(self, components: tuple[ComponentKey, ...], replicas: int) -> None:
+        self.shell.pin(components, replicas)
+
+    @precondition(lambda self: self.shell.loading)
+    @rule(number=ANY, part=st.sampled_from(["all", "all", "some", "nothing"]), error=st.sampled_from(LOAD_ERRORS))
+    def end_load(self, number: int, part: str, error: RunErrorKind | None) -> None:
+        """A load ends: completely, for a run, or with an error. It never changes what runs."""
+        name = self.pick(self.shell.loading, number)
+        capacity_bytes = self.shell.up[name][1].capacity_bytes
+        entries = (Resident(self.shell.loading[name].components[0], 1),) if part == "some" else ()
+        files = (self.shell.loading[name].components[0],) if error is RunErrorKind.FILE_UNAVAILABLE else ()
+        problem = None if error is None else RunError(error, "it could not be loaded", components=files)
+        runs = self.runs()
+        self.shell.loaded(name, None if part == "all" else Residency(capacity_bytes, entries), problem)
+        assert runs.items() <= self.runs().items(), "the end of a load ended a run"
 
     @precondition(lambda self: self.shell.starting)
     @rule(number=ANY)
@@ -391,7 +413,9 @@ def drain(shell: Shell) -> None:
         for name in list(shell.running):
             run = shell.running[name]
             shell.finish(name, RunErrorKind.CANCELLED if run.stop_requested else None)
-        if not shell.running and not shell.starting:
+        for name in list(shell.loading):
+            shell.loaded(name)
+        if not shell.running and not shell.starting and not shell.loading:
             return
     raise AssertionError("it does not come to an end")
 
