@@ -2,7 +2,7 @@
 
 Ray's error names the end of a process, rarely its cause. So a process of the same node reads the traces that the
 worker left (`actors.worker.crash_trace`): this one, or another worker of the node, since they answer at once, else a
-task without resources. Everything together takes at most `EXAMINE_SECONDS`.
+task without resources. Ray's records take at most `EXAMINE_SECONDS`, the traces at most `NODE_ANSWER_SECONDS`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ NeighbourCall: TypeAlias = Callable[[Callable[[Any], Any], Any], Awaitable[Any]]
 
 #: Ray's errors for a worker that is gone; the last two (its memory monitor, a lost node) are not RayActorErrors
 WORKER_GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
-#: limit of the examination of a loss
+#: limit for Ray's records of a loss
 EXAMINE_SECONDS = 2.0
-#: limit for a node to tell the state of a process that does not answer; after that, the node counts as lost. A new
-#: process for the question takes seconds on a busy machine
-SILENT_NODE_SECONDS = 10.0
+#: limit for a node to read the traces or the state of a process; a node that does not do it for a silent process counts
+#: as lost. A new process for the question takes seconds on a busy machine, and a task is not tried again before the
+#: answer, which decides whether it is suspected of the loss
+NODE_ANSWER_SECONDS = 10.0
 #: of that, for an answer from another worker of the node, which can be slow only if the machine is
 _NEIGHBOUR_SECONDS = 0.5
 _REASON_CHARACTERS = 600
@@ -116,9 +117,10 @@ class LossExaminer:
                 node_id = node_id or report.node
                 if report.death not in EXPLAINED:
                     report, machine = await self._machine(node_id, report)
-                if report.death is Death.PROCESS_ENDED and machine.answers:
+            if report.death is Death.PROCESS_ENDED and machine.answers:
+                async with asyncio.timeout(NODE_ANSWER_SECONDS):
                     evidence = await self._evidence(node_id, trace, neighbour)
-                    machine = replace(machine, evidence=evidence)
+                machine = replace(machine, evidence=evidence)
         except TimeoutError:
             logger.info("the loss of a worker could not be examined in time: %s", report.message)
         if report.death is Death.PROCESS_ENDED and machine.answers and machine.evidence is None:
@@ -132,7 +134,7 @@ class LossExaminer:
         """Return why a worker with this process has not answered for `silent_seconds`. Never raises."""
         state: ProcessState | None = None
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENT_NODE_SECONDS):
+            async with asyncio.timeout(NODE_ANSWER_SECONDS):
                 state = await self._on_node(process.node, process_state, process, neighbour)
         return loss_of_silent(state, silent_seconds)
 
@@ -140,7 +142,7 @@ class LossExaminer:
         """Kill a process that takes no messages, if its node answers: Ray needs 5 s for that, and its control
         service. Never raises."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENT_NODE_SECONDS):
+            async with asyncio.timeout(NODE_ANSWER_SECONDS):
                 await self._on_node(process.node, kill_process, process, neighbour)
 
     def prepare(self, node_id: NodeId) -> None:
