@@ -173,6 +173,8 @@ def _started(history: JobHistory, task: TaskHistory, attempt: Attempt) -> str:
     because = choice.note or choice.rule.value
     batched = 1 if attempt.cost is None else attempt.cost.batched
     again += f", batch of {batched} tasks" if batched > 1 else ""
+    if attempt.cost is not None and attempt.cost.steps_before:
+        again += f", resumed after step {attempt.cost.steps_before} of {attempt.cost.steps}"
     node = f" on {attempt.node}" if attempt.node else ""
     text = f"{attempt.worker_id}{node}{again}, {when}, of {among}, because {because}: {attempt.end.replace('_', ' ')}"
     return f"{text} ({attempt.error.message})" if attempt.error is not None else text

@@ -309,7 +309,7 @@ def _print_summary(
             show(console, summary_table(summary))
             console.print()
         say(console, _headline(summary, noun), "bold")
-        for line in (*memory_lines(summary.tasks), *lost_lines(summary)):
+        for line in (*memory_lines(summary.tasks), *lost_lines(summary), *resumed_lines(summary.tasks)):
             say(console, line, "yellow")
     _print_internal_error(console, failures)
 
@@ -347,6 +347,12 @@ def memory_lines(tasks: Sequence[TaskSummary]) -> list[str]:
 def lost_lines(summary: Summary) -> list[str]:
     """Return notes about runs that were lost with their worker and repeated, for each reason."""
     return [f"lost and repeated: {counted(count, 'run')}, {reason}" for reason, count in summary.lost_runs()]
+
+
+def resumed_lines(tasks: Sequence[TaskSummary]) -> list[str]:
+    """Return notes about runs that resumed from what an earlier run had saved, for each step."""
+    found = Counter(task.resumed for task in tasks if task.resumed and not task.shared)
+    return [f"resumed {where}: {counted(count, 'run')}" for where, count in found.items()]
 
 
 def _headline(summary: Summary, noun: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.installed_versions import installed_versions
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
@@ -55,8 +55,6 @@ CACHE_ENTRIES = 4096
 #: successful runs that are collected before the catalog is updated. Updating it for each run would cost the event loop
 #: more than most of its other work for a task
 LEARN_BATCH = 256
-#: distributions whose version can change an image
-IMAGE_VERSIONS = ("modelpool", "torch", "diffusers", "transformers")
 
 
 class ListingCatalog(GraphCatalog, Protocol):
@@ -293,7 +291,7 @@ class CatalogService:
             if self._catalog is None:
                 self._plain = self._open_catalog()
                 self._catalog = CachedCatalog(self._plain)
-                self._versions = _installed_versions()
+                self._versions = installed_versions()
             self._catalog.forget_names()
             self._flush_measured()
             try:
@@ -387,14 +385,3 @@ class CachedCatalog:
 
     def run_seconds(self, model: ModelRef, work: StageParams) -> float:
         return self._catalog.run_seconds(model, work)
-
-
-def _installed_versions() -> dict[str, str]:
-    """Return the versions for recipes, without packages that are not installed as a distribution."""
-    found = {}
-    for name in IMAGE_VERSIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from modelpool.actors.control.catalog_service import CatalogQueries, PinnableModel
+from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.dispatcher import Dispatcher
-from modelpool.actors.control.fleet import Clock, WorkerFleet
+from modelpool.actors.control.fleet import Clock, InputsLost, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
@@ -49,7 +50,9 @@ from modelpool.actors.wire.messages import (
     job_id_for,
 )
 from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.run_checkpoints import SUSPECT_ERRORS
 from modelpool.pool.core.errors import UserError, unknown_name
+from modelpool.pool.core.results import RunState
 from modelpool.pool.specs.spec import (
     NO_NODE,
     ComponentSpec,
@@ -65,6 +68,7 @@ from modelpool.pool.specs.spec import (
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
 from modelpool.scheduler.core.snapshot import take_snapshot
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.kept_states import state_id
 from modelpool.scheduler.tables.messages import (
     CancelRequested,
     ComponentsKnown,
@@ -82,6 +86,8 @@ if TYPE_CHECKING:
 
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 10.0
+#: the states of stopped runs may take so long to be saved before the pool ends
+ARCHIVE_SECONDS = 10.0
 #: jobs that are queued before the event loop runs other calls
 QUEUED_AT_ONCE = 16
 #: starts of workers whose node is remembered; more than run at a time
@@ -100,7 +106,7 @@ class PoolBroken(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """An unresolved job: its driver, and the inputs that the driver supplied."""
+    """An unresolved job: its driver, the inputs that the driver supplied, and states of earlier runs of its tasks."""
 
     client_id: ClientId
     submission_id: SubmissionId
@@ -108,6 +114,7 @@ class _Job:
     graph: JobGraph
     recipe: Recipe | None
     given: Mapping[TaskId, ResultRef]
+    found: tuple[tuple[StateSaved, ResultRef], ...] = ()
 
 
 @dataclass(slots=True)
@@ -157,12 +164,13 @@ class Controller:
         facts: ClusterFacts | None = None,
         pins: Sequence[tuple[str, int]] = (),
         heartbeat_seconds: float | None = None,
+        checkpoints: CheckpointArchive | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
-        answer at this interval, and given up if they do not.
+        answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs.
         """
         self._state = state
         self._fleet = fleet
@@ -183,6 +191,9 @@ class Controller:
         self._broken = ""
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
+        self._checkpoints = checkpoints or CheckpointArchive()
+        #: states of stopped runs that are being read to be saved
+        self._archiving: set[asyncio.Task[None]] = set()
         self._dispatcher = Dispatcher(
             state,
             fleet,
@@ -214,6 +225,7 @@ class Controller:
         """
         self._opened_at = self._clock.now()
         self._recorder.open()
+        await self._checkpoints.open()
         for model, replicas in self._pinned_at_start:
             await self.pin((model,), replicas)
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
@@ -248,7 +260,10 @@ class Controller:
             for i, image in enumerate(images, start=first):
                 graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
                 given = {task_id: submission.given[task_id] for task_id in graph.job.given}
-                mine.held.append(_Job(submission.client_id, submission.submission_id, i, graph, image.recipe, given))
+                found = await self._found_states(graph)
+                mine.held.append(
+                    _Job(submission.client_id, submission.submission_id, i, graph, image.recipe, given, found)
+                )
             if not submission.hold:
                 await self._queue_held(mine)
         recipes = tuple(image.recipe for image in images)
@@ -267,7 +282,8 @@ class Controller:
             )
             graph = with_qos(graph, wanted.submission_id, wanted.user)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
-            mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, graph, None, given))
+            found = await self._found_states(graph)
+            mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, graph, None, given, found))
             await self._queue_held(mine)
         return graph.warnings
 
@@ -312,9 +328,11 @@ class Controller:
             del self._placed[next(iter(self._placed))]
         self._changed.set()
 
-    async def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
-        """Hold the state of a sampling run, in place of an earlier one: a checkpoint."""
-        self._dispatcher.state_saved(saved, state)
+    async def state_saved(self, saved: StateSaved, state: ResultRef, value: RunState) -> None:
+        """Hold the state of a sampling run, in place of an earlier one, and save it: a checkpoint. `value` is the state
+        itself."""
+        if self._dispatcher.state_saved(saved, state):
+            self._save_checkpoint(saved.worker_id, saved.incarnation, saved.task_id, value)
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""
@@ -422,6 +440,9 @@ class Controller:
                 while self._dispatcher.running() and not self._broken:
                     self._changed.clear()
                     await self._changed.wait()
+        if self._archiving:
+            await asyncio.wait(self._archiving, timeout=ARCHIVE_SECONDS)
+        await self._checkpoints.flush(ARCHIVE_SECONDS)
         return len(self._dispatcher.running())
 
     async def close(self) -> None:
@@ -430,8 +451,11 @@ class Controller:
             task.cancel()
         for client in self._clients.values():
             client.events.close()
+        for archiving in self._archiving:
+            archiving.cancel()
         self._dispatcher.close()
         self._catalog.close()
+        self._checkpoints.close()
         self._recorder.close()
 
     def _follow_cluster(self, view: ClusterView) -> None:
@@ -486,7 +510,10 @@ class Controller:
         submission.live[spec.job_id] = None
         self._send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
+        found = [saved for saved, state in job.found if self._hold_found(saved, state)]  # a task may start at once
         self._dispatcher.post(Submitted(self._dispatcher.now, spec))
+        for saved in found:
+            self._dispatcher.state_kept(saved)
         if spec.deadline is not None:
             known = self._state.demand.jobs.get(spec.job_id)
             if known is not None and known.hopeless_seconds is not None:
@@ -519,9 +546,52 @@ class Controller:
                 self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
 
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
-        """Pass the cost of successful runs to the catalog, for later activation estimates."""
+        """Pass the cost of successful runs to the catalog, for later activation estimates. Keep on disk what a run that
+        stopped has done, and remove the checkpoints of one that needs them no more."""
         if report.error is None:
             self._catalog.learn(task, report.cost)
+            self._checkpoints.remove(task.task_id)
+        elif report.has_state:
+            archiving = asyncio.ensure_future(self._archive(report))
+            self._archiving.add(archiving)
+            archiving.add_done_callback(self._archiving.discard)
+        elif report.cost.steps_before and report.error.kind in SUSPECT_ERRORS:
+            self._checkpoints.remove(task.task_id)
+
+    async def _archive(self, report: TaskReport) -> None:
+        """Save the state that a run stopped with."""
+        await asyncio.sleep(0)  # it is held once the report has been handled
+        ref = self._tasks.find(state_id(report.task_id))
+        if ref is None or self._is_saved_here(report.worker_id, report.incarnation):
+            self._checkpoints.note(report.task_id)
+            return
+        with contextlib.suppress(InputsLost):
+            state = await self._fleet.read_result(ref)
+            if isinstance(state, RunState):
+                self._save_checkpoint(report.worker_id, report.incarnation, report.task_id, state)
+
+    def _save_checkpoint(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, state: RunState) -> None:
+        if self._is_saved_here(worker_id, incarnation):
+            self._checkpoints.note(task_id)
+        elif self._checkpoints.takes(task_id):
+            self._checkpoints.save(task_id, state)
+
+    def _is_saved_here(self, worker_id: WorkerId, incarnation: int) -> bool:
+        """Whether a worker saves its checkpoints in the folder of this controller itself."""
+        return self._checkpoints.is_shared and self._placed.get((worker_id, incarnation)) == self._node
+
+    async def _found_states(self, graph: JobGraph) -> tuple[tuple[StateSaved, ResultRef], ...]:
+        """Return the states that earlier runs of the tasks of a job left, each as a checkpoint of no run."""
+        found = []
+        for task_id, state in (await self._checkpoints.find(graph.works)).items():
+            size_bytes = sum(array.nbytes for array in state.arrays)
+            saved = StateSaved(WorkerId(""), 0, task_id, 0, 0, state.step, state.steps, size_bytes)
+            found.append((saved, await self._fleet.hold(state)))
+        return tuple(found)
+
+    def _hold_found(self, saved: StateSaved, state: ResultRef) -> bool:
+        """Hold a state that was found, unless its task has no use for it any more."""
+        return self._tasks.needs_state(saved.task_id) and self._tasks.keep_state(saved, state)
 
     def _node_name(self, worker_id: WorkerId, incarnation: int) -> str:
         return short_name(self._placed.get((worker_id, incarnation), NO_NODE), self._facts.names)

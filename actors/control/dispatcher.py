@@ -228,14 +228,20 @@ class Dispatcher:
         worker.runs[step.task_id] = step
         return True
 
-    def state_saved(self, saved: StateSaved, state: ResultRef) -> None:
-        """Hold the state of a run that continues. Ignored if the run ended: then it has a result or a newer state."""
+    def state_saved(self, saved: StateSaved, state: ResultRef) -> bool:
+        """Hold the state of a run that continues. Ignored, and False, if the run ended: then it has a result or a newer
+        state."""
         worker = self._live.get(saved.worker_id)
         if worker is None or worker.spec.incarnation != saved.incarnation:
-            return
+            return False
         known = worker.runs.get(saved.task_id)
         if known is None or known.run != saved.run or not self._tasks.keep_state(saved, state):
-            return
+            return False
+        self.state_kept(saved)
+        return True
+
+    def state_kept(self, saved: StateSaved) -> None:
+        """Have the core know of a state that is held."""
         self.post(
             StateKept(
                 self.now,

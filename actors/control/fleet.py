@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest
 from modelpool.actors.worker.process_memory import ProcessMemory
-from modelpool.pool.core.stage_params import PreloadRequest
+from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.messages import LossCause
@@ -102,6 +102,12 @@ class WorkerFleet(Protocol):
 
     async def copy_result(self, ref: ResultRef) -> ResultRef:
         """Copy a result to the machine of the caller; return the reference of the copy. Raises InputsLost."""
+
+    async def read_result(self, ref: ResultRef) -> Result:
+        """Return a result itself. Raises InputsLost."""
+
+    async def hold(self, result: Result) -> ResultRef:
+        """Store a result on the machine of the caller; return its reference."""
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""

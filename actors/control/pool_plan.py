@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.config import PoolConfig, PoolSection
+from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
@@ -45,6 +46,7 @@ class PoolPlan:
     elastic          whether the pool has a worker for each GPU of the cluster, as nodes join and leave
     cache            the folder of each node for fetched files; None without sources
     pins             models that stay on GPUs from the start, and on how many each
+    checkpoints      how sampling runs are saved; None: not at all
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -58,6 +60,7 @@ class PoolPlan:
     elastic: bool = False
     cache: CacheSettings | None = None
     pins: tuple[tuple[str, int], ...] = ()
+    checkpoints: CheckpointSettings | None = None
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -126,7 +129,14 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         ),
         cache=config.models.cache_settings,
         pins=config.models.pins,
+        checkpoints=_checkpoints(wanted),
     )
+
+
+def _checkpoints(pool: PoolSection) -> CheckpointSettings | None:
+    if not pool.checkpoint_seconds:
+        return None
+    return CheckpointSettings(pool.checkpoint_seconds, pool.checkpoint_bound_bytes, pool.checkpoint_dir)
 
 
 def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:

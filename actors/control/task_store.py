@@ -175,12 +175,12 @@ class TaskStore:
             needed_next=command.needed_next,
             oom_steps=command.oom_steps,
             files=self._unchecked(entry.spec, checked),
-            resume=command.resume,
+            resume=entry.state is not None,
             fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
         )
         inputs = [self._held(need) for need in entry.spec.needs]
-        if command.resume:
-            assert entry.state is not None, f"{command.task_id} resumes, and its state is not held"
+        assert entry.state is not None or not command.resume, f"{command.task_id} resumes, and its state is not held"
+        if entry.state is not None:  # the core need not know it yet: any state of a task will do
             inputs.append(entry.state)
         return request, tuple(inputs)
 
@@ -198,7 +198,7 @@ class TaskStore:
             entry.state, entry.steps = result, (report.step, report.steps)
 
     def keep_state(self, saved: StateSaved, state: ResultRef) -> bool:
-        """Hold a state of a task, in place of an earlier one; return False if the task is not known any more."""
+        """Hold a state of a task, in place of an earlier one; return False if the task is not known."""
         entry = self._entries.get(saved.task_id)
         if entry is None:
             return False
@@ -207,7 +207,13 @@ class TaskStore:
 
     def steps_before(self, command: RunTask) -> tuple[int, int]:
         """Return the steps that are done when this run starts, and all of them; 0 and 0 if it does not resume."""
-        return self._entries[command.task_id].steps if command.resume else (0, 0)
+        entry = self._entries[command.task_id]
+        return (0, 0) if entry.state is None else entry.steps
+
+    def needs_state(self, task_id: TaskId) -> bool:
+        """Return whether a task could start from a state, which it lacks."""
+        entry = self._entries.get(task_id)
+        return entry is not None and not entry.running and entry.state is None and entry.result is None
 
     def is_running(self, job_id: JobId) -> bool:
         """Return whether a task of the job runs, not counting those that run for an earlier job too."""
@@ -365,4 +371,5 @@ def _summary(entry: _Entry, report: TaskReport, shared: bool) -> TaskSummary:
         fetched_bytes=cost.fetched_bytes + cost.peer_bytes,
         device=entry.device,
         lost=entry.lost,
+        resumed=f"after step {cost.steps_before} of {cost.steps}" if cost.steps_before else "",
     )

@@ -26,6 +26,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from modelpool.actors.control.catalog_service import CatalogQueries, CatalogService, ListingCatalog
+from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller
@@ -37,7 +38,10 @@ from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, R
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
+from modelpool.actors.ray.state_folder import own_checkpoints
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
+from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder, CheckpointSettings
 from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
@@ -109,13 +113,14 @@ class ControllerActor(Controller):
             facts=ClusterFacts(None if nodes is None else ray_nodes, plan.gpus_per_worker > 0),
             pins=plan.pins,
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
+            checkpoints=_archive(plan.checkpoints),
         )
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be
         lost with the worker."""
         store = asyncio.get_running_loop().run_in_executor
-        await self.state_saved(saved, await store(None, ray.put, state))
+        await self.state_saved(saved, await store(None, ray.put, state), result_of(state))
 
 
 class GpuWorkerActor(GpuWorker):
@@ -137,7 +142,6 @@ class GpuWorkerActor(GpuWorker):
 
         node = this_node()
         controller.worker_placed.remote(new.worker_id, new.incarnation, node)
-        checkpoint_seconds = plan.scheduler.checkpoint_seconds
         super().__init__(
             new.worker_id,
             new.incarnation,
@@ -145,9 +149,10 @@ class GpuWorkerActor(GpuWorker):
             on_step,
             node=node,
             on_state=on_state,
-            checkpoint_seconds=checkpoint_seconds,
+            checkpoint_seconds=None if plan.checkpoints is None else plan.checkpoints.seconds,
             cache=plan.cache,
             host="" if plan.cache is None else ray.util.get_node_ip_address(),
+            checkpoint_disk=None if plan.checkpoints is None else _disk(plan.checkpoints, own_checkpoints()),
         )
         self._notices = NoticePoller(
             plan.nodes.notice_command,
@@ -172,6 +177,19 @@ class GpuWorkerActor(GpuWorker):
         reports, results = self.run_batch(unpacked(requests), *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
+
+
+def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:
+    """Return the archive of a controller: in the configured folder, or where the workers of its node save theirs."""
+    if settings is None:
+        return None
+    own = own_checkpoints()
+    folder = settings.folder or own
+    return CheckpointArchive(_disk(settings, folder), is_shared=folder == own)
+
+
+def _disk(settings: CheckpointSettings, folder: Path) -> CheckpointDisk:
+    return CheckpointDisk(CheckpointFolder(folder, settings.bound_bytes))
 
 
 def start_controller(

@@ -29,10 +29,10 @@ from modelpool.actors.control.losses import Loss
 from modelpool.actors.ray.actor_options import WorkerNeeds
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest
-from modelpool.actors.wire.packing import packed, unpacked
+from modelpool.actors.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.actors.worker.worker_process import WorkerProcess
-from modelpool.pool.core.stage_params import PreloadRequest
+from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.messages import LossCause
@@ -241,6 +241,18 @@ class RayFleet:
             return ref
         copy: ResultRef = await asyncio.get_running_loop().run_in_executor(None, ray.put, value)
         return copy
+
+    async def read_result(self, ref: ResultRef) -> Result:
+        """See `WorkerFleet`."""
+        try:
+            return cast(Result, result_of(await cast(ray.ObjectRef[Any], ref)))
+        except (ObjectLostError, *WORKER_GONE) as lost:
+            raise InputsLost(str(lost).splitlines()[0]) from lost
+
+    async def hold(self, result: Result) -> ResultRef:
+        """See `WorkerFleet`."""
+        ref: ResultRef = await asyncio.get_running_loop().run_in_executor(None, ray.put, result)
+        return ref
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """See `WorkerFleet`."""

@@ -31,6 +31,15 @@ def journal_path(configured: Path | None, pool_name: str) -> Path:
     """
     if configured is not None:
         return configured.expanduser()
+    return _lasting_folder() / f"{pool_name}.journal.sqlite"
+
+
+def own_checkpoints() -> Path:
+    """Return the folder for checkpoints of sampling runs on this machine, which survives its restart. It may not exist
+    yet."""
+    return _lasting_folder() / "checkpoints"
+
+
+def _lasting_folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME")
-    folder = Path(state) if state else Path.home() / ".local" / "state"
-    return folder / "modelpool" / f"{pool_name}.journal.sqlite"
+    return (Path(state) if state else Path.home() / ".local" / "state") / "modelpool"

@@ -42,6 +42,7 @@ class TaskSummary:
     fetched_bytes    fetched for it from sources and other nodes
     device           device that it ran on, by its name, such as that of a GPU
     lost             runs of it that were lost before: each the worker and the reason
+    resumed          where it resumed from the state of an earlier run, "after step 60 of 100"; empty if it did not
     """
 
     stage: Stage
@@ -62,6 +63,7 @@ class TaskSummary:
     fetched_bytes: int = 0
     device: str = ""
     lost: tuple[str, ...] = ()
+    resumed: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -57,6 +57,10 @@ class PoolSection(Strict):
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     journal       file for the submissions of `modelpool submit`, on a disk of the controller's node that survives a
                   restart; false for none. By default a file of the pool's name in the user's state folder
+    checkpoint_seconds  of work after which the state of a sampling run is saved, again and again; 0: never
+    checkpoint_dir   folder on a disk of the controller's node that survives the node, for checkpoints of all workers;
+                  by default `checkpoints` in the user's state folder, where each node also keeps those of its workers
+    checkpoint_bytes  maximum of each of these folders, such as "8GiB"
     """
 
     device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
@@ -66,8 +70,13 @@ class PoolSection(Strict):
     reserve_vram: str | int | None = None
     threads: Annotated[int, Field(ge=1)] = 1
     journal: Path | Literal[False] | None = None
+    checkpoint_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 30.0
+    checkpoint_dir: Path | None = None
+    checkpoint_bytes: str | int = "8GiB"
 
-    @field_validator("workers", "vram", "reserve_vram", "threads", mode="before")
+    @field_validator(
+        "workers", "vram", "reserve_vram", "threads", "checkpoint_seconds", "checkpoint_bytes", mode="before"
+    )
     @classmethod
     def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
         """Refuse booleans, which Python counts as numbers."""
@@ -100,6 +109,20 @@ class PoolSection(Strict):
         except UserError:
             raise unusable_field("reserve_vram", value, "a size such as 600MiB, or 0") from None
         return value
+
+    @field_validator("checkpoint_bytes")
+    @classmethod
+    def _checkpoint_bytes(cls, value: str | int) -> str | int:
+        try:
+            parse_bytes(str(value))
+        except UserError:
+            raise unusable_field("checkpoint_bytes", value, "a size such as 8GiB") from None
+        return value
+
+    @property
+    def checkpoint_bound_bytes(self) -> int:
+        """`checkpoint_bytes` in bytes."""
+        return parse_bytes(str(self.checkpoint_bytes))
 
     @property
     def budget_bytes(self) -> int | None:
@@ -481,7 +504,7 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             found[key] = (found[key],)
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
-    for key in ("folder", "record", "registry", "cache"):
+    for key in ("folder", "record", "registry", "cache", "checkpoint_dir"):
         if key in found:
             found[key] = absolute(found[key])
     return found

@@ -22,11 +22,13 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.wire.messages import FetchOrder, LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
+from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.core.errors import UserError
@@ -157,18 +159,19 @@ class GpuWorker:
         checkpoint_seconds: float | None = None,
         cache: CacheSettings | None = None,
         host: str = "",
+        checkpoint_disk: CheckpointDisk | None = None,
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
-        receives the state of a sampling run, at most once in that time. `cache` is the machine's folder for fetched
-        files, and `host` the address at which other nodes get them; empty: they do not."""
+        receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
+        it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
+        empty: they do not."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
         self._on_step = on_step
         self._progress_seconds = progress_seconds
         self._node = node
-        self._on_state = on_state
-        self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
         self._engine: WorkerEngine | None = None
         self._cache = cache
         self._host = host
@@ -188,6 +191,7 @@ class GpuWorker:
         """Open the engine. Raises what the engine raises: UserError if there is no such device."""
         self._engine = self._open_engine()
         facts = self._engine.introduce()
+        self._checkpoints.open()
         if self._cache is not None:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
@@ -212,19 +216,21 @@ class GpuWorker:
         outcome: Outcome
         fetched: FetchCost | None = None
         read_before = self._storage_bytes()
+        state: RunState | None = None
         try:
             if request.fetch is not None:
                 fetched = self._fetch((request,))
                 read_before = self._storage_bytes()
             self._files.check(request.files)
-            own, state = _split_inputs(request, inputs)
+            own, sent = _split_inputs(request, inputs)
+            state = self._checkpoints.resume(request, sent)
             resume = {} if state is None else {"resume": state}
             outcome = self._engine.run(
                 request.task, request.work, own, self._hooks(request), request.fresh, request.needed_next, **resume
             )
         except (Exception, SystemExit) as raised:
             outcome = self._explained(request.task, _as_failure(raised))
-        return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before)
+        return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before, state)
 
     def run_batch(
         self, requests: Sequence[RunRequest], *inputs: Result
@@ -237,7 +243,8 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own, state = _split_inputs(request, tuple(islice(rest, len(request.task.needs) + request.resume)))
+            own, sent = _split_inputs(request, tuple(islice(rest, len(request.task.needs) + request.resume)))
+            state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
         fetched: FetchCost | None = None
@@ -257,8 +264,8 @@ class GpuWorker:
         if fetched is not None:
             fetched = fetched.share(len(requests))
         request_and_run = [
-            self._report(request, _with_fetch(outcome, fetched), share_bytes)
-            for request, outcome in zip(requests, outcomes, strict=True)
+            self._report(request, _with_fetch(outcome, fetched), share_bytes, member.resume)
+            for request, member, outcome in zip(requests, members, outcomes, strict=True)
         ]
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
@@ -316,6 +323,7 @@ class GpuWorker:
         """Free all GPU memory. Idempotent."""
         if self._engine is not None:
             self._engine.close()
+        self._checkpoints.close()
         self._prefetcher.close()
         if self._fetched is not None:
             self._fetched.close()
@@ -363,15 +371,18 @@ class GpuWorker:
             lambda: self._should_stop(request),
             lambda: self._preload_for(request),
             lambda: request.run in self._pauses,
-            self._checkpoint_callback(request),
+            self._checkpoints.callback(request),
         )
 
     def _storage_bytes(self) -> int:
         """Return the bytes that this process read from disks, without prefetched ones."""
         return self._storage.read_bytes() - self._prefetcher.storage_bytes
 
-    def _report(self, request: RunRequest, outcome: Outcome, storage_bytes: int) -> tuple[TaskReport, Result | None]:
-        """Return the report and the result of an attempt that read `storage_bytes` from disks."""
+    def _report(
+        self, request: RunRequest, outcome: Outcome, storage_bytes: int, resumed: RunState | None
+    ) -> tuple[TaskReport, Result | None]:
+        """Return the report and the result of an attempt that read `storage_bytes` from disks, and `resumed` from a
+        state."""
         assert self._engine is not None, "start comes before run"
         result: Result | None = None
         cost, error, step, steps = RunCost(), None, 0, 0
@@ -390,6 +401,10 @@ class GpuWorker:
                 step, steps = result.step, result.steps
                 message = f"stopped on request after step {step} of {steps}, with its state"
                 error = RunError(RunErrorKind.CANCELLED, message)
+        if resumed is not None:
+            cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
+        stopped = result if isinstance(result, RunState) else None
+        self._checkpoints.ended(request, error, stopped, resumed is not None)
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,
@@ -427,35 +442,6 @@ class GpuWorker:
                 self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
 
         return report
-
-    def _checkpoint_callback(self, request: RunRequest) -> Callable[[Callable[[], Sequence[RunState]]], None]:
-        """Return a callback that saves the state between two steps, at most once in `checkpoint_seconds`. Copying it
-        from the device and sending it take the time of the run."""
-        seconds = self._checkpoint_seconds
-        if seconds is None:
-            return lambda states: None
-        saved_at = time.monotonic()
-
-        def checkpoint(states: Callable[[], Sequence[RunState]]) -> None:
-            nonlocal saved_at
-            now = time.monotonic()
-            if now - saved_at < seconds:
-                return
-            (state,) = states()
-            saved = StateSaved(
-                self._worker_id,
-                self._incarnation,
-                request.task.task_id,
-                request.attempt,
-                request.run,
-                state.step,
-                state.steps,
-                result_bytes(state),
-            )
-            self._on_state(saved, state)
-            saved_at = now
-
-        return checkpoint
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[tuple[Result, ...], RunState | None]:

@@ -298,6 +298,7 @@ class RunCost(WireValue):
     fetched_bytes               fetched from the source of the weights before the run
     peer_bytes                  fetched from other nodes before the run
     fetch_seconds               until the files of the run were on the node's disk, not part of load_seconds
+    steps_before, steps         of a sampling run that resumed: the steps that earlier runs had done, and all of them
     """
 
     load_seconds: float = 0.0
@@ -317,6 +318,13 @@ class RunCost(WireValue):
     fetched_bytes: int = 0
     peer_bytes: int = 0
     fetch_seconds: float = 0.0
+    steps_before: int = 0
+    steps: int = 0
+
+    @property
+    def remaining(self) -> float:
+        """Fraction of all steps that the run had to do."""
+        return (self.steps - self.steps_before) / self.steps if self.steps else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ several jobs are one task and run once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from modelpool.pool.plan.eviction_plan import Residency
@@ -472,7 +473,10 @@ class SchedulerState:
     def _learn(self, task: Task, worker: Worker, report: TaskReport) -> None:
         """Learn from a run; for a batch once, with its first report, which has the switches."""
         if report.cost.batched == 1 or len(worker.task_ids) == worker.members:
-            self.costs.learn(task.spec, task.cost_class, worker, report)
+            spec = task.spec
+            if report.cost.steps_before:  # it may have resumed from another state than the one that is known here
+                spec = replace(spec, run_seconds=task.full_run_seconds * report.cost.remaining)
+            self.costs.learn(spec, task.cost_class, worker, report)
         if worker.members > 1:
             self.batching.learn(task, worker, report.cost)
 

@@ -50,8 +50,6 @@ class SchedulerConfig:
     preemption_wait_seconds: float = 30.0
     #: times that one task is stopped so at most
     preemption_limit: int = 3
-    #: save the state of a sampling run this often, so that no more is lost with its worker; None: never
-    checkpoint_seconds: float | None = None
     #: lines of waiting tasks, in order, that one placement considers
     window: int = 32
     #: shares of users; UserId("*") stands for all that are not named, by default weight 1 and no limit

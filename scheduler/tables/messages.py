@@ -147,7 +147,8 @@ class RunEnded(WireValue):
 @dataclass(frozen=True, slots=True)
 class StateKept(WireValue):
     """The shell holds the state of a run that continues, after `step` of `steps`: a checkpoint, from which the task
-    resumes if the run is lost. Its id is `scheduler.tables.kept_states.state_id`."""
+    resumes if the run is lost. Its id is `scheduler.tables.kept_states.state_id`. `attempt` is 0 for one that an
+    earlier controller's run left, which was found when the task was submitted."""
 
     at: float
     worker_id: WorkerId

@@ -132,7 +132,8 @@ def describe(event: Event) -> str:
         case WorkerDown():
             return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
         case StateKept():
-            return f"{event.task_id} attempt {event.attempt}: state saved after step {event.step} of {event.steps}"
+            where = f"attempt {event.attempt}: state saved" if event.attempt else "state of an earlier pool found"
+            return f"{event.task_id} {where} after step {event.step} of {event.steps}"
         case ResultLost():
             return f"result of {event.task_id} lost"
         case NodeDraining():

@@ -254,6 +254,14 @@ class FakeFleet:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.upload_ahead_asked.append((worker_id, run, preload_request))
 
+    async def read_result(self, ref: FakeRef) -> Result:
+        if ref.lost or ref.value is None:
+            raise InputsLost("it is gone")
+        return ref.value
+
+    async def hold(self, result: Result) -> FakeRef:
+        return FakeRef(result)
+
     async def copy_result(self, ref: FakeRef) -> FakeRef:
         self.copied.append(ref)
         if ref.lost:

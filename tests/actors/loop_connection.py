@@ -15,6 +15,7 @@ from pathlib import Path
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.api.output_writer import HOLD_SECONDS
 from modelpool.actors.control.catalog_service import CatalogService, ListingCatalog
+from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun
@@ -22,6 +23,8 @@ from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
@@ -31,6 +34,11 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
 from tests.actors.fakes import CAPACITY_BYTES, FakeCatalog, FakeEngine
+
+
+def disk_at(folder: Path | None) -> CheckpointDisk | None:
+    """Checkpoints in a folder, if there is one."""
+    return None if folder is None else CheckpointDisk(CheckpointFolder(folder, 1 << 30))
 
 
 class RealClock:
@@ -46,9 +54,15 @@ class RealClock:
 class ThreadFleet:
     """Workers on threads. See `actors.control.fleet.Fleet`."""
 
-    def __init__(self, make_engine: Callable[[], WorkerEngine], checkpoint_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        make_engine: Callable[[], WorkerEngine],
+        checkpoint_seconds: float | None = None,
+        checkpoint_folder: Path | None = None,
+    ) -> None:
         self._make_engine = make_engine
         self._checkpoint_seconds = checkpoint_seconds
+        self._checkpoint_folder = checkpoint_folder
         self.on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None
         self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         #: of ended workers too, whose runs may go on until their next step
@@ -64,6 +78,7 @@ class ThreadFleet:
             progress_seconds=0.0,
             on_state=lambda saved, state: self.on_state(saved, state),
             checkpoint_seconds=self._checkpoint_seconds,
+            checkpoint_disk=disk_at(self._checkpoint_folder),
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self._workers[worker_id, incarnation] = (worker, thread)
@@ -135,6 +150,14 @@ class ThreadFleet:
             raise InputsLost("it is gone")
         return FakeRef(ref.value)
 
+    async def read_result(self, ref: FakeRef) -> Result:
+        if ref.lost or ref.value is None:
+            raise InputsLost("it is gone")
+        return ref.value
+
+    async def hold(self, result: Result) -> FakeRef:
+        return FakeRef(result)
+
     async def memory_reports(self) -> dict:
         return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
 
@@ -150,14 +173,17 @@ class LoopConnection:
         scheduler: SchedulerConfig | None = None,
         budget_bytes: int | None = CAPACITY_BYTES,
         pins: Sequence[tuple[str, int]] = (),
+        checkpoint_seconds: float | None = None,
+        checkpoint_folders: tuple[Path | None, Path | None] = (None, None),
     ) -> None:
+        """`checkpoint_folders` are those of the workers and of the controller."""
         self.loop = asyncio.new_event_loop()
         self.lost = False
         #: questions that were asked, by name
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
         self._thread.start()
-        self.fleet = fleet = ThreadFleet(make_engine, (scheduler or SchedulerConfig()).checkpoint_seconds)
+        self.fleet = fleet = ThreadFleet(make_engine, checkpoint_seconds, checkpoint_folders[0])
         self.controller = Controller(
             state=SchedulerState(scheduler),
             fleet=fleet,
@@ -166,9 +192,10 @@ class LoopConnection:
             worker_ids=[WorkerId(f"gpu-{i}") for i in range(workers)],
             budget_bytes=budget_bytes,
             pins=pins,
+            checkpoints=CheckpointArchive(disk_at(checkpoint_folders[1])),
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
-        fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state)))
+        fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state), state))
         self.call(Controller.open)
 
     def call(self, question, *args, **kwargs):  # type: ignore[no-untyped-def]

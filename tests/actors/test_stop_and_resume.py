@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +28,6 @@ from modelpool.pool.core.stage_params import (
     StageParams,
 )
 from modelpool.pool.specs.spec import RunCost, TaskSpec, WorkerId
-from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Event, RunTask, WorkersWanted
 from tests.actors.loop_connection import LoopConnection
 from tests.actors.unchanged_outputs import (
@@ -59,7 +60,9 @@ class MovedRun:
 
     STEPS = 8
 
-    def __init__(self, sampler: str, scheduler: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self, sampler: str, checkpoint_seconds: float | None = None, checkpoint_folder: Path | None = None
+    ) -> None:
         torch.set_num_threads(1)
         self.reached, self.gate, self.engines = threading.Event(), threading.Event(), list[WorkerEngine]()
         config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(workers=2, device="cpu")
@@ -69,7 +72,15 @@ class MovedRun:
             self.engines.append(Gated(plan.open_engine(), 3, self.reached, self.gate))  # type: ignore[arg-type]
             return self.engines[-1]
 
-        self.line = LoopConnection(2, make_engine, plan.open_catalog, scheduler or plan.scheduler, plan.budget_bytes)
+        self.line = LoopConnection(
+            2,
+            make_engine,
+            plan.open_catalog,
+            plan.scheduler,
+            plan.budget_bytes,
+            checkpoint_seconds=checkpoint_seconds,
+            checkpoint_folders=(None, checkpoint_folder),
+        )
         self.commands = list[Command]()
         handled = self.line.controller._dispatcher._on_handled
         self.line.controller._dispatcher._on_handled = lambda event, commands: (
@@ -93,6 +104,16 @@ class MovedRun:
             thread.shutdown(wait=True)
         for engine in self.engines:
             engine.close()
+
+    def kept_step(self) -> int:
+        """Wait until the controller has a state of the run; return its step."""
+        task = self.line.controller._state.demand.tasks[self.worker.task_id]  # type: ignore[index]
+        until = time.monotonic() + 60.0
+        while task.kept is None:
+            assert time.monotonic() < until, "no state arrived"
+            time.sleep(0.001)
+        assert task.kept.steps == self.STEPS
+        return task.kept.step
 
     def do(self, what: Callable[[Controller], None]) -> None:
         """In the controller."""
@@ -154,11 +175,9 @@ def test_a_pool_moves_a_run_to_another_worker(sampler: str, undisturbed: dict[st
 
 
 def test_a_run_resumes_from_its_checkpoint_when_its_worker_is_lost(undisturbed: dict[str, bytes]) -> None:
-    with opened(MovedRun("uni_pc", SchedulerConfig(checkpoint_seconds=0.0))) as moved:
-        state, worker_id = moved.line.controller._state, WorkerId(moved.worker.worker_id)
-        task = state.demand.tasks[moved.worker.task_id]  # type: ignore[index]
-        assert task.kept is not None
-        assert (task.kept.step, task.kept.steps) == (2, moved.STEPS), "the state after the step before"
+    with opened(MovedRun("uni_pc", 0.0)) as moved:
+        worker_id = WorkerId(moved.worker.worker_id)
+        assert 1 <= moved.kept_step() <= 2, "the state after an earlier step"
         moved.do(lambda controller: controller._dispatcher._lose(worker_id, 1, Loss("it was pulled out")))
         assert moved.pixels() == undisturbed["uni_pc"]
         assert moved.runs()[1][1], "it began anew"
@@ -166,8 +185,9 @@ def test_a_run_resumes_from_its_checkpoint_when_its_worker_is_lost(undisturbed: 
 
 
 def test_a_lost_state_costs_time_only(undisturbed: dict[str, bytes]) -> None:
-    with opened(MovedRun("uni_pc", SchedulerConfig(checkpoint_seconds=0.0))) as moved:
+    with opened(MovedRun("uni_pc", 0.0)) as moved:
         worker_id = WorkerId(moved.worker.worker_id)
+        assert moved.kept_step()
         name = moved.worker.task_id
         assert name is not None
 
@@ -179,3 +199,23 @@ def test_a_lost_state_costs_time_only(undisturbed: dict[str, bytes]) -> None:
         assert moved.pixels() == undisturbed["uni_pc"]
         assert [resume for _, resume in moved.runs()] == [False, True, False]
         moved.gate.set()
+
+
+def test_a_run_resumes_from_its_file_when_its_whole_pool_is_gone(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    """Another pool, with the folder of the first one's controller, begins after the step that was saved."""
+
+    def saved(moved: MovedRun) -> list[int]:
+        archive = moved.line.controller._checkpoints._disk
+        assert archive is not None
+        assert archive.flush(60.0)
+        return list(archive.folder.steps().values())
+
+    with opened(MovedRun("uni_pc", 0.0, tmp_path)) as moved:
+        moved.kept_step()
+        (step,) = saved(moved)
+    with opened(MovedRun("uni_pc", 0.0, tmp_path)) as again:
+        again.gate.set()
+        (image,) = again.jobs.images()
+        assert image.pixels.tobytes() == undisturbed["uni_pc"]
+        assert [task.resumed for task in image.tasks if task.resumed] == [f"after step {step} of {again.STEPS}"]
+        assert saved(again) == [], "it succeeded"

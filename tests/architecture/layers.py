@@ -55,6 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "outputs",
         "results",
         "wire",
+        "step_checkpoints",
         "worker",
         "control",
         "inputs",

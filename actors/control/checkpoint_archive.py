@@ -1,0 +1,102 @@
+"""`CheckpointArchive`: the checkpoints of a pool in a place that survives its nodes and its controller.
+
+Saves the states that reach the controller, and returns those that runs of an earlier controller left. What the workers
+of this node save in the same folder is only noted: it is there already. No method waits for the disk, except `find`,
+for a limited time and only for tasks that have a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.pool.core.results import RunState
+from modelpool.pool.core.stage_params import SampleParams, StageParams
+from modelpool.pool.specs.spec import TaskId
+
+logger = logging.getLogger(__name__)
+
+#: limit of reading the checkpoints of one submission, and the list of all at the start
+READ_SECONDS = 30.0
+#: tasks that may have a checkpoint, as remembered; as many small states as the default bound of a folder holds
+MOST_NOTED = 100_000
+
+
+class CheckpointArchive:
+    """The archive of one controller; all methods for its event loop. Without a `disk` it is empty."""
+
+    def __init__(self, disk: CheckpointDisk | None = None, is_shared: bool = False) -> None:
+        """`is_shared`: the workers of this node save their checkpoints in the same folder."""
+        self._disk = disk
+        self.is_shared = is_shared
+        #: tasks that may have a checkpoint, oldest first; a dict as an ordered set
+        self._noted: dict[TaskId, None] = {}
+
+    async def open(self) -> None:
+        """Read which tasks have a checkpoint, and remove what is too old or too much."""
+        if self._disk is None:
+            return
+        self._disk.clean()
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                found = await asyncio.to_thread(self._disk.folder.steps)
+        except TimeoutError:
+            logger.warning("%s: did not answer; earlier checkpoints are not used", self._disk.folder.path)
+            return
+        for task_id in found:
+            self.note(task_id)
+
+    async def find(self, works: Mapping[TaskId, StageParams]) -> dict[TaskId, RunState]:
+        """Return the newest state of each of these tasks that has one."""
+        if self._disk is None or not self._noted:
+            return {}
+        wanted = {
+            task_id: work.steps_run
+            for task_id, work in works.items()
+            if task_id in self._noted and isinstance(work, SampleParams)
+        }
+        found = {}
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                for task_id, steps in wanted.items():
+                    state = await asyncio.to_thread(self._disk.folder.newest, task_id, steps)
+                    if state is not None:
+                        found[task_id] = state
+        except TimeoutError:
+            logger.warning("%s: did not answer; some checkpoints are not used", self._disk.folder.path)
+        return found
+
+    def note(self, task_id: TaskId) -> None:
+        """Note that a task may have a checkpoint."""
+        self._noted.pop(task_id, None)
+        self._noted[task_id] = None
+        if len(self._noted) > MOST_NOTED:
+            del self._noted[next(iter(self._noted))]
+
+    def takes(self, task_id: TaskId) -> bool:
+        """Return whether a state of `task_id` would be saved now."""
+        return self._disk is not None and self._disk.takes(task_id)
+
+    def save(self, task_id: TaskId, state: RunState) -> None:
+        """Save a state soon."""
+        if self._disk is not None:
+            self._disk.save(task_id, state)
+            self.note(task_id)
+
+    def remove(self, task_id: TaskId) -> None:
+        """Remove the checkpoints of a task soon, if it has any."""
+        if task_id in self._noted and self._disk is not None:
+            del self._noted[task_id]
+            self._disk.remove(task_id)
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until everything is saved, at most `seconds`."""
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.flush, seconds)
+
+    def close(self) -> None:
+        """Save nothing more. Idempotent."""
+        if self._disk is not None:
+            self._disk.close()

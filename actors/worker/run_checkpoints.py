@@ -1,0 +1,128 @@
+"""`RunCheckpoints`: saves the states of a worker's sampling runs, and finds those of earlier runs of the same tasks.
+
+A state is copied from the device between two steps, by the thread that runs. Writing it to the node's disk and sending
+it are done by a thread each: one that is slow skips checkpoints, delays no run and not the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.step_checkpoints.latest_queue import LatestQueue
+from modelpool.actors.wire.messages import RunRequest, StateSaved
+from modelpool.pool.core.results import RunState
+from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, WorkerId
+
+logger = logging.getLogger(__name__)
+
+#: a run that stopped with its state waits so long for its file: its worker may end next
+STOP_SECONDS = 2.0
+#: errors of a resumed run that its state may be the cause of
+SUSPECT_ERRORS = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL})
+
+
+class RunCheckpoints:
+    """The checkpoints of one worker, all methods for the thread that runs."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        incarnation: int,
+        seconds: float | None,
+        send: Callable[[StateSaved, RunState], None],
+        disk: CheckpointDisk | None = None,
+    ) -> None:
+        """Each run is saved after every `seconds` of work; None: never. `send` brings a state to the controller."""
+        self._worker_id = worker_id
+        self._incarnation = incarnation
+        self._seconds = seconds
+        self._send = send
+        self._disk = disk
+        self._sending = LatestQueue("send checkpoints")
+        #: running tasks that may have files
+        self._on_disk: set[TaskId] = set()
+
+    def open(self) -> None:
+        """Remove what is too old or too much on the node's disk, in the background."""
+        if self._disk is not None:
+            self._disk.clean()
+
+    def resume(self, request: RunRequest, sent: RunState | None) -> RunState | None:
+        """Return the state that a run resumes from: the one that was `sent` with it, or a later one that an earlier run
+        on this node saved."""
+        if self._disk is None or not isinstance(request.work, SampleParams):
+            return sent
+        task_id, above = request.task.task_id, 0 if sent is None else sent.step
+        found = self._disk.folder.newest(task_id, request.work.steps_run, above)
+        if found is None:
+            return sent
+        logger.info("%s resumes after step %d of %d, as saved on this node", task_id, found.step, found.steps)
+        self._on_disk.add(task_id)
+        return found
+
+    def callback(self, request: RunRequest) -> Callable[[Callable[[], Sequence[RunState]]], None]:
+        """Return a callback for between two steps, with a function that copies the state from the device. The copy is
+        all that takes the time of the run."""
+        seconds = self._seconds
+        if seconds is None:
+            return lambda states: None
+        saved_at = time.monotonic()
+
+        def checkpoint(states: Callable[[], Sequence[RunState]]) -> None:
+            nonlocal saved_at
+            now = time.monotonic()
+            if now - saved_at < seconds:
+                return
+            task_id = request.task.task_id
+            to_disk = self._disk is not None and self._disk.takes(task_id)
+            to_controller = not self._sending.has(task_id)
+            if not (to_disk or to_controller):
+                return
+            (state,) = states()
+            saved_at = now
+            if to_controller:
+                self._sending.put(task_id, partial(self._send, self._saved(request, state), state))
+            if to_disk:
+                self._save(task_id, state)
+
+        return checkpoint
+
+    def ended(self, request: RunRequest, error: RunError | None, state: RunState | None, resumed: bool) -> None:
+        """Note the end of a run, which `resumed`, with its `state` if it stopped with one. A result makes checkpoints
+        useless, and an error that a state may have caused makes them suspect. Others stay: the task may run again."""
+        task_id = request.task.task_id
+        if state is not None and self._disk is not None:
+            self._save(task_id, state)
+            self._disk.flush(STOP_SECONDS)
+        elif task_id in self._on_disk and (error is None or (resumed and error.kind in SUSPECT_ERRORS)):
+            assert self._disk is not None, "no disk"
+            self._disk.remove(task_id)
+        self._on_disk.discard(task_id)
+
+    def close(self) -> None:
+        """Save nothing more. Idempotent."""
+        self._sending.close()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _save(self, task_id: TaskId, state: RunState) -> None:
+        assert self._disk is not None, "no disk"
+        self._on_disk.add(task_id)
+        self._disk.save(task_id, state)
+
+    def _saved(self, request: RunRequest, state: RunState) -> StateSaved:
+        return StateSaved(
+            self._worker_id,
+            self._incarnation,
+            request.task.task_id,
+            request.attempt,
+            request.run,
+            state.step,
+            state.steps,
+            sum(array.nbytes for array in state.arrays),
+        )
