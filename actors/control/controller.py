@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 10.0
 #: the states of stopped runs may take so long to be saved before the pool ends
-ARCHIVE_SECONDS = 10.0
+ARCHIVE_SECONDS = 5.0
 #: jobs that are queued before the event loop runs other calls
 QUEUED_AT_ONCE = 16
 #: starts of workers whose node is remembered; more than run at a time
@@ -440,9 +440,10 @@ class Controller:
                 while self._dispatcher.running() and not self._broken:
                     self._changed.clear()
                     await self._changed.wait()
-        if self._archiving:
-            await asyncio.wait(self._archiving, timeout=ARCHIVE_SECONDS)
-        await self._checkpoints.flush(ARCHIVE_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ARCHIVE_SECONDS):
+                await asyncio.gather(*self._archiving)
+                await self._checkpoints.flush(ARCHIVE_SECONDS)
         return len(self._dispatcher.running())
 
     async def close(self) -> None:

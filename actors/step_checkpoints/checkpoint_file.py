@@ -159,4 +159,4 @@ def _digest(texts: Mapping[str, str], arrays: Mapping[str, FloatArray]) -> str:
 
 
 def _bytes_of(array: FloatArray) -> memoryview:
-    return memoryview(array).cast("B")
+    return array.data.cast("B")

@@ -39,7 +39,7 @@ def cluster(
     jobs: list[tuple[int, int, float]], workers: int, checkpoint_seconds: float | None = None, **config: float | bool
 ) -> VirtualCluster[SchedulerState]:
     """A pool that has run one job of each model, so that it knows how long they take, and then gets these."""
-    settings = SchedulerConfig(story_length=None, checkpoint_seconds=checkpoint_seconds, **config)  # type: ignore[arg-type]
+    settings = SchedulerConfig(story_length=None, **config)  # type: ignore[arg-type]
     gpus = [SimulatedGpu(WorkerId(f"gpu-{n}"), 24 * GIB, 10.0 * GIB) for n in range(workers)]
     found = VirtualCluster(SchedulerState(settings), gpus, checkpoint_seconds=checkpoint_seconds)
     found.start([ComponentSpec(key, Role.DIFFUSION_MODEL, 8 * GIB, 8 * GIB) for key in MODELS])
