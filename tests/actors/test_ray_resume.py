@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from modelpool import GenerateRequest, ModelPool
+from modelpool import GenerateRequest, ModelPool, PoolConfig
+from modelpool.actors.api.opening import OpenedPool, start_pool
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.ray.state_folder import own_checkpoints
 from modelpool.actors.results.progress import RunningJob
 
 pytestmark = pytest.mark.ray
@@ -25,14 +27,22 @@ LOOK_SECONDS = 0.02
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelPool]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenedPool]:
     folder = tmp_path_factory.mktemp("resume")
     text = CONFIG.read_text().replace("../examples", str(ROOT / "examples")).replace("../outputs", str(folder))
     config = folder / "resume.toml"
-    config.write_text(f"{text}\n[scheduler]\ncheckpoint_seconds = 0.05\npreemption_wait_seconds = 0\n")
-    with ModelPool.start(config, device="cpu", workers=1, name="resume") as opened:
-        opened.wait_ready(120)
-        yield opened
+    text = text.replace("[pool]\n", "[pool]\ncheckpoint_seconds = 0.05\n")
+    config.write_text(f"{text}\n[scheduler]\npreemption_wait_seconds = 0\n")
+    started = start_pool(PoolConfig.load(config).override(device="cpu", workers=1, name="resume"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def pool(opened: OpenedPool) -> ModelPool:
+    found = ModelPool(opened.connection, lambda: None, None)
+    found.wait_ready(120)
+    return found
 
 
 def long(seed: int, **fields: object) -> GenerateRequest:
@@ -75,7 +85,10 @@ def test_a_killed_worker_loses_no_more_than_a_checkpoint_interval(pool: ModelPoo
     before = running_at(jobs, STEPS // 2)
     os.kill(victim.pid, signal.SIGKILL)
     seen = steps_until_the_end(jobs)
-    assert pixels(jobs) == {1: expected[1]}
+    (image,) = jobs.images()
+    assert image.pixels.tobytes() == expected[1]
+    (resumed,) = [task.resumed for task in image.tasks if task.resumed]
+    assert int(resumed.split()[2]) >= STEPS // 4, resumed
     assert before.steps == STEPS
     later = [step for step in seen if step < STEPS // 4]
     assert not later, f"steps {later[:5]} were done again"
@@ -91,3 +104,18 @@ def test_a_long_run_makes_way_for_a_higher_priority_and_resumes(pool: ModelPool,
     seen = steps_until_the_end(jobs)
     assert pixels(jobs) == {2: expected[2]}
     assert min(seen) >= 10, "its steps were counted from the first again"
+
+
+def test_a_run_resumes_from_disk_under_the_next_controller(
+    opened: OpenedPool, pool: ModelPool, expected: dict[int, bytes]
+) -> None:
+    """The controller is killed with its worker in the middle of a run: all that is left is on disk."""
+    running_at(pool.submit([long(1)], output=False), STEPS // 2)
+    assert opened.restart is not None
+    opened.restart()
+    with ModelPool(opened.connection, lambda: None, None) as again:
+        (image,) = again.submit([long(1)], output=False).images()
+        assert image.pixels.tobytes() == expected[1]
+        (resumed,) = [task.resumed for task in image.tasks if task.resumed]
+        assert int(resumed.split()[2]) >= STEPS // 4, resumed
+    assert list(own_checkpoints().iterdir()) == [], "it succeeded"
