@@ -187,3 +187,16 @@ def test_ids_and_figures_of_states(seconds: float) -> None:
     assert task_of_state(task.task_id) is None
     assert KeptState(3, 4).remaining == 0.25
     assert step_seconds(task, seconds) == seconds / STEPS
+
+
+def test_a_run_that_resumed_from_a_state_unknown_here_teaches_the_length_of_its_own_steps() -> None:
+    """Its worker found the state on its disk: half of the steps, in half of the time, are no faster run."""
+    seconds = []
+    for cost in (RunCost(run_seconds=40.0), RunCost(run_seconds=20.0, steps_before=STEPS // 2, steps=STEPS)):
+        shell = shell_with("j")
+        shell.finish("a", cost=cost)
+        shell.submit(alone("next", sample(GIVEN, seed=9), given=(GIVEN,)))
+        worker = shell.state.worker_table.workers[WorkerId("a")]
+        task = shell.state.demand.tasks[worker.task_id]  # type: ignore[index]
+        seconds.append(shell.state.costs.resident_seconds(task.spec, task.cost_class, worker))
+    assert seconds == [40.0, 40.0]
