@@ -50,6 +50,15 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """One run: its seconds, those of the processor in all threads, and those that each checkpoint delayed it."""
+
+    seconds: float
+    cpu_seconds: float
+    copies: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """See `pool.engine.engine.EngineFacts`."""
 
@@ -153,18 +162,21 @@ def request_of(seed: int) -> RunRequest:
     return RunRequest(TaskSpec(TaskId(f"sample-{seed}"), Stage.SAMPLE, (), 0, 0.0), work, 1, seed)
 
 
-def timed_run(
-    shape_CHW: tuple[int, ...], step_seconds: float, interval_seconds: float | None, folder: Path
-) -> tuple[float, list[float]]:
-    """Return the seconds of a run, and those of each of its checkpoints."""
-    shutil.rmtree(folder, ignore_errors=True)  # a run resumes from what it finds
+def timed_run(shape_CHW: tuple[int, ...], step_seconds: float, interval_seconds: float | None, parent: Path) -> Timed:
+    """Run once, in a new folder: a run resumes from what it finds."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=parent))
     worker, engine = worker_of(shape_CHW, step_seconds, interval_seconds, folder)
-    began = time.perf_counter()
+    cpu_seconds, began = time.process_time(), time.perf_counter()
     report, _ = worker.run(request_of(1))
     seconds = time.perf_counter() - began
     assert report.error is None, report.error
+    assert report.cost.steps_before == 0, "it resumed"
+    time.sleep(1.0)  # for the threads
+    cpu_seconds = time.process_time() - cpu_seconds
     worker.close()
-    return seconds, engine.checkpoint_seconds
+    shutil.rmtree(folder, ignore_errors=True)
+    return Timed(seconds, cpu_seconds, tuple(engine.checkpoint_seconds))
 
 
 def state_bytes(shape_CHW: tuple[int, ...]) -> int:
@@ -195,25 +207,37 @@ def overhead(wanted: argparse.Namespace, folder: Path) -> None:
     """Print what checkpoints add to a run."""
     print(
         f"| state | MiB | run without, s | with one every {wanted.interval:g} s, s | checkpoints "
-        f"| added to each, ms | added to the run | one every {DEFAULT_SECONDS:g} s |"
+        f"| each delays the run, ms | CPU of each, two files, ms | delay with one every {DEFAULT_SECONDS:g} s "
+        f"| CPU with one every {DEFAULT_SECONDS:g} s |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, shape_CHW in LATENTS.items():
-        plain: list[float] = []
-        saved: list[float] = []
-        copies: list[float] = []
+        plain: list[Timed] = []
+        saved: list[Timed] = []
         for number in range(wanted.rounds):
             for interval in ((None, wanted.interval), (wanted.interval, None))[number % 2]:
-                seconds, each = timed_run(shape_CHW, wanted.step_seconds, interval, folder)
-                (plain if interval is None else saved).append(seconds)
-                copies += each
-        without, added = statistics.median(plain), statistics.median(copies)
+                timed = timed_run(shape_CHW, wanted.step_seconds, interval, folder)
+                (plain if interval is None else saved).append(timed)
+        copies = [seconds for timed in saved for seconds in timed.copies]
+        delay, count = statistics.median(copies), len(copies) / wanted.rounds
+        cpu = median_of(saved, "cpu_seconds") - median_of(plain, "cpu_seconds")
         print(
-            f"| {name} | {state_bytes(shape_CHW) / MIB:.1f} | {without:.2f} ({min(plain):.2f} to {max(plain):.2f}) "
-            f"| {statistics.median(saved):.2f} ({min(saved):.2f} to {max(saved):.2f}) "
-            f"| {len(copies) / wanted.rounds:.1f} | {1000 * added:.1f} ({1000 * max(copies):.1f}) "
-            f"| {statistics.median(saved) / without - 1:+.2%} | {added / DEFAULT_SECONDS:.3%} |"
+            f"| {name} | {state_bytes(shape_CHW) / MIB:.1f} | {spread(plain)} | {spread(saved)} | {count:.1f} "
+            f"| {1000 * delay:.1f} (at most {1000 * max(copies):.1f}) | {1000 * cpu / count:.0f} "
+            f"| {delay / DEFAULT_SECONDS:.3%} | {cpu / count / DEFAULT_SECONDS:.2%} |",
+            flush=True,
         )
+
+
+def median_of(runs: Sequence[Timed], field: str) -> float:
+    """Return the median of one figure."""
+    return statistics.median(getattr(timed, field) for timed in runs)
+
+
+def spread(runs: Sequence[Timed]) -> str:
+    """Format the seconds of runs."""
+    seconds = [timed.seconds for timed in runs]
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 def run_until_killed(name: str, step_seconds: float, interval_seconds: float, folder: str) -> None:
@@ -225,14 +249,11 @@ def run_until_killed(name: str, step_seconds: float, interval_seconds: float, fo
 
 def losses(wanted: argparse.Namespace, folder: Path) -> None:
     """Print the steps that are lost with a worker that is killed at a random time of its run."""
-    print(f"| state | kills | lost seconds, median (worst) | bound: {wanted.interval:g} s, a step and the write |")
-    print("|---|---|---|---|")
+    print(f"| state | kills | seconds of work lost with one every {wanted.interval:g} s, median (worst) |")
+    print("|---|---|---|")
     for name in LATENTS:
         lost = [seconds for _ in range(wanted.kills) if (seconds := lost_seconds(name, wanted, folder)) is not None]
-        print(
-            f"| {name} | {len(lost)} | {statistics.median(lost):.2f} ({max(lost):.2f}) "
-            f"| {sum(one <= wanted.interval + wanted.step_seconds for one in lost)} within interval and step |"
-        )
+        print(f"| {name} | {len(lost)} | {statistics.median(lost):.2f} ({max(lost):.2f}) |", flush=True)
 
 
 def lost_seconds(name: str, wanted: argparse.Namespace, folder: Path) -> float | None:

@@ -2,7 +2,7 @@
 
 Saves the states that reach the controller, and returns those that runs of an earlier controller left. What the workers
 of this node save in the same folder is only noted: it is there already. No method waits for the disk, except `find`,
-for a limited time and only for tasks that have a checkpoint.
+for a limited time and only for tasks that have a checkpoint; a folder that does not answer is not read again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class CheckpointArchive:
                     if state is not None:
                         found[task_id] = state
         except TimeoutError:
-            logger.warning("%s: did not answer; some checkpoints are not used", self._disk.folder.path)
+            logger.warning("%s: did not answer; earlier checkpoints are not used", self._disk.folder.path)
+            self._noted.clear()  # a thread waits for it already, and no other one should
         return found
 
     def note(self, task_id: TaskId) -> None:

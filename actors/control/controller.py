@@ -5,7 +5,7 @@ Free of Ray: `actors.ray.cluster` turns it into an actor and supplies the fleet.
 1. Every public method is a coroutine and waits only for the catalog, for facts about the cluster or for events, never
    for a worker.
 2. A submission is checked before any of it is queued; a UserError leaves the pool as it was.
-3. Results are references here. Nothing in this module reads one.
+3. Results are references here. Nothing in this module reads one, except the states of stopped runs, to save them.
 4. A driver that is silent for `SILENCE_SECONDS` is gone: its jobs are cancelled. A living one always waits for events,
    whatever its program does.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from modelpool.actors.control.client_events import ClientEvents
 from modelpool.actors.control.cluster_facts import ClusterFacts, short_name
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.dispatcher import Dispatcher
-from modelpool.actors.control.fleet import Clock, InputsLost, WorkerFleet
+from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
@@ -84,10 +85,12 @@ from modelpool.scheduler.tables.messages import (
 if TYPE_CHECKING:
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
+logger = logging.getLogger(__name__)
+
 SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 10.0
 #: the states of stopped runs may take so long to be saved before the pool ends
-ARCHIVE_SECONDS = 5.0
+ARCHIVE_SECONDS = 4.0
 #: jobs that are queued before the event loop runs other calls
 QUEUED_AT_ONCE = 16
 #: starts of workers whose node is remembered; more than run at a time
@@ -332,7 +335,10 @@ class Controller:
         """Hold the state of a sampling run, in place of an earlier one, and save it: a checkpoint. `value` is the state
         itself."""
         if self._dispatcher.state_saved(saved, state):
-            self._save_checkpoint(saved.worker_id, saved.incarnation, saved.task_id, value)
+            if self._is_saved_here(saved.worker_id, saved.incarnation):
+                self._checkpoints.note(saved.task_id)
+            elif self._checkpoints.takes(saved.task_id):
+                self._checkpoints.save(saved.task_id, value)
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""
@@ -563,19 +569,15 @@ class Controller:
         """Save the state that a run stopped with."""
         await asyncio.sleep(0)  # it is held once the report has been handled
         ref = self._tasks.find(state_id(report.task_id))
-        if ref is None or self._is_saved_here(report.worker_id, report.incarnation):
-            self._checkpoints.note(report.task_id)
+        if ref is None:
             return
-        with contextlib.suppress(InputsLost):
+        try:
             state = await self._fleet.read_result(ref)
-            if isinstance(state, RunState):
-                self._save_checkpoint(report.worker_id, report.incarnation, report.task_id, state)
-
-    def _save_checkpoint(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, state: RunState) -> None:
-        if self._is_saved_here(worker_id, incarnation):
-            self._checkpoints.note(task_id)
-        elif self._checkpoints.takes(task_id):
-            self._checkpoints.save(task_id, state)
+        except Exception as failed:  # it is lost with its node, say: the task has an earlier state, or none
+            logger.warning("the state of %s could not be saved: %s", report.task_id, failed)
+            return
+        if isinstance(state, RunState):  # in any case: its worker may end before it has written its own file
+            self._checkpoints.save(report.task_id, state)
 
     def _is_saved_here(self, worker_id: WorkerId, incarnation: int) -> bool:
         """Whether a worker saves its checkpoints in the folder of this controller itself."""

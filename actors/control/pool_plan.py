@@ -129,14 +129,16 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         ),
         cache=config.models.cache_settings,
         pins=config.models.pins,
-        checkpoints=_checkpoints(wanted),
+        checkpoints=_checkpoints(wanted, device),
     )
 
 
-def _checkpoints(pool: PoolSection) -> CheckpointSettings | None:
+def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:
+    """Return how runs on `device` are saved; None if they are not."""
     if not pool.checkpoint_seconds:
         return None
-    return CheckpointSettings(pool.checkpoint_seconds, pool.checkpoint_bound_bytes, pool.checkpoint_dir)
+    computed_by = {"device": device, "threads": str(pool.threads)}
+    return CheckpointSettings(pool.checkpoint_seconds, pool.checkpoint_bound_bytes, pool.checkpoint_dir, computed_by)
 
 
 def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:

@@ -41,7 +41,7 @@ from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, se
 from modelpool.actors.ray.state_folder import own_checkpoints
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder, CheckpointSettings
+from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.wire.messages import StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
@@ -189,7 +189,7 @@ def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:
 
 
 def _disk(settings: CheckpointSettings, folder: Path) -> CheckpointDisk:
-    return CheckpointDisk(CheckpointFolder(folder, settings.bound_bytes))
+    return CheckpointDisk(settings.folder_at(folder))
 
 
 def start_controller(

@@ -42,4 +42,9 @@ def own_checkpoints() -> Path:
 
 def _lasting_folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "modelpool"
+    if state:
+        return Path(state) / "modelpool"
+    try:
+        return Path.home() / ".local" / "state" / "modelpool"
+    except RuntimeError:  # a user without an entry and without HOME, as in some containers
+        return Path(tempfile.gettempdir()) / f"modelpool-{os.getuid()}" / "state"

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from modelpool.actors.step_checkpoints.checkpoint_file import OtherVersions, read_checkpoint, write_checkpoint
@@ -43,11 +43,17 @@ class CheckpointSettings:
     bound_bytes  maximum of each folder
     folder       of the controller's node, for the checkpoints of all workers; None for the one in the user's state
                  folder, which the workers of every node use too
+    computed_by  further settings that the last bits of a state depend on, by name: only a pool with the same resumes it
     """
 
     seconds: float
     bound_bytes: int
     folder: Path | None = None
+    computed_by: Mapping[str, str] = field(default_factory=dict)
+
+    def folder_at(self, path: Path) -> CheckpointFolder:
+        """Return the checkpoints in `path`."""
+        return CheckpointFolder(path, self.bound_bytes, {**installed_versions(), **self.computed_by})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,8 @@ class CheckpointFolder:
         versions: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`versions` are those of the packages that compute, by default the installed ones; `now` is wall-clock time,
-        with which the ages of files are compared."""
+        """`versions` are those of the packages that compute, by default the installed ones, and whatever else the last
+        bits of a state depend on; `now` is wall-clock time, with which the ages of files are compared."""
         self.path = path
         self._bound_bytes = bound_bytes
         self._versions = installed_versions() if versions is None else versions

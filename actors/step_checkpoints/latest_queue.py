@@ -27,6 +27,11 @@ class LatestQueue:
         with self._changed:
             return key in self._waiting or (self._current == key and self._current is not None)
 
+    def waits(self, key: Hashable) -> bool:
+        """Return whether an action of `key` waits."""
+        with self._changed:
+            return key in self._waiting
+
     def put(self, key: Hashable, action: Callable[[], None]) -> None:
         """Do `action` after those that wait, in place of one of `key` that waits. Ignored once closed."""
         with self._changed:

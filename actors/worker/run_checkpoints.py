@@ -20,8 +20,6 @@ from modelpool.pool.specs.spec import RunError, RunErrorKind, TaskId, WorkerId
 
 logger = logging.getLogger(__name__)
 
-#: a run that stopped with its state waits so long for its file: its worker may end next
-STOP_SECONDS = 2.0
 #: errors of a resumed run that its state may be the cause of
 SUSPECT_ERRORS = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL})
 
@@ -97,8 +95,7 @@ class RunCheckpoints:
         useless, and an error that a state may have caused makes them suspect. Others stay: the task may run again."""
         task_id = request.task.task_id
         if state is not None and self._disk is not None:
-            self._save(task_id, state)
-            self._disk.flush(STOP_SECONDS)
+            self._save(task_id, state)  # the controller, which gets it as the result, saves it too
         elif task_id in self._on_disk and (error is None or (resumed and error.kind in SUSPECT_ERRORS)):
             assert self._disk is not None, "no disk"
             self._disk.remove(task_id)

@@ -474,8 +474,8 @@ class SchedulerState:
         """Learn from a run; for a batch once, with its first report, which has the switches."""
         if report.cost.batched == 1 or len(worker.task_ids) == worker.members:
             spec = task.spec
-            if report.cost.steps_before:  # it may have resumed from another state than the one that is known here
-                spec = replace(spec, run_seconds=task.full_run_seconds * report.cost.remaining)
+            if report.cost.steps_before:  # the steps of its cost count: it may have resumed from a state unknown here
+                spec = replace(spec, run_seconds=task.full_run_seconds)
             self.costs.learn(spec, task.cost_class, worker, report)
         if worker.members > 1:
             self.batching.learn(task, worker, report.cost)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from modelpool.actors.control.pool_plan import SIMULATED_WORKERS, plan_pool
-from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.config import PoolConfig, PoolSection
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.devices.capabilities import cuda_capabilities
 from modelpool.pool.devices.detection import capabilities_here, detect
 from modelpool.pool.devices.kind_names import DeviceKind
@@ -20,6 +22,7 @@ from modelpool.pool.devices.memory_limits import HostMemory
 from modelpool.pool.devices.nvml import NvmlReading
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.diagnosis import DiagnosisSettings, diagnose
+from modelpool.pool.specs.spec import TaskId
 from tests.pool.devices.fake_modules import GIB, Properties, UsualModule, only
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models"
@@ -154,3 +157,25 @@ def test_a_plan_travels() -> None:
     again = pickle.loads(pickle.dumps(plan))
     assert again.worker_ids == plan.worker_ids
     assert again.open_engine.args == plan.open_engine.args
+
+
+def test_checkpoints_follow_from_the_pool_and_are_refused_by_one_that_computes_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "pool.toml").write_text(
+        "[pool]\ndevice = 'cpu'\ncheckpoint_seconds = 5\ncheckpoint_dir = 'kept'\ncheckpoint_bytes = '1GiB'\n"
+    )
+    config = PoolConfig.load(tmp_path / "pool.toml")
+    kept = plan_pool(config, 0, False).checkpoints
+    assert kept is not None
+    assert (kept.seconds, kept.bound_bytes, kept.folder) == (5.0, GIB, tmp_path / "kept")
+    default = plan_pool(PoolConfig(), 0, False).checkpoints
+    assert default is not None
+    assert (default.seconds, default.folder) == (30.0, None)
+    assert plan_pool(PoolConfig(pool=PoolSection(checkpoint_seconds=0)), 0, False).checkpoints is None
+
+    task_id, state = TaskId("sample-1"), RunState(2, 4, SamplerState(np.zeros((1, 2, 2), np.float32)))
+    kept.folder_at(tmp_path).save(task_id, state)
+    for changed, steps in (({}, [2]), ({"threads": 4}, []), ({"device": "sim"}, [])):
+        other = plan_pool(config.override(**changed), 0, False).checkpoints
+        assert other is not None
+        found = other.folder_at(tmp_path).newest(task_id, 4)
+        assert ([] if found is None else [found.step]) == steps, changed

@@ -35,6 +35,10 @@ def test_the_laptop_preset_serves_the_example() -> None:
     ("text", "error", "message"),
     [
         ("[pool]\nwrokers = 3", UnknownName, r"\[pool\] unknown key 'wrokers'; did you mean 'workers'"),
+        ("[pool]\ncheckpoint_seconds = -1", UnusableField, r"\[pool\] checkpoint_seconds: found -1"),
+        ("[pool]\ncheckpoint_seconds = true", UnusableField, r"\[pool\] checkpoint_seconds: found True"),
+        ("[pool]\ncheckpoint_bytes = 'much'", UnusableField, r"checkpoint_bytes: found 'much', expected a size such"),
+        ("[pool]\ncheckpoint_bytes = 0", UnusableField, r"checkpoint_bytes: found 0, expected a size such"),
         ("[models]\npin = ['sdxl:0']", UnusableField, r"\[models\] pin: found 'sdxl:0', expected the name of a model"),
         ("[models]\npin = 'sdxl'", UnusableField, r"\[models\] pin: found 'sdxl'"),
         ("[models]\npin = ['']", UnusableField, r"\[models\] pin: found ''"),

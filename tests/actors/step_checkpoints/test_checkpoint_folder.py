@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -146,3 +147,21 @@ def test_a_full_disk_is_left_alone_for_a_time(
     assert disk.folder.steps() == {ONE: 4}
     assert checkpoint_disk.PAUSE_SECONDS == 600.0
     disk.close()
+
+
+def test_a_slow_disk_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as so many bytes wait, others are skipped."""
+    monkeypatch.setattr(checkpoint_disk, "MOST_WAITING_BYTES", 3 * KIB)
+    disk, gate, tasks = CheckpointDisk(folder(tmp_path)), threading.Event(), [TaskId(f"sample-{n}") for n in range(6)]
+    save = disk.folder.save
+    monkeypatch.setattr(disk.folder, "save", lambda *state: gate.wait(60.0) and save(*state))
+    taken = []
+    for task in tasks:
+        taken.append(disk.takes(task))
+        if taken[-1]:
+            disk.save(task, state(1))
+    assert taken == [True, True, True, False, False, False]
+    gate.set()
+    assert disk.flush(60.0)
+    assert all(disk.takes(task) for task in tasks)
+    assert len(disk.folder.steps()) == 3

@@ -157,14 +157,13 @@ def test_a_disk_that_never_answers_delays_neither_the_run_nor_what_is_sent(tmp_p
     assert bench.saved() == {}, "what was written late is removed, as the run succeeded"
 
 
-def test_a_state_that_is_stopped_with_is_on_disk_when_the_run_ends(tmp_path: Path) -> None:
-    """So that it outlives a worker that ends next, as that of a drained node."""
+def test_a_state_that_a_run_stops_with_is_saved(tmp_path: Path) -> None:
     bench = Saving(tmp_path, seconds=1e6)
     bench.worker.stop(1, keep_state=True)
     report, state = bench.run(run=1)
     assert report.has_state
     assert isinstance(state, RunState)
-    assert bench.disk.folder.steps() == {bench.task.task_id: 1}
+    assert bench.saved() == {bench.task.task_id: 1}
     report, _ = bench.run(run=2)
     assert (report.error, report.cost.steps_before) == (None, 1)
     assert bench.saved() == {}
