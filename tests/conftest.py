@@ -23,9 +23,12 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's name for "every port on loopback"; without it each listens on all interfaces
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
-# A shell ignores Ctrl-C in what it starts in the background; tests of Ctrl-C send it to themselves and to children.
+# A shell ignores Ctrl-C in what it starts in the background, and nohup a closed terminal; tests send both to themselves
+# and to children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # no absolute times in tests: a slow machine is not a failure
 settings.register_profile("modelpool", deadline=None)

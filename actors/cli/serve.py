@@ -54,7 +54,8 @@ def up(
     console = user_console()
     options_set = PoolOptions(config, gpus, device, vram, None, vram_policy, reserve_vram)
     settings = settings_for(options_set).override(name=name, record=record)
-    say(console, settings.describe(), "dim")
+    if changes := settings.describe(changes_only=True).strip():
+        say(console, changes, "dim")
     called = settings.cluster.name
     from modelpool.actors.cli import daemon
 

@@ -359,21 +359,27 @@ class PoolConfig(Strict):
             sections[section] = type(now)(**{**now.model_dump(), **_absolute(keys, Path.cwd())})
         return self.model_copy(update=sections)
 
-    def describe(self) -> str:
-        """Format the whole configuration in the shape of its file."""
+    def describe(self, changes_only: bool = False) -> str:
+        """Format the configuration in the shape of its file; with `changes_only`, without what has its default."""
         lines: list[str] = []
+        defaults = PoolConfig()
         for section in type(self).model_fields:
-            value = getattr(self, section)
-            keys = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
-            for other in (*_TABLES, "separate"):
-                keys.pop(other, None)
-            lines += [f"[{section}]", *(f"{key} = {_toml_value(item)}" for key, item in keys.items()), ""]
+            keys, by_default = self._keys_of(section), defaults._keys_of(section)
+            named = {key: item for key, item in keys.items() if not changes_only or item != by_default[key]}
+            if named or not changes_only:
+                lines += [f"[{section}]", *(f"{key} = {_toml_value(item)}" for key, item in named.items()), ""]
         lines += [line for model in self.models.separate for line in model.describe()]
         for share in self.scheduler.shares:
             limit = _toml_value(share.running_limit)
             lines += [f'[users."{share.user}"]', f"weight = {share.weight}", f"running_limit = {limit}", ""]
         lines += describe_groups(self.scheduler.groups, self.scheduler.autoscaling)
         return "\n".join(lines)
+
+    def _keys_of(self, section: str) -> dict[str, Any]:
+        """Return the keys of a section, without those that are tables of their own."""
+        value = getattr(self, section)
+        keys: dict[str, Any] = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
+        return {key: item for key, item in keys.items() if key not in (*_TABLES, "separate")}
 
 
 _FLAT: Mapping[str, tuple[str, str]] = {

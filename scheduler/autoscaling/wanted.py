@@ -136,7 +136,8 @@ class _Evaluation:
         count = len(mine)
         found, reason = group.max_nodes - count, f"max_nodes {group.max_nodes}"
         if limits.max_gpus is not None:
-            gpus = sum(node.gpus for node in self.nodes if node.group)
+            # all GPUs of a node, which exists until its last worker has ended
+            gpus = sum(self.groups[node.group].group.gpus_per_node for node in self.nodes if node.group)
             by_gpus = (limits.max_gpus - gpus) // group.gpus_per_node
             if by_gpus < found:
                 found, reason = by_gpus, f"max_gpus {limits.max_gpus}"

@@ -68,6 +68,14 @@ def test_a_deadline_requests_the_fewest_nodes_and_only_if_it_would_be_missed() -
     assert requested(wanted(work(800.0, AT + 1101.0), [OUTLOOK], Fleet((node(),)), AT)) == 0
 
 
+def test_a_node_counts_with_all_its_gpus_until_its_last_worker_has_ended() -> None:
+    pair = replace(OUTLOOK, group=replace(GROUP, gpus_per_node=2))
+    for last_worker in (node(gpus=1, is_leaving=True), node(gpus=1)):
+        for most, count in ((3, 0), (4, 1)):
+            fleet, limits = Fleet((last_worker,)), AutoscalingConfig(max_gpus=most)
+            assert requested(wanted(work(2000.0), [pair], fleet, AT, limits)) == count, (last_worker, most)
+
+
 def test_a_draining_or_leaving_or_overdue_node_counts_for_nothing() -> None:
     for gone in (node(ends_at=AT + 60.0), node(is_leaving=True)):
         assert requested(wanted(work(50.0), [OUTLOOK], Fleet((gone,)), AT)) == 1
