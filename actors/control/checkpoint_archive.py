@@ -2,7 +2,7 @@
 
 Saves the states that reach the controller, and returns those that runs of an earlier controller left. What the workers
 of this node save in the same folder is only noted: it is there already. No method waits for the disk, except `find`,
-for a limited time and only for tasks that have a checkpoint; a folder that does not answer is not read again.
+for a limited time and only for tasks that have a checkpoint.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
+from modelpool.actors.step_checkpoints.checkpoint_disk import READ_SECONDS, CheckpointDisk
 from modelpool.pool.core.results import RunState
 from modelpool.pool.core.stage_params import SampleParams, StageParams
 from modelpool.pool.specs.spec import TaskId
 
 logger = logging.getLogger(__name__)
 
-#: limit of reading the checkpoints of one submission, and the list of all at the start
-READ_SECONDS = 30.0
 #: tasks that may have a checkpoint, as remembered; as many small states as the default bound of a folder holds
 MOST_NOTED = 100_000
 
@@ -58,15 +56,10 @@ class CheckpointArchive:
             if task_id in self._noted and isinstance(work, SampleParams)
         }
         found = {}
-        try:
-            async with asyncio.timeout(READ_SECONDS):
-                for task_id, steps in wanted.items():
-                    state = await asyncio.to_thread(self._disk.folder.newest, task_id, steps)
-                    if state is not None:
-                        found[task_id] = state
-        except TimeoutError:
-            logger.warning("%s: did not answer; earlier checkpoints are not used", self._disk.folder.path)
-            self._noted.clear()  # a thread waits for it already, and no other one should
+        for task_id, steps in wanted.items():
+            state = await asyncio.to_thread(self._disk.find, task_id, steps)
+            if state is not None:
+                found[task_id] = state
         return found
 
     def note(self, task_id: TaskId) -> None:

@@ -165,17 +165,21 @@ def test_an_archive_finds_what_is_there_and_reads_nothing_else(tmp_path: Path) -
 def test_a_folder_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network file system whose server is gone: the pool opens, and jobs start from the beginning."""
     monkeypatch.setattr(checkpoint_archive, "READ_SECONDS", 0.01)
+    monkeypatch.setattr(CheckpointDisk.find, "__defaults__", (0, 0.01))
     gate = threading.Event()
     kept, bench = archive(tmp_path), Bench(steps=STEPS)
     assert kept._disk is not None
     monkeypatch.setattr(kept._disk.folder, "steps", lambda: gate.wait(60.0))
-    monkeypatch.setattr(kept._disk.folder, "newest", lambda *run: gate.wait(60.0))
+    read = list[object]()
+    monkeypatch.setattr(kept._disk.folder, "newest", lambda *run: (read.append(run), gate.wait(60.0)))
 
     async def use() -> None:
         await kept.open()
         kept.note(bench.task.task_id)
-        assert await kept.find({bench.task.task_id: bench.work}) == {}
+        for _ in range(3):
+            assert await kept.find({bench.task.task_id: bench.work}) == {}
         gate.set()
 
     asyncio.run(use())
+    assert len(read) == 1, "no more than one thread waits for it"
     kept.close()

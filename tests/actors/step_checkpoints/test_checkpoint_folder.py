@@ -149,6 +149,24 @@ def test_a_full_disk_is_left_alone_for_a_time(
     disk.close()
 
 
+def test_a_disk_that_does_not_answer_has_no_checkpoints(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk, gate = CheckpointDisk(folder(tmp_path)), threading.Event()
+    disk.folder.save(ONE, state(3))
+    newest = disk.folder.newest
+    disk.folder.newest = lambda *run: newest(*run) if gate.wait(60.0) else None  # type: ignore[method-assign]
+    assert disk.find(ONE, 100, seconds=0.01) is None
+    assert "has not answered" in caplog.text
+    assert disk.find(ONE, 100, seconds=60.0) is None, "at once: the earlier read has not ended"
+    gate.set()
+    assert disk._reads.flush(60.0)
+    found = disk.find(ONE, 100, seconds=60.0)
+    assert found is not None
+    assert found.step == 3
+    disk.folder.newest = lambda *run: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    assert disk.find(ONE, 100, seconds=60.0) is None
+    disk.close()
+
+
 def test_a_slow_disk_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as so many bytes wait, others are skipped."""
     monkeypatch.setattr(checkpoint_disk, "MOST_WAITING_BYTES", 3 * KIB)
