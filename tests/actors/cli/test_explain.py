@@ -54,6 +54,18 @@ def test_why_tells_each_start_with_expected_and_measured_figures(command: Comman
     assert re.search(r"^measured +a +0\.50 s +8\.00 s +\d\.\d\d s +6 B +3 B +0$", ended.out, re.M)
 
 
+def test_why_tells_the_step_that_a_run_resumed_after(command: Command) -> None:
+    shell = Shell()
+    shell.workers(a=64)
+    shell.submit(image("s-0", seed=1))
+    shell.finish("a")
+    task_id = shell.on("a")
+    assert task_id is not None
+    shell.finish("a", cost=RunCost(steps_before=60, steps=100))
+    out = command("why", "s-0", "--pool", "mine", pool=RememberingPool(state=shell.state)).out
+    assert re.search(r"^sample: a, resumed after step 60 of 100, \d", out, re.M)
+
+
 def test_why_tells_what_is_waited_for(command: Command) -> None:
     out = command("why", "s-2", "--pool", "mine", pool=afternoon()).out
     assert "\nsample: waits for the result of an earlier task\n" in out

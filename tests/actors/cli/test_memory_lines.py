@@ -1,8 +1,10 @@
-"""What people are told about memory at the end: which runs were divided, and what helped against running out."""
+"""What people are told at the end: which runs were divided, what helped against running out, and which resumed."""
 
 from __future__ import annotations
 
-from modelpool.actors.cli.run_jobs import memory_lines
+from dataclasses import replace
+
+from modelpool.actors.cli.run_jobs import memory_lines, resumed_lines
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.specs.spec import ExecutionMode, Stage, WorkerId
 
@@ -24,4 +26,13 @@ def test_equal_divisions_and_rungs_are_counted_together_and_shared_runs_once() -
         "decode by tiles of 24: 2 runs, due to limited GPU memory",
         "sample by 1 at a time: 1 run, due to limited GPU memory",
         "out of GPU memory in 1 run; resolved by: drop caches, stream more",
+    ]
+
+
+def test_runs_that_resumed_are_counted_by_step() -> None:
+    plain = task(Stage.SAMPLE)
+    late, early = replace(plain, resumed="after step 60 of 100"), replace(plain, resumed="after step 2 of 100")
+    assert resumed_lines([task(Stage.ENCODE), plain, late, early, late, replace(late, shared=True)]) == [
+        "resumed after step 60 of 100: 2 runs",
+        "resumed after step 2 of 100: 1 run",
     ]

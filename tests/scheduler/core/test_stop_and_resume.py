@@ -7,7 +7,7 @@ import pytest
 from modelpool.pool.specs.spec import RunCost, RunErrorKind, TaskId, WorkerId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.kept_states import KeptState, state_id, step_seconds, task_of_state
-from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask, StopTask
+from modelpool.scheduler.tables.messages import Outcome, ReleaseResult, RunTask, StateKept, StopTask
 from tests.scheduler.world import PAINT, STEPS, Shell, alone, sample
 
 GIVEN = TaskId("given:1")
@@ -200,3 +200,16 @@ def test_a_run_that_resumed_from_a_state_unknown_here_teaches_the_length_of_its_
         task = shell.state.demand.tasks[worker.task_id]  # type: ignore[index]
         seconds.append(shell.state.costs.resident_seconds(task.spec, task.cost_class, worker))
     assert seconds == [40.0, 40.0]
+
+
+def test_a_state_that_an_earlier_pool_left_is_that_of_a_waiting_task() -> None:
+    """It comes right after the submission, from no run."""
+    shell = shell_with("j", "k")
+    waiting = next(name for name in shell.state.demand.tasks if name != shell.on("a"))
+    shell.states[waiting] = 3
+    shell.feed(StateKept(shell.tick(), WorkerId(""), 0, waiting, 0, 3, STEPS, 1))
+    assert shell.state.demand.tasks[waiting].spec.run_seconds == 2.5
+    (start,) = runs(shell.finish("a"))
+    assert (start.task_id, start.resume) == (waiting, True)
+    causes = {str(line.cause) for line in shell.state.story("k")}
+    assert any("state of an earlier pool found after step 3 of 4" in cause for cause in causes)

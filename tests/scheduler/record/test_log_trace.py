@@ -61,6 +61,15 @@ def test_streaming_is_no_part_of_a_run_s_own_seconds() -> None:
     assert job.job.tasks[0].run_seconds == pytest.approx(10.0)
 
 
+def test_a_run_that_resumed_is_measured_by_the_steps_that_it_did() -> None:
+    shell = RecordedShell()
+    shell.workers(a=64)
+    shell.submit(alone("j", sample(run_seconds=10.0)))
+    shell.finish("a", cost=RunCost(run_seconds=5.0, steps_before=3, steps=4))
+    (job,) = live_trace(shell.entries, "resumed").workload.jobs
+    assert job.job.tasks[0].run_seconds == pytest.approx(20.0)
+
+
 def test_shares_of_larger_runs_count_only_where_no_task_ran_alone() -> None:
     shell = RecordedShell()
     shell.workers(a=64)
