@@ -213,6 +213,15 @@ class LoopConnection:
     def give(self, result: Result) -> FakeRef:
         return FakeRef(result)
 
+    def flush_checkpoints(self) -> None:
+        """Wait until every state that a run has saved so far is where it belongs."""
+        for worker, _ in tuple(self.fleet._workers.values()):
+            assert worker._checkpoints._sending.flush(60.0)
+            assert worker._checkpoints._disk is None or worker._checkpoints._disk.flush(60.0)
+        self._start(self.controller.status()).result()  # what was sent before has arrived
+        archive = self.controller._checkpoints._disk
+        assert archive is None or archive.flush(60.0)
+
     def lose(self) -> None:
         """From now on the controller is gone, as far as drivers can tell."""
         self.lost = True

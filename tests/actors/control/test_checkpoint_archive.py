@@ -21,6 +21,7 @@ from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.core.stage_params import SampleParams
 from modelpool.pool.specs.spec import Stage, TaskId, WorkerId
+from modelpool.scheduler.core.leaving import LEAVE_SECONDS
 from tests.actors.loop_connection import LoopConnection, disk_at
 from tests.actors.worker.test_gpu_worker import Bench
 from tests.actors.worker.test_run_checkpoints import SteppedEngine
@@ -56,17 +57,15 @@ class Pool:
     def generate(self) -> OutputResult:
         with self.pool:
             (image,) = self.pool.submit([REQUEST], output=False).images()
-            worker = self.line.fleet._workers[WorkerId("gpu-0"), 1][0]
-            for disk in (worker._checkpoints._disk, self.line.controller._checkpoints._disk):
-                assert disk is None or disk.flush(60.0)
+            self.line.flush_checkpoints()
             return image
 
-    def end_in_the_middle(self, *folders: Path) -> list[int]:
-        """Submit, and end the pool in the middle of the run; return the steps that are saved in these folders."""
+    def end_in_the_middle(self) -> None:
+        """Submit, and end the pool in the middle of the run."""
         with self.pool:
             self.pool.submit([REQUEST], output=False)
             assert self.reached.wait(60.0)
-            return [until_saved(folder) for folder in folders]
+            self.line.flush_checkpoints()
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -75,21 +74,12 @@ def steps_in(folder: Path) -> list[int]:
     return list(found.folder.steps().values())
 
 
-def until_saved(folder: Path) -> int:
-    """Wait until a state is in the folder, and return its step."""
-    until = time.monotonic() + 60.0
-    while not steps_in(folder):
-        assert time.monotonic() < until, f"nothing was saved in {folder}"
-        time.sleep(0.001)
-    return max(steps_in(folder))
-
-
 @pytest.mark.parametrize("survivor", ["worker", "controller"])
 def test_a_run_resumes_if_one_of_two_folders_survives(survivor: str, tmp_path: Path) -> None:
     """And both are empty once it has succeeded."""
     expected = Pool((None, None)).generate()
     folders = tmp_path / "worker", tmp_path / "controller"
-    Pool(folders, step=4).end_in_the_middle(*folders)
+    Pool(folders, step=4).end_in_the_middle()
     kept, lost = folders if survivor == "worker" else reversed(folders)
     shutil.rmtree(lost)
     (step,) = steps_in(kept)
@@ -104,7 +94,7 @@ def test_a_run_resumes_if_one_of_two_folders_survives(survivor: str, tmp_path: P
 
 
 def test_files_that_cannot_be_used_start_the_run_from_the_beginning(tmp_path: Path) -> None:
-    Pool((None, tmp_path), step=4).end_in_the_middle(tmp_path)
+    Pool((None, tmp_path), step=4).end_in_the_middle()
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
     again = Pool((None, tmp_path))
@@ -117,17 +107,20 @@ def test_a_drained_pool_has_saved_the_run_that_it_stopped(tmp_path: Path) -> Non
     pool = Pool((None, tmp_path), step=3)
     pool.line.fleet._checkpoint_seconds = 1e6  # the only state is that of the stop
 
-    def drained() -> int:
-        return pool.line.call(Controller.drain, 0.2)
+    def go_on_when_stopped() -> None:
+        worker, _ = pool.line.fleet._workers[WorkerId("gpu-0"), 1]
+        while not worker._pauses:
+            time.sleep(0.001)
+        pool.gate.set()
 
     with pool.pool:
         pool.pool.submit([REQUEST], output=False)
         assert pool.reached.wait(60.0)
-        waiting = threading.Timer(0.05, pool.gate.set)
-        waiting.start()
-        assert drained() == 0
+        stopping = threading.Thread(target=go_on_when_stopped)
+        stopping.start()
+        assert pool.line.call(Controller.drain, LEAVE_SECONDS) == 0
         assert steps_in(tmp_path) == [3]
-        waiting.join()
+        stopping.join()
 
 
 def archive(folder: Path) -> CheckpointArchive:
