@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ _NAME = re.compile(rf"(?P<task>[A-Za-z0-9._-]+)\.(?P<step>[0-9]+){re.escape(SUFF
 MOST_AGE_SECONDS = 14 * 86400.0
 #: unfinished files are removed after this time: no write takes so long
 MOST_WRITE_SECONDS = 3600.0
+#: left free on the disk for others: journal and outputs matter more than checkpoints
+LEAST_FREE_BYTES = 512 << 20
 #: bytes of a file besides its tensors, at most: header and metadata
 _HEADER_BYTES = 4096
 
@@ -109,7 +112,8 @@ class CheckpointFolder:
 
     def save(self, task_id: TaskId, state: RunState) -> bool:
         """Save a state in place of earlier ones of its task, after removing as many of the oldest of others as the
-        bound requires. False if it exceeds the bound by itself. Raises OutputFailed."""
+        bound requires. False if it exceeds the bound by itself. Raises OutputFailed, also if it would leave less than
+        `LEAST_FREE_BYTES` on the disk."""
         path = self.path / f"{task_id}.{state.step}{SUFFIX}"
         assert _NAME.fullmatch(path.name), f"{task_id!r} is not the name of a file"
         file_bytes = sum(array.nbytes for array in state.arrays) + _HEADER_BYTES
@@ -117,9 +121,15 @@ class CheckpointFolder:
             return False
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(task_id, file_bytes)
+            free_bytes = shutil.disk_usage(self.path).free
         except OSError as error:
             raise OutputFailed(f"{self.path}: cannot be created: {error.strerror or error}") from error
-        self._make_room(task_id, file_bytes)
+        if free_bytes < file_bytes + LEAST_FREE_BYTES:
+            raise OutputFailed(
+                f"{self.path}: found {format_bytes(free_bytes)} free, expected {format_bytes(file_bytes)} and "
+                f"{format_bytes(LEAST_FREE_BYTES)} for others"
+            )
         write_checkpoint(path, task_id, state, self._versions)
         for stored in self._stored():
             if stored.task_id == task_id and stored.step < state.step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from modelpool.actors.step_checkpoints import checkpoint_disk, checkpoint_folder
 from modelpool.actors.step_checkpoints.checkpoint_disk import PAUSE_SECONDS, CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import (
+    LEAST_FREE_BYTES,
     MOST_AGE_SECONDS,
     MOST_WRITE_SECONDS,
     CheckpointFolder,
@@ -115,6 +117,16 @@ def test_a_folder_that_cannot_be_read_has_no_checkpoints(tmp_path: Path, caplog:
     assert "cannot be read" in caplog.text
     with pytest.raises(OutputFailed, match="cannot be created"):
         found.save(ONE, state(5))
+
+
+def test_checkpoints_leave_room_for_others_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, free = folder(tmp_path), [LEAST_FREE_BYTES + 8 * KIB, LEAST_FREE_BYTES + 2 * KIB]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.pop(0)))
+    assert found.save(ONE, state(5))
+    with pytest.raises(OutputFailed, match=r"found 512.1 MiB free, expected 5.0 KiB and 512.0 MiB for others"):
+        found.save(OTHER, state(5))
+    assert found.steps() == {ONE: 5}
 
 
 def test_a_full_disk_is_left_alone_for_a_time(
