@@ -138,7 +138,7 @@ def _checkpoints(pool: PoolSection, device: str) -> CheckpointSettings | None:
     if not pool.checkpoint_seconds:
         return None
     computed_by = {"device": device, "threads": str(pool.threads)}
-    return CheckpointSettings(pool.checkpoint_seconds, pool.checkpoint_bound_bytes, pool.checkpoint_dir, computed_by)
+    return CheckpointSettings(pool.checkpoint_seconds, pool.checkpoint_bound_bytes, pool.archive, computed_by)
 
 
 def _kind(config: PoolConfig, gpu_count: int) -> DeviceKind:

@@ -184,7 +184,7 @@ def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:
     if settings is None:
         return None
     own = own_checkpoints()
-    folder = settings.folder or own
+    folder = own if settings.folder is None else settings.folder.expanduser()
     return CheckpointArchive(_disk(settings, folder), is_shared=folder == own)
 
 

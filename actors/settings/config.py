@@ -59,7 +59,8 @@ class PoolSection(Strict):
                   restart; false for none. By default a file of the pool's name in the user's state folder
     checkpoint_seconds  of work after which the state of a sampling run is saved, again and again; 0: never
     checkpoint_dir   folder on a disk of the controller's node that survives the node, for checkpoints of all workers;
-                  by default `checkpoints` in the user's state folder, where each node also keeps those of its workers
+                  by default `checkpoints` beside a journal that is configured, else in the user's state folder, where
+                  each node also keeps those of its workers
     checkpoint_bytes  maximum of each of these folders, such as "8GiB"
     """
 
@@ -118,6 +119,13 @@ class PoolSection(Strict):
         except UserError:
             raise unusable_field("checkpoint_bytes", value, "a size such as 8GiB") from None
         return value
+
+    @property
+    def archive(self) -> Path | None:
+        """The folder on the controller's node for checkpoints; None for the one in the user's state folder."""
+        if self.checkpoint_dir is None and isinstance(self.journal, Path):
+            return self.journal.parent / "checkpoints"
+        return self.checkpoint_dir
 
     @property
     def checkpoint_bound_bytes(self) -> int:
@@ -510,7 +518,7 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             found[key] = (found[key],)
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
-    for key in ("folder", "record", "registry", "cache", "checkpoint_dir"):
+    for key in ("folder", "record", "registry", "cache", "journal", "checkpoint_dir"):
         if key in found:
             found[key] = absolute(found[key])
     return found

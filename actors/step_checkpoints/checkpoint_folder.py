@@ -61,6 +61,17 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
+    entry: os.DirEntry[str]
+    task_id: TaskId
+    step: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.entry.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
     path: Path
     task_id: TaskId
     step: int
@@ -89,7 +100,7 @@ class CheckpointFolder:
         """Return the newest step of each task by the names of the files, oldest file first; {} if nothing can be
         read."""
         found: dict[TaskId, int] = {}
-        for stored in sorted(self._stored(), key=lambda each: each.changed_at):
+        for stored in self._oldest_first():
             found[stored.task_id] = max(stored.step, found.get(stored.task_id, 0))
         return found
 
@@ -147,7 +158,7 @@ class CheckpointFolder:
         for path, changed_at in self._unfinished():
             if self._now() - changed_at > MOST_WRITE_SECONDS:
                 _remove(path)
-        for stored in self._stored():
+        for stored in self._oldest_first():
             if self._now() - stored.changed_at > MOST_AGE_SECONDS:
                 _remove(stored.path)
         self._make_room(None, 0)
@@ -155,7 +166,7 @@ class CheckpointFolder:
     def _make_room(self, task_id: TaskId | None, file_bytes: int) -> None:
         """Remove the oldest checkpoints of other tasks until one of `file_bytes` fits. The earlier one of the task is
         needed until the new one is complete: meanwhile the folder may be larger by one file."""
-        stored = sorted(self._stored(), key=lambda each: each.changed_at)
+        stored = self._oldest_first()
         excess = sum(each.file_bytes for each in stored if each.task_id != task_id) + file_bytes - self._bound_bytes
         for each in stored:
             if excess <= 0:
@@ -170,22 +181,16 @@ class CheckpointFolder:
         return format_bytes(self._bound_bytes)
 
     def _stored(self) -> list[_Stored]:
+        named = [(entry, _NAME.fullmatch(entry.name)) for entry in self._entries()]
+        return [_Stored(entry, TaskId(name["task"]), int(name["step"])) for entry, name in named if name is not None]
+
+    def _oldest_first(self) -> list[_Sized]:
         found = []
-        for entry in self._entries():
-            named = _NAME.fullmatch(entry.name)
-            if named is not None:
-                with contextlib.suppress(OSError):  # another process may have removed it
-                    status = entry.stat(follow_symlinks=False)
-                    found.append(
-                        _Stored(
-                            self.path / entry.name,
-                            TaskId(named["task"]),
-                            int(named["step"]),
-                            status.st_size,
-                            status.st_mtime,
-                        )
-                    )
-        return found
+        for stored in self._stored():
+            with contextlib.suppress(OSError):  # another process may have removed it
+                status = stored.entry.stat(follow_symlinks=False)
+                found.append(_Sized(stored.path, stored.task_id, stored.step, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda each: each.changed_at)
 
     def _unfinished(self) -> Iterator[tuple[Path, float]]:
         for entry in self._entries():

@@ -171,6 +171,10 @@ def test_checkpoints_follow_from_the_pool_and_are_refused_by_one_that_computes_o
     assert default is not None
     assert (default.seconds, default.folder) == (30.0, None)
     assert plan_pool(PoolConfig(pool=PoolSection(checkpoint_seconds=0)), 0, False).checkpoints is None
+    (tmp_path / "volume.toml").write_text("[pool]\njournal = 'volume/jobs.sqlite'\n")
+    beside = plan_pool(PoolConfig.load(tmp_path / "volume.toml"), 0, False).checkpoints
+    assert beside is not None
+    assert beside.folder == tmp_path / "volume" / "checkpoints", "a volume for the journal is one for checkpoints"
 
     task_id, state = TaskId("sample-1"), RunState(2, 4, SamplerState(np.zeros((1, 2, 2), np.float32)))
     kept.folder_at(tmp_path).save(task_id, state)

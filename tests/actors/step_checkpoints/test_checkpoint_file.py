@@ -106,11 +106,14 @@ def test_what_is_read_is_what_was_written(
 
 
 def test_a_state_from_a_view_of_another_array_is_written_in_order(tmp_path: Path) -> None:
+    """Also from one that nobody may write to, as those in Ray's object store."""
     turned = np.arange(24, dtype=np.float32).reshape(2, 3, 4).transpose(2, 0, 1)
-    write_checkpoint(tmp_path / "x", TASK, RunState(1, 2, SamplerState(turned)), VERSIONS)
-    found = read_checkpoint(tmp_path / "x", TASK, 2, VERSIONS)
-    assert np.array_equal(found.sampler.samples_CHW, turned)
-    found.sampler.samples_CHW[0] = 1.0  # its own memory
+    for samples in (turned, np.ascontiguousarray(turned)):
+        samples.setflags(write=False)
+        write_checkpoint(tmp_path / "x", TASK, RunState(1, 2, SamplerState(samples)), VERSIONS)
+        found = read_checkpoint(tmp_path / "x", TASK, 2, VERSIONS)
+        assert np.array_equal(found.sampler.samples_CHW, turned)
+        found.sampler.samples_CHW[0] = 1.0  # its own memory
 
 
 def test_a_file_that_is_cut_changed_or_longer_is_refused(tmp_path: Path) -> None:
