@@ -230,6 +230,15 @@ def test_the_minimum_is_kept_when_the_only_node_is_drained() -> None:
         assert scaled.nodes_left == {group.name: 1}, seconds
 
 
+def test_a_node_whose_workers_come_up_one_after_the_other_is_one_node() -> None:
+    """The evaluation between the two found an idle node more than `min_nodes`, and gave up the worker that started."""
+    group = NodeGroup("pair", gpu_bytes=24 * GIB, gpus_per_node=2, min_nodes=1, price_per_hour=1.0, start_seconds=5.0)
+    scaled = Scaled([group])
+    scaled.run(jobs_of([791.0]))
+    assert [(why.nodes, why.rule) for why in scaled.decisions] == [(1, ScalingRule.MINIMUM)]
+    assert outcomes(scaled) == {Outcome.SUCCEEDED}
+
+
 def test_the_start_time_of_a_group_is_learned() -> None:
     conditions = SupplyConditions(start_seconds=lambda group, number: 400.0)
     scaled = Scaled([SMALL_NODES], conditions=conditions)
