@@ -13,6 +13,7 @@ from modelpool.actors.graph.orders import ControlOrder, EncodeImageOrder, InputR
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import ControlMaskMode, ControlRef
+from modelpool.pool.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, numbered
 
 
 def control_refs(order: SampleOrder, controls: ControlNetCatalog) -> tuple[ControlRef, ...]:
@@ -41,19 +42,20 @@ def _with_hole(order: ControlOrder, ref: ControlRef) -> ControlRef:
     return replace(ref, hole=None)
 
 
-def control_images(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator[InputRef | EncodeImageOrder]:
-    """Yield the inputs of each of `refs`, the ControlNets of `order`: its image, or the latent of it, at the size of
-    the output; for a mask of another image, the latent of that; and its mask."""
-    for control, ref in zip(order.controls, refs, strict=True):
+def control_inputs(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator[tuple[str, InputRef | EncodeImageOrder]]:
+    """Yield name and value of the inputs of each of `refs`, the ControlNets of `order`: its image, or the latent of it,
+    at the size of the output; for a mask of another image, the latent of that; and its mask."""
+    for number, (control, ref) in enumerate(zip(order.controls, refs, strict=True)):
         if ref.reads_latent:
             size, hidden = (order.width, order.height), control.mask if ref.hole is ControlMaskMode.ALWAYS else None
             encoded = EncodeImageOrder(control.image, order.model, *size, hidden, order.scale)
-            yield replace(encoded, bright=ref.bright, black=hidden is not None)
+            yield numbered(CONTROL, number), replace(encoded, bright=ref.bright, black=hidden is not None)
             if ref.hole is ControlMaskMode.BESIDE:
                 assert control.start_image is not None, f"ControlNet {ref.name} reads a start image"
-                yield replace(encoded, image=control.start_image, hidden=control.mask)
+                masked = replace(encoded, image=control.start_image, hidden=control.mask)
+                yield numbered(CONTROL_MASKED_IMAGE, number), masked
         else:
-            yield control.image
+            yield numbered(CONTROL, number), control.image
         if ref.hole is not None:
             assert control.mask is not None, f"ControlNet {ref.name} reads a mask"
-            yield control.mask
+            yield numbered(CONTROL_MASK, number), control.mask

@@ -57,10 +57,10 @@ class ReferenceInputs:
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
 
-    def vision_tasks(self, model: ModelRef) -> Iterator[tuple[VisionEncodeParams, tuple[TaskId, ...]]]:
-        """Yield the vision encoder's work for each image, and the input of that work."""
+    def vision_tasks(self, model: ModelRef) -> Iterator[tuple[VisionEncodeParams, TaskId]]:
+        """Yield the vision encoder's work for each image, and that image."""
         for image, size in zip(self.images, self.seen, strict=False):
-            yield VisionEncodeParams(model, 1, *size), (image,)
+            yield VisionEncodeParams(model, 1, *size), image
 
 
 NO_REFERENCES = ReferenceInputs()

@@ -34,7 +34,6 @@ from modelpool.pool.core.stage_params import (
     Mask,
     Output,
     PixelArray,
-    Result,
     RunHooks,
     RunState,
     SampleParams,
@@ -42,6 +41,7 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
 )
 from modelpool.pool.core.stopping import stop_check
+from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
 from modelpool.pool.guidance.model_guiders import guider_config
@@ -138,7 +138,7 @@ def _encoded(parts: Sequence[ReadText]) -> Encoded:
 
 def sample(
     work: SampleParams,
-    inputs: tuple[Result, ...],
+    inputs: TaskInputs,
     diffusion_model: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -158,7 +158,7 @@ def sample(
 
 def sample_batch(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     diffusion_model: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -227,7 +227,7 @@ def sample_batch(
 
 def _conditions(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     matched: bool,
     facts: SamplingFacts,
     image_values: ImageInputs,
@@ -254,7 +254,7 @@ def _conditions(
     if len(own[0]) > 1:
         model_kwargs[len(own[0]) - 1] |= image_values.negative
     if works[0].imaged and facts.video is not None and not repeats_image(facts):
-        first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
+        first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
         cells_of_time = video_cells(facts.video, works[0].frames) + works[0].leading
         beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].ends)
         model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
@@ -265,15 +265,10 @@ def _conditions(
     )
     if not regional:
         return cond, uncond, NO_REGIONS
-    holes = int(works[0].has_hole)
-    masks = [[one for one in each if isinstance(one, Mask)][holes:] for each in inputs]
-    return cond, uncond, Regions(regional, region_weights(works[0].regions, masks, cells))
-
-
-def _latent_of(read: Sequence[Result]) -> Latent:
-    """The single input latent of first-frame conditioning; another number is an internal error."""
-    (found,) = [one for one in read if isinstance(one, Latent)]
-    return found
+    areas = works[0].regions
+    drawn = [numbered(REGION_MASK, number) for number, area in enumerate(areas) if area.box is None]
+    masks = [[each.read(name, Mask) for name in drawn] for each in inputs]
+    return cond, uncond, Regions(regional, region_weights(areas, masks, cells))
 
 
 def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:

@@ -26,7 +26,7 @@ def test_every_preset_loads(preset) -> None:
 def test_changes_are_described_without_defaults() -> None:
     assert PoolConfig().describe(changes_only=True) == ""
     described = PoolConfig().override(device="sim", workers=2).describe(changes_only=True)
-    assert described.split() == '[pool] device = "sim" workers = 2'.split()
+    assert described.split() == ["[pool]", "device", "=", '"sim"', "workers", "=", "2"]
 
 
 def test_the_laptop_preset_serves_the_example() -> None:

@@ -79,12 +79,12 @@ def test_equal_files_beside_which_other_things_are_said_are_two(tmp_path: Path) 
             assert shelf.opened(ref).module.config.force_zeros_for_pooled_projection is zeros
             assert shelf.opened(ref).key == control_key(ref)
         works = [sampled(refs[zeros]) for zeros in order]
-        assert len({task_id(work, ()) for work in works}) == 2
+        assert len({task_id(work, {}) for work in works}) == 2
         assert len({batch_key(work) for work in works}) == 2
         assert len({control_key(ref) for ref in refs.values()}) == 2
         plain = found(shelf, plain_path)
         assert plain.said == refs[True].said == ()
-        assert task_id(sampled(plain), ()) == task_id(sampled(refs[True]), ())
+        assert task_id(sampled(plain), {}) == task_id(sampled(refs[True]), {})
         assert control_key(plain) == f"{plain.name}/controlnet@{plain.sha256[:10]}"
 
 

@@ -27,6 +27,7 @@ from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_needs_from_images import check
 from tests.pool.families.tiny_model import QUIET, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.input_names import results_read
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
@@ -144,9 +145,7 @@ def test_several_images_with_holes_of_their_own_are_made_at_once(tmp_path: Path)
     members = []
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
-        members.append(
-            BatchMember(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET)
-        )
+        members.append(BatchMember(task, one.works[task.task_id], results_read(task, one.results), QUIET))
     assert len({member.task.together for member in members}) == 1
     for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):
         assert isinstance(outcome, tuple)

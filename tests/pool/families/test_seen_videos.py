@@ -45,6 +45,7 @@ from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.tiny_videos import GROUPS, SIDE, VIDEOS, TinyVideoModel, image_vae, temporal_vae
+from tests.pool.input_names import results_read
 from tests.pool.models.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -165,7 +166,7 @@ def test_videos_that_are_made_together_are_those_made_alone(tmp_path: Path) -> N
     members = []
     for made in alone:
         (task,) = [task for task in made.tasks if isinstance(made.works[task.task_id], SampleParams)]
-        inputs = tuple(made.results[need] for need in task.needs)
+        inputs = results_read(task, made.results)
         members.append(BatchMember(task, made.works[task.task_id], inputs, QUIET))
     outcomes = tiny.engine.run_batch(members)
     for outcome, made in zip(outcomes, alone, strict=True):

@@ -333,7 +333,7 @@ def test_limits_hold_and_every_job_ends_whatever_happens(world: tuple[Scaled, li
 
 def _no_flapping(scaled: Scaled) -> None:
     """Between giving up a node that nothing was wrong with and requesting one of the same group there is a reason: new
-    work, or a node lost or not started."""
+    work, or a node lost, not started, or overdue."""
     kinds = (Submitted, WorkerDown, StartFailed, NodeDraining)
     causes = [event.at for event, _ in scaled.core.log if isinstance(event, kinds)]
     given_up: dict[str, float] = {}
@@ -342,7 +342,9 @@ def _no_flapping(scaled: Scaled) -> None:
             given_up[why.group] = why.at
         elif why.nodes > 0 and why.group in given_up:
             since = given_up[why.group]
-            assert any(since <= at <= why.at for at in causes), f"{why.words} at {why.at}, given up at {since}"
+            is_overdue = any("overdue" in reason for _, reason in why.others)
+            found = is_overdue or any(since <= at <= why.at for at in causes)
+            assert found, f"{why.words} at {why.at}, given up at {since}"
 
 
 @settings(max_examples=4, deadline=None)
