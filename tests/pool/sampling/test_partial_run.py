@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +14,14 @@ from torch import Tensor
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import noised_image
 from modelpool.pool.conditioning.inpainting import Inpainting
+from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, RunState, SampleParams, SamplerState
 from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance
-from modelpool.pool.guidance.sampling_run import denoise_images
+from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.guidance.guiders import ClassifierFreeGuidance, Predictions
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 from modelpool.pool.sampling.partial_run import (
     GuidanceMemory,
@@ -28,14 +30,11 @@ from modelpool.pool.sampling.partial_run import (
     run_states,
     sampler_states,
 )
-from modelpool.pool.sampling.schedules import flow_table
+from modelpool.pool.sampling.schedules import flow_table, sd1_sigma_table
 
 CPU = torch.device("cpu")
 SHAPE, SEEDS, STEPS = (4, 6, 6), (11, 12), 7
 WORK = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 48, 48, STEPS, 3.0, "euler", "normal", 0)
-KINDS: dict[str, dict[str, Any]] = {
-    "noise": {}, "flow": {"prediction": Prediction.FLOW, "table": flow_table(5.0)}
-}  # fmt: skip
 
 
 def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
@@ -56,10 +55,15 @@ def run(
     kept = None
     if work.masked:
         kept = Inpainting(torch.full((1, *SHAPE), 0.5), torch.linspace(0, 1, 36).reshape(1, 1, 6, 6))
-    more = {"inpainting": kept, "start_BCHW": None if kept is None else kept.latent_BCHW}
-    return denoise_images(predict, work, SEEDS, SHAPE, *texts, CPU, hooks, part=part, **KINDS[kind], **more)
+    start = StartLatent(None if kept is None else kept.latent_BCHW, kept)
+    images, guider = ImagesToDenoise(work, SEEDS, SHAPE), ClassifierFreeGuidance(work.cfg)
+    return denoise_images(images, Prompts(*texts), KINDS[kind], guider, CPU, hooks, start, part=part)
 
 
+KINDS = {
+    "noise": ModelCall(predict, sd1_sigma_table()),
+    "flow": ModelCall(predict, flow_table(5.0), Prediction.FLOW),
+}
 NOTHING = TaskInputs()
 
 
@@ -220,7 +224,7 @@ def test_guidance_resumes_with_its_state() -> None:
                 states = pickle.loads(pickle.dumps(run_states(part, WORK)))
                 memory = partial_run_of((WORK,) * 2, (NOTHING, NOTHING), CPU, states).guidance
                 guide = AdaptiveProjectedGuidance(3.0, (2, 4), 0, memory)
-            made.append(guide(pairs[2 * step], pairs[2 * step + 1], level))
+            made.append(guide.combine(Predictions(pairs[2 * step], pairs[2 * step + 1]), level))
         return made
 
     expected = guided(())
