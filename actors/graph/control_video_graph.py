@@ -10,7 +10,8 @@ from typing import Any
 from modelpool.actors.graph.orders import SampleOrder
 from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.field_errors import unsupported_field
-from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, enumerated
 from modelpool.pool.families.control_video import takes_control_video

@@ -14,8 +14,9 @@ from pathlib import PurePath
 from modelpool.actors.graph.image_concat_graph import EDIT_PIXELS, reference_size
 from modelpool.actors.graph.orders import EncodeImageOrder, SampleOrder
 from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
-from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.core.sampling_facts import ReferenceMode, SamplingFacts
 from modelpool.pool.core.stage_params import ModelRef, VisionEncodeParams
