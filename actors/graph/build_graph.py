@@ -261,8 +261,8 @@ class _GraphBuilder:
             frames=duration.frames,
             frame_rate=duration.frame_rate,
             seconds=duration.seconds,
-            imaged=imaged,
-            starts=order.start is not None and not imaged and not (reads_mask and order.first_step == 0),
+            reads_image=imaged,
+            reads_start=order.start is not None and not imaged and not (reads_mask and order.first_step == 0),
             masked=order.inpaint is not None and not reads_mask,
             masked_image=reads_mask,
             regions=tuple(region_work(region, whole) for region in order.regions),
@@ -277,7 +277,7 @@ class _GraphBuilder:
             ends=order.last is not None,
             switch=expert.switch,
             low_noise=expert.low_noise,
-            follows=takes_control_video(facts),
+            reads_control_video=takes_control_video(facts),
             leading=leading_cells(order, facts),
         )
         needs, lengths = self._inputs_of(work, order, facts, inputs, references)
@@ -302,10 +302,10 @@ class _GraphBuilder:
         for name, text in texts.items():
             read = embeds or self._image_embeds(model, facts, vision_inputs(text), is_model_input=False)
             needs[name] = self._encode(text, read, references)
-        if work.imaged or work.starts:
-            needs[IMAGE if work.imaged else START] = start[START]
+        if work.reads_image or work.reads_start:
+            needs[IMAGE if work.reads_image else START] = start[START]
         needs |= {name: task for name, task in start.items() if name in (MASK, MASKED_IMAGE)}
-        if work.follows:
+        if work.reads_control_video:
             needs[CONTROL_VIDEO] = self._control_video(work, order)
         for embeds_task in self._image_embeds(model, facts, vision_inputs(None)):
             needs[IMAGE_EMBEDS] = embeds_task
@@ -368,7 +368,7 @@ class _GraphBuilder:
 
     def _control_video(self, work: SampleParams, order: SampleOrder) -> TaskId:
         """Add the encoding of the control video that `work` reads."""
-        encode = EncodeImageParams(work.model, work.width, work.height, frames=work.frames, follows=True)
+        encode = EncodeImageParams(work.model, work.width, work.height, frames=work.frames, is_control_video=True)
         return self._add(encode, (Role.VAE,), (), video_read(order))
 
     def _image_embeds(

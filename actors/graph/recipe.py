@@ -41,8 +41,8 @@ class RecipeLora:
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `pool.core.refs.ControlRef.said`;
-    `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
+    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `ControlRef.config_overrides` of
+    `pool.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
 
     name: str
     sha256: str
@@ -163,8 +163,8 @@ class RecipeImages:
                     *(ref.name, ref.sha256, control_image.sha256, control_image.file),
                     *(ref.strength, ref.start, ref.end),
                     mode=ref.mode,
-                    said=dict(ref.said),
-                    mask_sha256="" if ref.hole is None else control_mask.sha256,
+                    said=dict(ref.config_overrides),
+                    mask_sha256="" if ref.mask_mode is None else control_mask.sha256,
                 )
                 for (control_image, control_mask), ref in zip(read, controls, strict=True)
             ),

@@ -1,4 +1,4 @@
-"""Encodes a control video and its mask to the model input of VACE: the stage of `EncodeImageParams.follows`.
+"""Encodes a control video and its mask to the model input of VACE: the stage of `EncodeImageParams.is_control_video`.
 
 Knows the inputs of that work and the form of the model input (`pool.families.control_video`); not which models
 read it.

@@ -62,17 +62,17 @@ def image_inputs(
     """Return the inputs of a model of `facts` from the images that these works read, for latents of `cells` (height,
     width); of a first frame, only what is repeated for every frame."""
     work, model_kwargs, negative = works[0], dict[str, Tensor](), dict[str, Tensor]()
-    if work.imaged and facts.image_concat is ImageConcat.PIXELS:
+    if work.reads_image and facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[IMAGE] = torch.stack([_noisy(each, read, facts) for each, read in zip(works, inputs, strict=True)])
         model_kwargs[NOISE_LEVEL] = torch.full((len(works),), work.noise_level, dtype=torch.long)
-    elif work.imaged and facts.video is None:
+    elif work.reads_image and facts.video is None:
         model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
         if facts.image_concat is ImageConcat.UNSCALED:
             model_kwargs[IMAGE] = to_vae_scale(model_kwargs[IMAGE], latent)
-    elif work.imaged and repeats_image(facts):
+    elif work.reads_image and repeats_image(facts):
         model_kwargs[IMAGE] = to_vae_scale(_latents(inputs, task_inputs.IMAGE), latent)
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
-    if work.follows:
+    if work.reads_control_video:
         model_kwargs[CONTROL] = _latents(inputs, task_inputs.CONTROL_VIDEO)
     if work.masked_image:
         masks = [covering(read.read(task_inputs.MASK, Mask).values_HW, work.width, work.height) for read in inputs]
@@ -105,7 +105,7 @@ def empty_image_inputs(
         model_kwargs[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)
     if facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
-    if work.follows:
+    if work.reads_control_video:
         channels = control_video_channels(shape_CHW[0], work.height // shape_CHW[-2])
         model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():

@@ -40,7 +40,7 @@ def start_of(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], cells:
     """Return the start of the run of these works, for latents of `cells` (height, width). A latent of another size is
     scaled, as in the second pass of hires."""
     work = works[0]
-    if not work.starts:
+    if not work.reads_start:
         assert not work.masked, f"{work} keeps a latent that it does not start from"
         return NOISE_ONLY
     firsts = [read.read(START, Latent) for read in inputs]

@@ -183,13 +183,13 @@ def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind
     size = work.width, work.height
     for number, (ref, kind) in enumerate(zip(work.controls, kinds, strict=True)):
         image, mask_HW = numbered(CONTROL, number), None
-        if ref.hole is not None:
+        if ref.mask_mode is not None:
             mask_HW = covering(read.read(numbered(CONTROL_MASK, number), Mask).values_HW, *size)
         if ref.reads_latent:
             latent_CHW = torch.from_numpy(read.read(image, Latent).samples_CHW.copy())
             if mask_HW is not None:
                 hidden_CHW = None
-                if ref.hole is ControlMaskMode.BESIDE:
+                if ref.mask_mode is ControlMaskMode.BESIDE:
                     hidden_CHW = torch.from_numpy(read.read(numbered(CONTROL_MASKED_IMAGE, number), Latent).samples_CHW)
                 latent_CHW = with_mask(latent_CHW, mask_HW, hidden_CHW)
             yield latent_CHW

@@ -81,11 +81,11 @@ class SampleParams:
     frames       of a video; 0 for an image or audio
     frame_rate   its frames per second
     seconds      of audio, whose width and height are 0; 0 for an image or a video
-    imaged       reads "image": the `Latent` of the first frame of a video, or of the concatenated image; an upscaling
+    reads_image  reads "image": the `Latent` of the first frame of a video, or of the concatenated image; an upscaling
                  model reads `ImagePixels`
     guidance     guidance input of a distilled model; `cfg` is then 1
     first_step   steps skipped at the start of the schedule (denoising strength)
-    starts       reads "start", a `Latent` of any size, to which noise is added; otherwise the run starts from noise
+    reads_start  reads "start", a `Latent` of any size, to which noise is added; otherwise the run starts from noise
     masked       reads "mask": outside of it the result is the start latent
     masked_image  reads "mask" and the `Latent` "masked_image", inputs of an inpainting model
     reference    reads "reference.0", the `Latent` of a reference image of this width and height
@@ -103,7 +103,7 @@ class SampleParams:
     switch       two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
                  model
     low_noise    run of the low-noise expert; with `switch` it reads "sampler_state"
-    follows      reads "control_video", the result of `EncodeImageParams.follows`
+    reads_control_video  reads "control_video", the result of `EncodeImageParams.is_control_video`
     leading      extra temporal cells at the start, for reference images; the result drops those of a control video
     """
 
@@ -121,13 +121,13 @@ class SampleParams:
     frame_rate: float = 0.0
     guidance: float = 0.0
     first_step: int = 0
-    starts: bool = False
+    reads_start: bool = False
     masked: bool = False
     masked_image: bool = False
     regions: tuple[RegionParams, ...] = ()
     controls: tuple[ControlRef, ...] = ()
     seconds: float = 0.0
-    imaged: bool = False
+    reads_image: bool = False
     reference: tuple[int, int] | None = None
     more_references: tuple[tuple[int, int], ...] = ()
     prior: tuple[int, int] | None = None
@@ -139,7 +139,7 @@ class SampleParams:
     elevation: float = 0.0
     switch: int = 0
     low_noise: bool = False
-    follows: bool = False
+    reads_control_video: bool = False
     leading: int = 0
 
     @property
@@ -160,7 +160,7 @@ class SampleParams:
     @property
     def leading_kept(self) -> int:
         """The cells of `leading` that the result keeps: it is decoded with them."""
-        return 0 if self.follows else self.leading
+        return 0 if self.reads_control_video else self.leading
 
     @property
     def steps_run(self) -> int:
@@ -190,8 +190,8 @@ class EncodeImageParams:
     ends     the last frame is "last_image"
     noise    standard deviation of noise of `seed` on the pixels, which are in [-1, 1]
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
-    follows  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and "video_mask",
-             if there are, and "reference.N" for each reference image
+    is_control_video  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and
+             "video_mask", if there are, and "reference.N" for each reference image
     """
 
     model: ModelRef
@@ -203,7 +203,7 @@ class EncodeImageParams:
     seed: int = 0
     ends: bool = False
     bright: bool = False
-    follows: bool = False
+    is_control_video: bool = False
     black: bool = False
 
 
@@ -326,8 +326,8 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
 
 def control_key(control: ControlRef) -> ComponentKey:
     """Component key of a ControlNet, independent of its use."""
-    said = "".join(f"+{name}={value}" for name, value in control.said)
-    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{said}")
+    overrides = "".join(f"+{name}={value}" for name, value in control.config_overrides)
+    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{overrides}")
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
@@ -412,8 +412,8 @@ def _without_places(value: Any) -> Any:
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):
         more: dict[str, Any] = {} if value.mode is None else {"mode": value.mode}
-        more |= {"said": value.said} if value.said else {}
-        more |= {"hole": value.hole} if value.hole else {}
+        more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
+        more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
     if isinstance(value, RegionParams):
         return [value.strength, value.box]

@@ -49,7 +49,7 @@ def _encoded(
     division: ExecutionMode | None,
 ) -> Latent:
     size = work.width, work.height
-    if work.follows:
+    if work.is_control_video:
         return encode_control_video(work, read, vae, latent, hooks, division)
     image = _scaled(read, IMAGE, size)
     hidden = Mask(covering(read.read(MASK, Mask).values_HW, *size)) if work.hides else None

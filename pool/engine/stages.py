@@ -251,7 +251,7 @@ def _prompts(
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if len(own[0]) > 1:
         model_kwargs[len(own[0]) - 1] |= image_values.negative
-    if works[0].imaged and facts.video is not None and not repeats_image(facts):
+    if works[0].reads_image and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
         cells_of_time = video_cells(facts.video, works[0].frames) + works[0].leading
         beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].ends)

@@ -331,9 +331,9 @@ def _inputs(
         told_numbers[PRIOR] = torch.empty(
             (batch, prior_channels(module), *work.prior), dtype=torch.float32, device=META
         )
-    if work.imaged and repeats_image(facts):
+    if work.reads_image and repeats_image(facts):
         told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
-    elif work.imaged and facts.video is not None:
+    elif work.reads_image and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         told_numbers |= first_frame_inputs(facts.video, first, shape_CHW[1])
     # models read the frame rate as a number
@@ -380,7 +380,7 @@ def _loop_bytes(
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
     cond, uncond = texts[0], texts[1] if len(texts) > 1 else None
     without = {name: value for name, value in cond.model_kwargs.items() if name == IMAGE}
-    start = torch.empty((1, *shape_CHW)) if work.starts else None
+    start = torch.empty((1, *shape_CHW)) if work.reads_start else None
     kept = None if start is None or not work.masked else Inpainting(start, start[:, :1])
     counter = PeakCounter()
     with torch.no_grad(), counter:

@@ -64,8 +64,8 @@ class FirstFrame:
     @classmethod
     def of(cls, facts: SamplingFacts, work: SampleParams, cond: Condition) -> FirstFrame:
         """Return that of a run like `work` by a model of `facts`, whose texts are `cond`."""
-        leads = work.imaged and facts.video is not None and bool(facts.video.leading)
-        return cls(work.imaged and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
+        leads = work.reads_image and facts.video is not None and bool(facts.video.leading)
+        return cls(work.reads_image and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
 
     def initial_latent(self, x_BC: Tensor) -> Tensor:
         """Return the initial latent of the run, from the initial noise."""

@@ -142,7 +142,7 @@ class FakeControls:
         number = None if mode is None else ("canny", "depth").index(mode) if isinstance(mode, str) else mode
         place = f"/controls/{name}.safetensors"
         own = strength, start, end, number, name in READS_LATENT
-        return ControlRef(name, place, sha(name), *own, hole=HOLES.get(name))
+        return ControlRef(name, place, sha(name), *own, mask_mode=HOLES.get(name))
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         key = control_key(control)

@@ -57,9 +57,9 @@ def _latents(work: StageParams) -> Iterator[str]:
         yield names.LATENT
     if isinstance(work, SampleParams):
         fields = {
-            names.START: work.starts,
-            names.IMAGE: work.imaged,
-            names.CONTROL_VIDEO: work.follows,
+            names.START: work.reads_start,
+            names.IMAGE: work.reads_image,
+            names.CONTROL_VIDEO: work.reads_control_video,
             names.MASKED_IMAGE: work.masked_image,
         }
         yield from (name for name, is_read in fields.items() if is_read)
@@ -69,7 +69,7 @@ def _latents(work: StageParams) -> Iterator[str]:
         for number, control in enumerate(work.controls):
             if control.reads_latent:
                 yield names.numbered(names.CONTROL, number)
-                if control.hole == "beside":
+                if control.mask_mode == "beside":
                     yield names.numbered(names.CONTROL_MASKED_IMAGE, number)
 
 
@@ -81,7 +81,7 @@ def _masks(work: StageParams) -> Iterator[str]:
             if region.box is None:
                 yield names.numbered(names.REGION_MASK, number)
         for number, control in enumerate(work.controls):
-            if control.hole is not None:
+            if control.mask_mode is not None:
                 yield names.numbered(names.CONTROL_MASK, number)
     else:
         yield names.MASK
@@ -89,7 +89,7 @@ def _masks(work: StageParams) -> Iterator[str]:
 
 def _images(work: StageParams, count: int) -> Iterator[str]:
     match work:
-        case EncodeImageParams(follows=True):
+        case EncodeImageParams(is_control_video=True):
             yield from names.enumerated(names.REFERENCE, range(count))
         case EncodeImageParams():
             yield from (names.IMAGE, names.LAST_IMAGE)
@@ -98,7 +98,7 @@ def _images(work: StageParams, count: int) -> Iterator[str]:
         case DecodeParams():
             yield names.IMAGE
         case SampleParams():
-            if work.imaged:
+            if work.reads_image:
                 yield names.IMAGE
             for number, control in enumerate(work.controls):
                 if not control.reads_latent:

@@ -47,7 +47,7 @@ OTHERS: dict[str, Any] = {
     "embeddings": (EmbeddingRef("style", "style.pt", "33", 1),),
     "seen": ((32, 32),),
     "regions": (RegionParams(0.5),),
-    "controls": (dataclasses.replace(CONTROL, hole=ControlMaskMode.ALWAYS),),
+    "controls": (dataclasses.replace(CONTROL, mask_mode=ControlMaskMode.ALWAYS),),
     "reference": (32, 32),
     "more_references": ((32, 32),),
     "prior": (8, 8),
@@ -89,8 +89,8 @@ def test_every_part_of_a_controlnet_separates_batches_and_tasks() -> None:
         "start": 0.1,
         "end": 0.9,
         "mode": 2,
-        "said": (("a", "b"),),
-        "hole": "beside",
+        "config_overrides": (("a", "b"),),
+        "mask_mode": "beside",
     }
     for name, value in parts.items():
         other = dataclasses.replace(sample, controls=(dataclasses.replace(CONTROL, **{name: value}),))

@@ -192,7 +192,7 @@ def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> 
 
     def figures(frames: int) -> list[tuple[int, float]]:
         works = (
-            SampleParams(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, imaged=True),
+            SampleParams(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, reads_image=True),
             DecodeParams(whole.model, width, height, frames=frames, frame_rate=8.0),
             EncodeImageParams(whole.model, width, height, frames=frames),
         )

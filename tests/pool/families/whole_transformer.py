@@ -110,7 +110,7 @@ class Whole:
         width, height, duration = self.extent
         work = SampleParams(
             self.model, loras, width, height, steps, cfg, self._sampler or defaults.sampler, defaults.schedule, SEED,
-            guidance=guidance, imaged=beginning is not None, **duration,
+            guidance=guidance, reads_image=beginning is not None, **duration,
         )  # fmt: skip
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
         assert isinstance(latent, Latent)

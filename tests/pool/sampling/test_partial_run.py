@@ -99,7 +99,7 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "uni_pc"])
 def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) -> None:
     """With the noise that the first part put on it, at the levels of a schedule whose head is left out."""
-    whole = replace(WORK, sampler=sampler, first_step=2, starts=True, masked=True)
+    whole = replace(WORK, sampler=sampler, first_step=2, reads_start=True, masked=True)
     expected = run(whole, None, "flow")
     first = replace(whole, switch=4)
     assert (whole.steps_run, first.steps_run, replace(first, low_noise=True).steps_run) == (5, 2, 3)
