@@ -467,5 +467,7 @@ _ROWS = (
 
 #: all fields of a request by name, in the order of help and documentation
 REQUEST_FIELDS: Mapping[str, RequestField] = MappingProxyType({row.name: row for row in _ROWS})
+#: fields that only some models support: a request may have them under `options`, too
+OPTION_FIELDS = tuple(row.name for row in _ROWS if row.requires and row.since > 1)
 #: fields that were added after the first version
 LATER_FIELDS = tuple(row.name for row in _ROWS if row.since > 1)

@@ -5,6 +5,7 @@ Checks names and numbers; whether a model exists and supports a field is checked
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +20,7 @@ from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import missing_field
-from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.actors.request.field_table import OPTION_FIELDS, REQUEST_FIELDS
 from modelpool.actors.request.image_fields import (
     DEFAULT_MASKED_STRENGTH,
     DEFAULT_STRENGTH,
@@ -36,7 +37,7 @@ from modelpool.actors.request.image_fields import (
 from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
-from modelpool.pool.core.errors import UnusableField, unknown_name
+from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
 from modelpool.pool.sampling.names import SCHEDULES, resolve_sampler
 
 
@@ -71,7 +72,8 @@ def _field(name: str) -> Any:
 
 
 class GenerateRequest(Strict):
-    """One image, video or audio clip to generate. The fields are described in docs/reference/requests.md.
+    """One image, video or audio clip to generate. The fields are described in docs/reference/requests.md. Those that
+    only some models support may be in a mapping `options` instead, as in `options={"motion": 127}`.
 
     Raises UserError (a ValueError) naming the field, the value found and the value expected.
     """
@@ -118,6 +120,22 @@ class GenerateRequest(Strict):
     noise_level: int | None = _field("noise_level")
     decoder: Decoder | None = _field("decoder")
     low_noise: LowNoiseRun | None = _field("low_noise")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_options(cls, fields: Any) -> Any:
+        """Accept fields that only some models support under `options`, too."""
+        if not isinstance(fields, Mapping) or "options" not in fields:
+            return fields
+        flat, options = {name: value for name, value in fields.items() if name != "options"}, fields["options"]
+        if not isinstance(options, Mapping):
+            raise unusable_field("options", options, 'fields by name, such as {"motion": 127}')
+        for name in options:
+            if name not in OPTION_FIELDS:
+                raise unknown_name("option", str(name), OPTION_FIELDS)
+            if name in flat:
+                raise unusable_field("options", name, f"{name} once: it is set outside of options, too")
+        return {**flat, **options}
 
     @field_validator("*", mode="before")
     @classmethod

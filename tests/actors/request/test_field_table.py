@@ -10,7 +10,7 @@ import pytest
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.number_fields import Number, Whole
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.errors import UnusableField, UserError
 
 
 def request(**fields: Any) -> GenerateRequest:
@@ -52,3 +52,19 @@ def test_values_are_accepted_up_to_the_bounds_and_refused_beyond_them() -> None:
 def test_options_have_different_flags_and_parameters() -> None:
     options = [row.option for row in REQUEST_FIELDS.values() if row.option is not None]
     assert len({option.flag for option in options}) == len({option.parameter for option in options}) == len(options)
+
+
+def test_fields_of_some_models_may_be_options() -> None:
+    assert request(options={"motion": 127, "elevation": "10"}) == request(motion=127, elevation=10.0)
+    assert request(options={}) == request()
+    for options, message in (
+        ({"motion": 300}, "motion: found 300"),
+        ({"moton": 3}, "unknown option 'moton'.*motion"),
+        ({"steps": 3}, "unknown option 'steps'"),
+        (["motion"], "options: found"),
+        ({1: 2}, "unknown option '1'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            request(options=options)
+    with pytest.raises(UnusableField, match="options: found 'motion'"):
+        request(motion=1, options={"motion": 2})
