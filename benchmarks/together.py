@@ -31,6 +31,7 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
+from modelpool.pool.core.task_inputs import LATENT, NEGATIVE, POSITIVE
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.specs.spec import Role, Stage, TaskSpec
 
@@ -69,20 +70,20 @@ def members_of(catalog: Catalog, stage: Stage, side: int, steps: int) -> list[Ba
     members = []
     for number in range(max(COUNTS)):
         work: StageParams
-        inputs: tuple[Result, ...] = ()
+        inputs: dict[str, Result] = {}
         match stage:
             case Stage.ENCODE:
                 work = EncodeParams(model, (), f"a red circle and {number} blue squares")
             case Stage.SAMPLE:
                 work = SampleParams(model, (), side, side, steps, 4.0, "euler", "normal", number)
                 texts = random.normal(size=(2, 77, 32)).astype(np.float32)
-                inputs = (Encoded(texts[0]), Encoded(texts[1]))
+                inputs = {POSITIVE: Encoded(texts[0]), NEGATIVE: Encoded(texts[1])}
             case Stage.DECODE:
                 work = DecodeParams(model, side, side)
-                inputs = (Latent(random.normal(size=(4, side // 8, side // 8)).astype(np.float32)),)
+                inputs = {LATENT: Latent(random.normal(size=(4, side // 8, side // 8)).astype(np.float32))}
         use = catalog.use(model, ROLES[stage], (), steps if stage is Stage.SAMPLE else 1)
         (whole, *_) = catalog.execution_modes(model, work, (77, 77))
-        task = TaskSpec(task_id(work, ()), stage_of(work), (use,), whole.activation_bytes, 1.0)
+        task = TaskSpec(task_id(work, {}), stage_of(work), (use,), whole.activation_bytes, 1.0)
         members.append(BatchMember(task, work, inputs, QUIET))
     return members
 

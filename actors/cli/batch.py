@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.session import session_of
+from modelpool.actors.request.field_table import REQUEST_FIELDS
 
 BATCH_HELP = (
-    "Generate the requests of a file, one per line. Invalid lines are reported by line number; the "
-    "rest are generated.\n\nA line is a JSON object with fields of a request (prompt, model, "
-    "negative, loras, steps, cfg, sampler, schedule, width, height, seed, clip_skip, decoder, "
-    "low_noise, image, mask, strength, paste, hires, controls, regions, reference, reference_as, "
-    "image_cfg, noise_level, frames, frame_rate, last_image, video, video_mask, motion, image_noise, "
-    "elevation, seconds, format, priority, user, deadline), or a row of a CSV file with these fields "
-    "as header. Run the same command again to resume: images that already exist in --out are skipped."
+    "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
+    f"\n\nA line is a JSON object with fields of a request ({', '.join(REQUEST_FIELDS)}), or a row of a CSV file with "
+    "these fields as header. Run the same command again to resume: images that already exist in --out are skipped."
 )
 
 
+@with_request_options(SCHEDULING_FIELDS)
 def batch(
     context: typer.Context,
     job_file: Annotated[
@@ -36,9 +35,7 @@ def batch(
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
     ] = False,
-    priority: options.Priority = None,
-    user: options.User = None,
-    deadline: options.Deadline = None,
+    fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
     gpus: options.Gpus = None,
     device: options.Device = None,
@@ -54,9 +51,7 @@ def batch(
     from modelpool.actors.cli.screen import counted, say, user_console
     from modelpool.actors.request.requests import GenerateRequest
 
-    defaults: dict[str, Any] = options.qos_fields(priority, user, deadline)
-    if model is not None:
-        defaults["model"] = model
+    defaults = dict(fields) if model is None else {**fields, "model": model}
     GenerateRequest(**{"model": "any", "prompt": "", **defaults})  # report a bad option once, not for every line
     jobs = read_job_file(job_file, defaults, seed)
     console = user_console()

@@ -13,6 +13,7 @@ import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.request_options import NO_FIELDS, SCHEDULING_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.session import session_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ JobsId = Annotated[
 ]
 
 
+@with_request_options(SCHEDULING_FIELDS)
 def submit(
     context: typer.Context,
     job_file: Annotated[
@@ -49,9 +51,7 @@ def submit(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
-    priority: options.Priority = None,
-    user: options.User = None,
-    deadline: options.Deadline = None,
+    fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
     pool: options.PoolName = None,
 ) -> None:
@@ -61,9 +61,7 @@ def submit(
     from modelpool.actors.cli.job_file import read_job_file
     from modelpool.actors.cli.screen import counted, print_json, say, user_console
 
-    defaults: dict[str, Any] = options.qos_fields(priority, user, deadline)
-    if model is not None:
-        defaults["model"] = model
+    defaults = dict(fields) if model is None else {**fields, "model": model}
     jobs = read_job_file(job_file, defaults, seed)
     console = user_console()
     for line in jobs.broken:

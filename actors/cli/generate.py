@@ -6,68 +6,32 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from modelpool.actors.cli import image_options as image_options
 from modelpool.actors.cli import options
-from modelpool.actors.cli import video_options as video_options
 from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.request_options import NO_FIELDS, Fields, with_request_options
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import unusable_field
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 #: random seeds stay small enough to read out
 _DRAWN_SEEDS = 2**32
 _SEEDS = 2**64
 
 
+@with_request_options()
 def generate(
     context: typer.Context,
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT", help="Text prompt; repeatable.", show_default=False)
     ],
     model: options.Model = None,
-    lora: options.Lora = None,
-    negative: options.Negative = None,
-    steps: options.Steps = None,
-    cfg: options.Cfg = None,
-    sampler: options.Sampler = None,
-    schedule: options.Schedule = None,
-    size: options.Size = None,
-    clip_skip: options.ClipSkip = None,
-    decoder: options.Decoder = None,
-    low_noise: options.LowNoise = None,
+    fields: Fields = NO_FIELDS,
     seed: options.Seed = None,
     n: options.Number = 1,
-    image: image_options.Image = None,
-    mask: image_options.Mask = None,
-    strength: image_options.Strength = None,
-    no_paste: image_options.NoPaste = False,
-    hires: image_options.Hires = None,
-    control: image_options.Controls = None,
-    region: image_options.Regions = None,
-    reference: image_options.Reference = None,
-    reference_as: image_options.ReferenceAs = None,
-    image_cfg: image_options.ImageCfg = None,
-    noise_level: image_options.NoiseLevel = None,
-    frames: video_options.Frames = None,
-    fps: video_options.Rate = None,
-    seconds: video_options.Seconds = None,
-    format_name: video_options.Format = None,
-    last_image: video_options.LastImage = None,
-    motion: video_options.Motion = None,
-    image_noise: video_options.ImageNoise = None,
-    elevation: video_options.Elevation = None,
-    video: video_options.Video = None,
-    video_mask: video_options.VideoMask = None,
-    priority: options.Priority = None,
-    user: options.User = None,
-    deadline: options.Deadline = None,
     out: options.Out = None,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
@@ -81,15 +45,10 @@ def generate(
     pool: options.PoolName = None,
 ) -> None:
     """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
-    fields = options.request_fields(negative, lora, steps, cfg, sampler, schedule, size, clip_skip, decoder, low_noise)
-    fields |= image_options.image_fields(image, mask, strength, no_paste, hires, control, region)
-    fields |= image_options.reference_fields(reference, reference_as, image_cfg, noise_level)
-    fields |= options.qos_fields(priority, user, deadline) | video_options.video_fields(
-        frames, fps, seconds, format_name
-    )
-    fields |= video_options.conditioning_fields(last_image, motion, image_noise, elevation, video, video_mask)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    raise typer.Exit(_make(context, where, _PromptBatch.of(prompts, n, seed, model, fields), out, resume, as_json))
+    raise typer.Exit(
+        _make(context, where, _PromptBatch.of(prompts, n, seed, model, dict(fields)), out, resume, as_json)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,38 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.request.field_table import LATER_FIELDS
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
 
-#: fields added after the first version: if they are not used, seeds stay what they were
-LATER_FIELDS = (
-    "image",
-    "mask",
-    "strength",
-    "paste",
-    "hires",
-    "controls",
-    "regions",
-    "reference",
-    "reference_as",
-    "image_cfg",
-    "noise_level",
-    "frames",
-    "clip_skip",
-    "frame_rate",
-    "last_image",
-    "video",
-    "video_mask",
-    "motion",
-    "image_noise",
-    "elevation",
-    "seconds",
-    "format",
-    "decoder",
-    "low_noise",
-)
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
 #: between the LoRAs, ControlNets, regions or references of a CSV cell: "light:0.8; outline:1"
@@ -185,6 +159,7 @@ def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
 def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[str]) -> GenerateRequest:
     if request.seed is not None:
         return request
+    # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
     content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *unset}))
     digest = hashlib.sha256(f"{seed} {occurrences[content]} {content}".encode()).digest()

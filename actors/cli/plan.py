@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from modelpool.actors.cli import options
-from modelpool.actors.cli.options import PoolOptions, request_fields
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.request_options import NO_FIELDS, Fields, with_request_options
 from modelpool.pool.core.errors import UserError, format_bytes, parse_bytes, unusable_field
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.specs.spec import JobId, Stage
@@ -65,15 +66,12 @@ class MemoryPlan:
     batch_bytes: dict[str, int]
 
 
+@with_request_options(("width", "loras", "steps", "cfg", "sampler"))
 def plan_memory(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name or path.", show_default=False)],
     vram: Annotated[str | None, options._option("--vram", _VRAM, _PLAN, "SIZE")] = None,
-    size: options.Size = None,
+    fields: Fields = NO_FIELDS,
     batch: Annotated[int, options._option("--batch", "Number of images (default: 1).", _PLAN, "N")] = 1,
-    lora: options.Lora = None,
-    steps: options.Steps = None,
-    cfg: options.Cfg = None,
-    sampler: options.Sampler = None,
     prompt: Annotated[
         str, options._option("--prompt", "Prompt; only its length matters (default: empty).", _PLAN, "TEXT")
     ] = "",
@@ -92,9 +90,8 @@ def plan_memory(
 
     if batch < 1:
         raise unusable_field("--batch", batch, "a whole number from 1")
-    fields = request_fields(lora=lora, steps=steps, cfg=cfg, sampler=sampler, size=size)
     where = PoolOptions(config, None, device, vram, None, vram_policy, reserve_vram)
-    found = memory_plan(model, prompt, fields, batch, link, where)
+    found = memory_plan(model, prompt, dict(fields), batch, link, where)
     if as_json:
         print_json(sys.stdout, as_plain(found))
         return

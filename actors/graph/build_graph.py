@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from modelpool.actors.graph import decoder_graph as decoder_graph
 from modelpool.actors.graph import vision_graph as vision_graph
-from modelpool.actors.graph.control_graph import control_images, control_refs
+from modelpool.actors.graph.control_graph import control_inputs, control_refs
 from modelpool.actors.graph.control_video_graph import leading_cells, video_read, with_video_size
 from modelpool.actors.graph.expert_graph import (
     SINGLE_MODEL,
@@ -70,6 +70,21 @@ from modelpool.pool.core.stage_params import (
     batch_key,
     stage_of,
     task_id,
+)
+from modelpool.pool.core.task_inputs import (
+    CONTROL_VIDEO,
+    IMAGE,
+    IMAGE_EMBEDS,
+    LAST_IMAGE,
+    LATENT,
+    MASK,
+    MASKED_IMAGE,
+    PRIOR,
+    REFERENCE,
+    REGION_MASK,
+    SAMPLER_STATE,
+    START,
+    numbered,
 )
 from modelpool.pool.families.control_video import takes_control_video
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
@@ -177,7 +192,7 @@ class _GraphBuilder:
                 return self._decode(order)
 
     def _encode(
-        self, order: EncodeOrder, shown: tuple[TaskId, ...] = (), inputs: ReferenceInputs = NO_REFERENCES
+        self, order: EncodeOrder, embeds: Sequence[TaskId] = (), references: ReferenceInputs = NO_REFERENCES
     ) -> TaskId:
         """Add the encoding of a text, with image embeddings where the text encoder reads images."""
         model = self._catalog.find_model(order.model)
@@ -188,7 +203,8 @@ class _GraphBuilder:
         words_negative = order.is_negative and self._catalog.model_defaults(model).sampling.words_negative
         named = self._catalog.embeddings.of(order.text)
         text = order.text, order.layers_skipped, words_negative, named
-        return self._add(EncodeParams(model, loras, *text, inputs.seen, inputs.numbered), roles, loras, shown)
+        work = EncodeParams(model, loras, *text, references.seen, references.numbered)
+        return self._add(work, roles, loras, _numbered(IMAGE, embeds))
 
     def _sample(self, order: SampleOrder) -> tuple[TaskId, SampleParams]:
         model = self._catalog.find_model(order.model)
@@ -200,11 +216,16 @@ class _GraphBuilder:
         self.warnings |= dict.fromkeys(expert_lora_warnings(order, [expert for _, expert in parts]))
         made: list[tuple[TaskId, SampleParams]] = []
         for one, expert in parts:
-            made.append(self._sample_expert(one, model, expert, tuple(task for task, _ in made)))
+            before = {SAMPLER_STATE: made[-1][0]} if made else {}
+            made.append(self._sample_expert(one, model, expert, before))
         return made[-1]
 
     def _sample_expert(
-        self, order: SampleOrder, model: ModelRef, expert: ExpertRun = SINGLE_MODEL, before: tuple[TaskId, ...] = ()
+        self,
+        order: SampleOrder,
+        model: ModelRef,
+        expert: ExpertRun = SINGLE_MODEL,
+        before: Mapping[str, TaskId] = MappingProxyType({}),
     ) -> tuple[TaskId, SampleParams]:
         """Add the sampling of `order` by one expert, after the tasks in `before`; or by the only diffusion model."""
         roles = (expert.role,)
@@ -240,8 +261,8 @@ class _GraphBuilder:
             frames=duration.frames,
             frame_rate=duration.frame_rate,
             seconds=duration.seconds,
-            imaged=imaged,
-            starts=order.start is not None and not imaged and not (reads_mask and order.first_step == 0),
+            reads_image=imaged,
+            reads_start=order.start is not None and not imaged and not (reads_mask and order.first_step == 0),
             masked=order.inpaint is not None and not reads_mask,
             masked_image=reads_mask,
             regions=tuple(region_work(region, whole) for region in order.regions),
@@ -256,85 +277,99 @@ class _GraphBuilder:
             ends=order.last is not None,
             switch=expert.switch,
             low_noise=expert.low_noise,
-            follows=takes_control_video(facts),
+            reads_control_video=takes_control_video(facts),
             leading=leading_cells(order, facts),
         )
         needs, lengths = self._inputs_of(work, order, facts, inputs, references)
-        return self._add(work, roles, loras, (*needs, *before), work.steps_run, lengths), work
+        return self._add(work, roles, loras, {**needs, **before}, work.steps_run, lengths), work
 
     def _inputs_of(
         self,
         work: SampleParams,
         order: SampleOrder,
         facts: SamplingFacts,
-        inputs: tuple[TaskId, ...],
+        start: Mapping[str, TaskId],
         references: ReferenceInputs,
-    ) -> tuple[tuple[TaskId, ...], tuple[int, ...]]:
-        """Add the inputs of `work`, with `inputs` as its start; return them in its order, and the lengths of its
-        texts."""
+    ) -> tuple[dict[str, TaskId], tuple[int, ...]]:
+        """Add the inputs of `work`, which starts from `start`; return them by name, and the lengths of its texts."""
         model, texts = work.model, vision_graph.texts_read(order, facts, work.cfg)
         vision_inputs = vision_graph.vision_inputs(order, facts)
-        shown = tuple(self._add(see, (Role.VISION_ENCODER,), (), of) for see, of in references.vision_tasks(model))
-        images = tuple(region.mask.task_id for region in order.regions if region.mask is not None)
-        images += tuple(self._image(each) for each in control_images(order, work.controls))
-        needs = (
-            *(
-                self._encode(text, shown or self._image_embeds(model, facts, vision_inputs(text), False), references)
-                for text in texts
-            ),
-            *(inputs[0:1] if work.starts or work.imaged else ()),
-            *inputs[1:],
-            *self._control_video(work, order),
-            *self._image_embeds(model, facts, vision_inputs(None)),
-            *(self._encode_image(each) for each in references.orders),
-            *images,
+        embeds = tuple(
+            self._add(embed, (Role.VISION_ENCODER,), (), {numbered(IMAGE, 0): image})
+            for embed, image in references.vision_tasks(model)
         )
+        needs: dict[str, TaskId] = {}
+        for name, text in texts.items():
+            read = embeds or self._image_embeds(model, facts, vision_inputs(text), is_model_input=False)
+            needs[name] = self._encode(text, read, references)
+        if work.reads_image or work.reads_start:
+            needs[IMAGE if work.reads_image else START] = start[START]
+        needs |= {name: task for name, task in start.items() if name in (MASK, MASKED_IMAGE)}
+        if work.reads_control_video:
+            needs[CONTROL_VIDEO] = self._control_video(work, order)
+        for embeds_task in self._image_embeds(model, facts, vision_inputs(None)):
+            needs[IMAGE_EMBEDS] = embeds_task
+        needs |= _numbered(REFERENCE, [self._encode_image(each) for each in references.orders])
+        for number, region in enumerate(order.regions):
+            if region.mask is not None:
+                needs[numbered(REGION_MASK, number)] = region.mask.task_id
+        needs |= {name: self._image(each) for name, each in control_inputs(order, work.controls)}
         seen = references.seen, references.numbered
-        text_lengths = tuple(self._catalog.text_tokens(model, text.text, *seen) for text in texts)
+        text_lengths = tuple(self._catalog.text_tokens(model, text.text, *seen) for text in texts.values())
         return needs, vision_graph.image_context_lengths(facts, work.cfg) or text_lengths
 
     def _start_inputs(
         self, model: ModelRef, order: SampleOrder, first_frame: EncodeImageOrder | None
-    ) -> tuple[tuple[TaskId, ...], bool]:
-        """Return the results that sampling starts from, the start latent first, and whether the model reads the inpaint
-        mask. Raises UnusableField if an inpainting model has no mask."""
+    ) -> tuple[dict[str, TaskId], bool]:
+        """Return the results that sampling starts from, by name ("start" also of an image that is not a start latent),
+        and whether the model reads the inpaint mask. Raises UnusableField if an inpainting model has no mask."""
         reads_mask = self._catalog.model_defaults(model).sampling.inpaints
         if reads_mask and (order.inpaint is None or not isinstance(order.start, EncodeImageOrder)):
             reason = f"model {model.name!r} is an inpainting model and requires image and mask"
             raise missing_field("mask" if order.start is not None else "image and mask", reason)
         if order.start is None:
-            return (), reads_mask
+            return {}, reads_mask
         if self._catalog.model_defaults(model).sampling.image_concat is ImageConcat.PIXELS:
-            return (input_image_task(order.start),), reads_mask
+            return {START: input_image_task(order.start)}, reads_mask
         if first_frame is not None:
-            return (self._encode_image(first_frame),), reads_mask
+            return {START: self._encode_image(first_frame)}, reads_mask
         start = self.task_for(order.start)
         if order.inpaint is None:
-            return (start,), reads_mask
+            return {START: start}, reads_mask
         if not reads_mask:
-            return (start, order.inpaint.mask.task_id), reads_mask
+            return {START: start, MASK: order.inpaint.mask.task_id}, reads_mask
         assert isinstance(order.start, EncodeImageOrder), "inpainting requires an image"
         hidden = self._encode_image(replace(order.start, hidden=order.inpaint.mask))
-        return (start, order.inpaint.mask.task_id, hidden), reads_mask
+        return {START: start, MASK: order.inpaint.mask.task_id, MASKED_IMAGE: hidden}, reads_mask
 
     def _encode_image(self, order: EncodeImageOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
         decoder_graph.check_reads_images(model.name, self._catalog.model_defaults(model).sampling)
         width, height = self._size(model, order)
         image = order.image.task_id if isinstance(order.image, InputRef) else self._decode(order.image)
-        others = tuple(source.task_id for source in (order.hidden, order.last) if source is not None)
-        needs, hides, ends = tuple(dict.fromkeys((image, *others))), order.hidden is not None, order.last is not None
-        how = order.frames, order.noise, order.seed, ends, order.bright
-        work = EncodeImageParams(model, width, height, hides, *how, black=order.black)
+        others = {MASK: order.hidden, LAST_IMAGE: order.last}
+        needs = {IMAGE: image, **{name: source.task_id for name, source in others.items() if source is not None}}
+        work = EncodeImageParams(
+            model,
+            width,
+            height,
+            hides=order.hidden is not None,
+            frames=order.frames,
+            noise=order.noise,
+            seed=order.seed,
+            ends=order.last is not None,
+            bright=order.bright,
+            black=order.black,
+        )
         return self._add(work, (Role.VAE,), (), needs)
 
     def _image(self, order: InputRef | EncodeImageOrder) -> TaskId:
         return order.task_id if isinstance(order, InputRef) else self._encode_image(order)
 
-    def _control_video(self, work: SampleParams, order: SampleOrder) -> tuple[TaskId, ...]:
-        """Add the encoding of the control video, if the model of `work` reads one."""
-        encode = EncodeImageParams(work.model, work.width, work.height, frames=work.frames, follows=True)
-        return (self._add(encode, (Role.VAE,), (), video_read(order)),) if work.follows else ()
+    def _control_video(self, work: SampleParams, order: SampleOrder) -> TaskId:
+        """Add the encoding of the control video that `work` reads."""
+        encode = EncodeImageParams(work.model, work.width, work.height, frames=work.frames, is_control_video=True)
+        return self._add(encode, (Role.VAE,), (), video_read(order))
 
     def _image_embeds(
         self, model: ModelRef, facts: SamplingFacts, images: tuple[TaskId, ...], is_model_input: bool = True
@@ -343,7 +378,8 @@ class _GraphBuilder:
         them."""
         if facts.vision_use is None or facts.video is None or facts.vision_use.is_model_input is not is_model_input:
             return ()
-        return (self._add(VisionEncodeParams(model, facts.video.images_encoded), (Role.VISION_ENCODER,), (), images),)
+        work = VisionEncodeParams(model, facts.video.images_encoded)
+        return (self._add(work, (Role.VISION_ENCODER,), (), _numbered(IMAGE, images)),)
 
     def _decode(self, order: DecodeOrder) -> TaskId:
         model = self._catalog.find_model(order.model)
@@ -352,7 +388,7 @@ class _GraphBuilder:
             decoder_graph.check_decodes(model.name, self._catalog.model_defaults(model).sampling)
             width, height, lasts = output_shape_of(latent.cells, model.name, self._catalog.model_defaults(model))
             work = DecodeParams(model, width, height, False, *astuple(lasts))
-            return self._add(work, (Role.VAE,), (), (latent.task_id,))
+            return self._add(work, (Role.VAE,), (), {LATENT: latent.task_id})
         need, sample = self._sample(latent)
         if self._catalog.model_defaults(sample.model).sampling.is_prior_stage:
             need, sample = self._second(need, sample, order)
@@ -360,7 +396,9 @@ class _GraphBuilder:
         kept = latent.inpaint if latent.inpaint is not None and latent.inpaint.paste else None
         duration = sample.frames, sample.frame_rate, sample.seconds, sample.leading_kept
         work = DecodeParams(model, sample.width, sample.height, kept is not None, *duration)
-        needs = (need,) if kept is None else (need, kept.image.task_id, kept.mask.task_id)
+        needs = {LATENT: need}
+        if kept is not None:
+            needs |= {IMAGE: kept.image.task_id, MASK: kept.mask.task_id}
         return self._add(work, (Role.VAE,), (), needs)
 
     def _second(self, prior: TaskId, made: SampleParams, order: DecodeOrder) -> tuple[TaskId, SampleParams]:
@@ -368,8 +406,8 @@ class _GraphBuilder:
         model = self._catalog.find_decoder(made.model, decoder_graph.decoder_name(order))
         work = decoder_graph.second_work(model, made, order, self._catalog.model_defaults(model).sampling)
         texts = decoder_graph.second_texts(order)
-        lengths = tuple(self._catalog.text_tokens(made.model, text.text) for text in texts)
-        needs = (*(self._encode(text) for text in texts), prior)
+        lengths = tuple(self._catalog.text_tokens(made.model, text.text) for text in texts.values())
+        needs = {**{name: self._encode(text) for name, text in texts.items()}, PRIOR: prior}
         self.second = work
         return self._add(work, (Role.DIFFUSION_MODEL,), (), needs, work.steps_run, lengths), work
 
@@ -393,11 +431,11 @@ class _GraphBuilder:
         work: StageParams,
         roles: Roles,
         loras: tuple[LoraRef, ...],
-        needs: tuple[TaskId, ...] = (),
+        needs: Mapping[str, TaskId] = MappingProxyType({}),
         passes: int = 1,
         context_tokens: tuple[int, ...] = (),
     ) -> TaskId:
-        """Return the id of the task that does `work`; equal work shares one task."""
+        """Return the id of the task that does `work` on these inputs; equal work shares one task."""
         new = task_id(work, needs)
         if new not in self._tasks:
             controls = work.controls if isinstance(work, SampleParams) else ()
@@ -417,7 +455,8 @@ class _GraphBuilder:
                 uses=uses,
                 activation_bytes=whole.activation_bytes,
                 run_seconds=self._catalog.run_seconds(work.model, work),
-                needs=needs,
+                needs=tuple(needs.values()),
+                input_names=tuple(needs),
                 divisions=tuple(divided),
                 counted_bytes=whole.counted_bytes,
                 together=batch_key(work, context_tokens),
@@ -428,3 +467,8 @@ class _GraphBuilder:
         """Return what a run needs of one component, with those of `loras` that change it."""
         changing = tuple(lora for lora in loras if self._catalog.touches(model, role, lora))
         return self._catalog.use(model, role, changing, passes)
+
+
+def _numbered(name: str, tasks: Sequence[TaskId]) -> dict[str, TaskId]:
+    """Return several inputs of a kind by name."""
+    return {numbered(name, number): task for number, task in enumerate(tasks)}

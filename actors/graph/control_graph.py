@@ -13,6 +13,7 @@ from modelpool.actors.graph.orders import ControlOrder, EncodeImageOrder, InputR
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import ControlMaskMode, ControlRef
+from modelpool.pool.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, numbered
 
 
 def control_refs(order: SampleOrder, controls: ControlNetCatalog) -> tuple[ControlRef, ...]:
@@ -28,32 +29,36 @@ def control_refs(order: SampleOrder, controls: ControlNetCatalog) -> tuple[Contr
 
 def _with_hole(order: ControlOrder, ref: ControlRef) -> ControlRef:
     """Return `ref`, which `order` names, with the form of its mask if it reads one."""
-    if ref.hole is None and order.has_own_mask:
+    if ref.mask_mode is None and order.has_own_mask:
         raise UnusableField(f"controls.mask: not supported by ControlNet {ref.name!r}, which reads no mask")
     if order.mask is not None:
-        if ref.hole is ControlMaskMode.BESIDE and order.start_image is None:
+        if ref.mask_mode is ControlMaskMode.BESIDE and order.start_image is None:
             reason = f"ControlNet {ref.name!r} reads the inpainted image in addition to its control image"
             raise missing_field("image", reason)
         return ref
-    if ref.hole is ControlMaskMode.ALWAYS:
+    if ref.mask_mode is ControlMaskMode.ALWAYS:
         reason = f"ControlNet {ref.name!r} requires a mask: set controls.mask, or the field mask of the request"
         raise missing_field("controls.mask", reason)
-    return replace(ref, hole=None)
+    return replace(ref, mask_mode=None)
 
 
-def control_images(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator[InputRef | EncodeImageOrder]:
-    """Yield the inputs of each of `refs`, the ControlNets of `order`: its image, or the latent of it, at the size of
-    the output; for a mask of another image, the latent of that; and its mask."""
-    for control, ref in zip(order.controls, refs, strict=True):
+def control_inputs(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator[tuple[str, InputRef | EncodeImageOrder]]:
+    """Yield name and value of the inputs of each of `refs`, the ControlNets of `order`: its image, or the latent of it,
+    at the size of the output; for a mask of another image, the latent of that; and its mask."""
+    for number, (control, ref) in enumerate(zip(order.controls, refs, strict=True)):
         if ref.reads_latent:
-            size, hidden = (order.width, order.height), control.mask if ref.hole is ControlMaskMode.ALWAYS else None
+            size, hidden = (
+                (order.width, order.height),
+                control.mask if ref.mask_mode is ControlMaskMode.ALWAYS else None,
+            )
             encoded = EncodeImageOrder(control.image, order.model, *size, hidden, order.scale)
-            yield replace(encoded, bright=ref.bright, black=hidden is not None)
-            if ref.hole is ControlMaskMode.BESIDE:
+            yield numbered(CONTROL, number), replace(encoded, bright=ref.bright, black=hidden is not None)
+            if ref.mask_mode is ControlMaskMode.BESIDE:
                 assert control.start_image is not None, f"ControlNet {ref.name} reads a start image"
-                yield replace(encoded, image=control.start_image, hidden=control.mask)
+                masked = replace(encoded, image=control.start_image, hidden=control.mask)
+                yield numbered(CONTROL_MASKED_IMAGE, number), masked
         else:
-            yield control.image
-        if ref.hole is not None:
+            yield numbered(CONTROL, number), control.image
+        if ref.mask_mode is not None:
             assert control.mask is not None, f"ControlNet {ref.name} reads a mask"
-            yield control.mask
+            yield numbered(CONTROL_MASK, number), control.mask

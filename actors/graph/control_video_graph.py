@@ -10,8 +10,10 @@ from typing import Any
 from modelpool.actors.graph.orders import SampleOrder
 from modelpool.actors.request.control_video_fields import InputVideo
 from modelpool.actors.request.field_errors import unsupported_field
-from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.actors.request.field_table import SIZE_STEP
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import SamplingFacts
+from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, enumerated
 from modelpool.pool.families.control_video import takes_control_video
 from modelpool.pool.specs.spec import TaskId
 
@@ -38,11 +40,13 @@ def with_video_size(request: GenerateRequest, facts: SamplingFacts) -> GenerateR
     return request.model_copy(update={name: n for name, n in sizes.items() if getattr(request, name) is None})
 
 
-def video_read(order: SampleOrder) -> tuple[TaskId, ...]:
-    """Return the inputs that a model with a control video reads in a run of `order`: the video, its mask, and the
-    reference images, each if it is set."""
-    inputs = (order.video, order.video_mask, *(each.image for each in order.references))
-    return tuple(each.task_id for each in inputs if each is not None)
+def video_read(order: SampleOrder) -> dict[str, TaskId]:
+    """Return the inputs of the encoding of a control video in a run of `order`: the video, its mask, and the reference
+    images, each if it is set."""
+    inputs = {VIDEO: order.video, VIDEO_MASK: order.video_mask}
+    images = (each.image for each in order.references)
+    inputs |= zip(enumerated(REFERENCE, order.references), images, strict=True)
+    return {name: each.task_id for name, each in inputs.items() if each is not None}
 
 
 def leading_cells(order: SampleOrder, facts: SamplingFacts) -> int:

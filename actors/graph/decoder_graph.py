@@ -14,6 +14,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts
 from modelpool.pool.core.stage_params import ModelRef, SampleParams
+from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE
 from modelpool.pool.families.cascade_families import prior_cells
 
 #: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
@@ -62,15 +63,15 @@ def decoder_name(order: DecodeOrder) -> str:
     return "" if order.model == order.latent.model else order.model
 
 
-def second_texts(order: DecodeOrder) -> tuple[EncodeOrder, ...]:
+def second_texts(order: DecodeOrder) -> dict[str, EncodeOrder]:
     """Return the texts that the decoder reads, as the prior's text encoder encodes them: the prompt, and with guidance
     the negative prompt: the decoder's, else the prior's, else an empty one."""
     assert isinstance(order.latent, SampleOrder)
     positive, negative = order.latent.positive, None if order.decoder is None else order.decoder.negative
     if _cfg(order) == 1:
-        return (positive,)
+        return {POSITIVE: positive}
     negative = negative or order.latent.negative or replace(positive, text="", is_negative=True)
-    return (positive, negative)
+    return {POSITIVE: positive, NEGATIVE: negative}
 
 
 def second_work(model: ModelRef, prior: SampleParams, order: DecodeOrder, facts: SamplingFacts) -> SampleParams:

@@ -12,8 +12,9 @@ from typing import Any
 
 from modelpool.actors.graph.orders import EncodeImageOrder, InputRef, SampleOrder
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_SIDE, InputImage
-from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
 from modelpool.pool.specs.spec import TaskId

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_SIDE
-from modelpool.actors.request.requests import SIZE_STEP
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts

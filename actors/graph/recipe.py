@@ -20,25 +20,13 @@ if TYPE_CHECKING:
 
 #: file format of images
 IMAGE_FORMAT = "png"
-#: fields that were added after the first version of recipes
-_LATER_IMAGE_FIELDS = (
-    *("controls", "regions", "reference_sha256", "last_image_sha256", "image_cfg", "noise_level"),
-    *("more_references", "reference_as", "video_sha256", "video_mask_sha256"),
-)
-_LATER_FIELDS = (
-    "pictures",
-    "frames",
-    "frame_rate",
-    "seconds",
-    "motion",
-    "image_noise",
-    "elevation",
-    "format",
-    "clip_skip",
-    "embeddings",
-    "decoder",
-    "low_noise",
-)
+#: marks fields that were added after the first version of recipes: digests leave them out if they are not used, so that
+#: adding a field changes no existing digest
+_LATER: Mapping[str, bool] = {"later": True}
+
+
+def _is_used_or_first(kind: type[Any], name: str, value: Any) -> bool:
+    return bool(value) or not kind.__dataclass_fields__[name].metadata.get("later")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +41,8 @@ class RecipeLora:
 
 @dataclass(frozen=True, slots=True)
 class RecipeControl:
-    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `pool.core.refs.ControlRef.said`;
-    `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
+    """A ControlNet as it was applied. `mode` is set if it has several; `said` is `ControlRef.config_overrides` of
+    `pool.core.refs`; `mask_sha256` is the hash of its inpaint mask, empty if it has none."""
 
     name: str
     sha256: str
@@ -120,24 +108,24 @@ class RecipeImages:
     first_step: int = 0
     paste: bool = False
     hires: Mapping[str, Any] = field(default_factory=dict)
-    controls: tuple[RecipeControl, ...] = ()
-    regions: tuple[RecipeRegion, ...] = ()
-    reference_sha256: str = ""
+    controls: tuple[RecipeControl, ...] = field(default=(), metadata=_LATER)
+    regions: tuple[RecipeRegion, ...] = field(default=(), metadata=_LATER)
+    reference_sha256: str = field(default="", metadata=_LATER)
     reference_file: str = ""
     #: hashes, and file names, of the references after the first
-    more_references: tuple[str, ...] = ()
+    more_references: tuple[str, ...] = field(default=(), metadata=_LATER)
     more_reference_files: tuple[str, ...] = ()
     #: how a text encoder with vision read them; empty if none did
-    reference_as: str = ""
-    last_image_sha256: str = ""
+    reference_as: str = field(default="", metadata=_LATER)
+    last_image_sha256: str = field(default="", metadata=_LATER)
     last_image_file: str = ""
-    video_sha256: str = ""
+    video_sha256: str = field(default="", metadata=_LATER)
     video_file: str = ""
-    video_mask_sha256: str = ""
+    video_mask_sha256: str = field(default="", metadata=_LATER)
     video_mask_file: str = ""
     #: as used; 0 if the model is not guided by an image
-    image_cfg: float = 0.0
-    noise_level: int = 0
+    image_cfg: float = field(default=0.0, metadata=_LATER)
+    noise_level: int = field(default=0, metadata=_LATER)
 
     @classmethod
     def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipeImages | None:
@@ -175,8 +163,8 @@ class RecipeImages:
                     *(ref.name, ref.sha256, control_image.sha256, control_image.file),
                     *(ref.strength, ref.start, ref.end),
                     mode=ref.mode,
-                    said=dict(ref.said),
-                    mask_sha256="" if ref.hole is None else control_mask.sha256,
+                    said=dict(ref.config_overrides),
+                    mask_sha256="" if ref.mask_mode is None else control_mask.sha256,
                 )
                 for (control_image, control_mask), ref in zip(read, controls, strict=True)
             ),
@@ -193,7 +181,7 @@ class RecipeImages:
         content["controls"] = [
             {k: v for k, v in c.items() if k != "image_file" and (k, v) not in unused} for c in content["controls"]
         ]
-        return {k: v for k, v in content.items() if v or k not in _LATER_IMAGE_FIELDS}
+        return {k: v for k, v in content.items() if _is_used_or_first(RecipeImages, k, v)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,25 +204,25 @@ class Recipe:
     versions: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     #: None for an image that is generated from text only
-    pictures: RecipeImages | None = None
+    pictures: RecipeImages | None = field(default=None, metadata=_LATER)
     #: of a video
-    frames: int = 0
-    frame_rate: float = 0.0
+    frames: int = field(default=0, metadata=_LATER)
+    frame_rate: float = field(default=0.0, metadata=_LATER)
     #: conditioning of a video, as used
-    motion: int = 0
-    image_noise: float = 0.0
-    elevation: float = 0.0
+    motion: int = field(default=0, metadata=_LATER)
+    image_noise: float = field(default=0.0, metadata=_LATER)
+    elevation: float = field(default=0.0, metadata=_LATER)
     #: of an audio clip, whose width and height are 0
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, metadata=_LATER)
     #: file format of a video or an audio clip; empty for images
-    format: str = ""
-    clip_skip: int = 0
+    format: str = field(default="", metadata=_LATER)
+    clip_skip: int = field(default=0, metadata=_LATER)
     #: name and SHA-256 of the textual inversions that the texts name
-    embeddings: tuple[tuple[str, str], ...] = ()
+    embeddings: tuple[tuple[str, str], ...] = field(default=(), metadata=_LATER)
     #: None for a model with one stage
-    decoder: RecipeDecoder | None = None
+    decoder: RecipeDecoder | None = field(default=None, metadata=_LATER)
     #: None for a model without experts
-    low_noise: RecipeLowNoise | None = None
+    low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
 
     def as_json(self) -> dict[str, Any]:
         """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest
@@ -245,7 +233,7 @@ class Recipe:
             for name in ("said", "mask_sha256"):
                 if not control[name]:
                     del control[name]
-        return {name: value for name, value in content.items() if value or name not in _LATER_FIELDS}
+        return {name: value for name, value in content.items() if _is_used_or_first(Recipe, name, value)}
 
     @property
     def ending(self) -> str:

@@ -14,8 +14,9 @@ from pathlib import PurePath
 from modelpool.actors.graph.image_concat_graph import EDIT_PIXELS, reference_size
 from modelpool.actors.graph.orders import EncodeImageOrder, SampleOrder
 from modelpool.actors.request.field_errors import unsupported_field
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
-from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.core.sampling_facts import ReferenceMode, SamplingFacts
 from modelpool.pool.core.stage_params import ModelRef, VisionEncodeParams
@@ -57,10 +58,10 @@ class ReferenceInputs:
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
 
-    def vision_tasks(self, model: ModelRef) -> Iterator[tuple[VisionEncodeParams, tuple[TaskId, ...]]]:
-        """Yield the vision encoder's work for each image, and the input of that work."""
+    def vision_tasks(self, model: ModelRef) -> Iterator[tuple[VisionEncodeParams, TaskId]]:
+        """Yield the vision encoder's work for each image, and that image."""
         for image, size in zip(self.images, self.seen, strict=False):
-            yield VisionEncodeParams(model, 1, *size), (image,)
+            yield VisionEncodeParams(model, 1, *size), image
 
 
 NO_REFERENCES = ReferenceInputs()

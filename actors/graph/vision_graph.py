@@ -12,6 +12,7 @@ from modelpool.actors.graph.orders import EncodeImageOrder, EncodeOrder, InputRe
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
+from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE, REGION, enumerated
 from modelpool.pool.specs.spec import TaskId
 
 #: conditioning numbers of requests, and the kinds of models that accept them
@@ -58,12 +59,13 @@ def video_conditioning(order: SampleOrder, facts: SamplingFacts) -> VideoConditi
     )
 
 
-def texts_read(order: SampleOrder, facts: SamplingFacts, cfg: float) -> list[EncodeOrder]:
-    """Return the texts that a run with this CFG scale reads, in order; none for a model that reads only images."""
+def texts_read(order: SampleOrder, facts: SamplingFacts, cfg: float) -> dict[str, EncodeOrder]:
+    """Return the texts that a run with this CFG scale reads, by name; none for a model that reads only images."""
     if not facts.reads_text:
-        return []
-    negative = [] if order.negative is None or cfg == 1 else [order.negative]
-    return [order.positive, *negative, *(region.text for region in order.regions)]
+        return {}
+    negative = {} if order.negative is None or cfg == 1 else {NEGATIVE: order.negative}
+    regions = zip(enumerated(REGION, order.regions), (region.text for region in order.regions), strict=True)
+    return {POSITIVE: order.positive, **negative, **dict(regions)}
 
 
 def unread_text_warnings(order: SampleOrder, model: str, facts: SamplingFacts, cfg: float) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE
-from modelpool.actors.request.requests import SIZE_STEP
 from modelpool.pool.core.errors import unusable_field
 
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from modelpool.actors.request.field_table import MAX_FRAMES
 from modelpool.actors.request.image_fields import check_size, checked_image, open_image, plain_pixels
-from modelpool.actors.request.video_output_fields import MAX_FRAMES
 from modelpool.pool.core.errors import CorruptFile, UnusableField, UserError, unusable_field
 from modelpool.pool.formats.regular_file import open_regular
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from modelpool.actors.request.number_fields import checked_cfg, checked_steps
+from modelpool.actors.request.number_fields import CFG, STEPS
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
 
@@ -55,12 +55,12 @@ class Decoder(Strict):
     @field_validator("steps", mode="before")
     @classmethod
     def _steps(cls, value: Any) -> int | None:
-        return None if value is None else checked_steps("decoder.steps", value)
+        return None if value is None else STEPS.parse("decoder.steps", value)
 
     @field_validator("cfg", mode="before")
     @classmethod
     def _cfg(cls, value: Any) -> float | None:
-        return None if value is None else checked_cfg("decoder.cfg", value)
+        return None if value is None else CFG.parse("decoder.cfg", value)
 
 
 def _is_number(text: str) -> bool:

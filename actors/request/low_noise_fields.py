@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import field_validator, model_validator
 
-from modelpool.actors.request.number_fields import checked_cfg, finite_number
+from modelpool.actors.request.number_fields import CFG, finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.expert_names import EXPERTS
@@ -49,7 +49,7 @@ class LowNoiseRun(Strict):
     @field_validator("cfg", mode="before")
     @classmethod
     def _cfg(cls, value: Any) -> float | None:
-        return None if value is None else checked_cfg("low_noise.cfg", value)
+        return None if value is None else CFG.parse("low_noise.cfg", value)
 
     @field_validator("boundary", mode="before")
     @classmethod

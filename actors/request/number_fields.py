@@ -7,14 +7,59 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.sampling.names import MAX_CFG, MAX_STEPS, MIN_CFG
 
-_STEPS = f"a whole number from 1 to {MAX_STEPS}"
-_CFG = f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}"
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Whole numbers from `least` to `most`, in multiples of `step`; `expected` describes them."""
+
+    least: int
+    most: int
+    expected: str = ""
+    step: int = 1
+
+    def __post_init__(self) -> None:
+        kind = "a whole number" if self.step == 1 else f"a multiple of {self.step}"
+        object.__setattr__(self, "expected", self.expected or f"{kind} from {self.least} to {self.most}")
+
+    def parse(self, field: str, value: Any) -> int:
+        """Return `value`, a whole number or the text of one. Raises UnusableField."""
+        found = whole_number(field, value, self.expected)
+        if not self.least <= found <= self.most or found % self.step:
+            raise unusable_field(field, value, self.expected)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """Finite numbers from `least` (with `above`, greater ones) to `most`; `expected` describes them."""
+
+    least: float
+    most: float
+    expected: str = ""
+    above: bool = False
+
+    def __post_init__(self) -> None:
+        bounds = f"above {self.least:g} up to {self.most:g}" if self.above else f"from {self.least:g} to {self.most:g}"
+        object.__setattr__(self, "expected", self.expected or f"a number {bounds}")
+
+    def parse(self, field: str, value: Any) -> float:
+        """Return `value`, a number or the text of one. Raises UnusableField."""
+        found = finite_number(value)
+        if found is None or not self.least <= found <= self.most or (self.above and found == self.least):
+            raise unusable_field(field, value, self.expected)
+        return found
+
+
+#: steps and guidance scale, of a request and of its parts
+STEPS = Whole(1, MAX_STEPS)
+CFG = Number(MIN_CFG, MAX_CFG, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
 
 
 def finite_number(value: Any) -> float | None:
@@ -35,19 +80,3 @@ def whole_number(field: str, value: Any, expected: str) -> int:
     if isinstance(value, bool) or not (is_whole or is_written):
         raise unusable_field(field, value, expected)
     return int(value)
-
-
-def checked_steps(field: str, value: Any) -> int:
-    """Validate a number of steps. Raises UnusableField."""
-    steps = whole_number(field, value, _STEPS)
-    if not 1 <= steps <= MAX_STEPS:
-        raise unusable_field(field, value, _STEPS)
-    return steps
-
-
-def checked_cfg(field: str, value: Any) -> float:
-    """Validate a guidance scale. Raises UnusableField."""
-    cfg = finite_number(value)
-    if cfg is None or not MIN_CFG <= cfg <= MAX_CFG:
-        raise unusable_field(field, value, _CFG)
-    return cfg

@@ -61,8 +61,8 @@ class FetchOrder:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs`; with `resume`, the
-    `RunState` that it resumes from follows them.
+    """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs` and
+    `task.input_names`; with `resume`, the `RunState` that it resumes from follows them.
 
     run    counts all runs that a controller sent, and identifies this one: attempts of a task start at 1 again when
            the same task is requested again later

@@ -52,6 +52,7 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
     VideoMask,
 )
+from modelpool.pool.core.task_inputs import TaskInputs, WrongInputs
 from modelpool.pool.devices.memory_limits import host_memory as available_memory
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
@@ -95,7 +96,7 @@ class WorkerEngine(Protocol):
         self,
         task: TaskSpec,
         work: StageParams,
-        inputs: tuple[Result, ...],
+        inputs: Mapping[str, Result],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
@@ -444,13 +445,14 @@ class GpuWorker:
         return report
 
 
-def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[tuple[Result, ...], RunState | None]:
-    """Return the inputs of the task and the state that its run resumes from."""
+def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:
+    """Return the inputs of the task by name, and the state that its run resumes from."""
     if not request.resume:
-        return inputs, None
+        return TaskInputs.named(request.task.input_names, inputs), None
     *own, state = inputs
-    assert isinstance(state, RunState), f"{request.task.task_id} resumes from {type(state).__name__}"
-    return tuple(own), state
+    if not isinstance(state, RunState):
+        raise WrongInputs(f"{request.task.task_id} resumes from a RunState, found {type(state).__name__}")
+    return TaskInputs.named(request.task.input_names, own), state
 
 
 def _as_failure(raised: Exception | SystemExit) -> Exception:

@@ -36,18 +36,24 @@ class ControlNetIndex:
 
     def find(self, name: str, strength: float, start: float, end: float, mode: str | int | None = None) -> ControlRef:
         """Return the ControlNet named `name`. A copy of a file that was requested before gets the name of that file,
-        but its file name and folder configuration are read for each path. `ControlRef.hole` is how it marks inpainted
-        pixels. Raises UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a `mode`
-        that it does not have."""
+        but its file name and folder configuration are read for each path. `ControlRef.mask_mode` is how it marks
+        inpainted pixels. Raises UnknownName, AmbiguousName, CorruptFile or UnknownArchitecture, and UnusableField for a
+        `mode` that it does not have."""
         file = self._registry.find(name, CONTROLNETS, "ControlNet")
         digest = self._registry.hashes(file).sha256
         known_name = self._names.setdefault(digest, without_suffix(file.path.name))
         path, files = self._registry.locate(file)
         found = ControlRef(known_name, path, digest, strength, start, end, files=files)
         opened = self.opened(found)
-        number, said, bright = opened.mode_of(mode), opened.settings_at(file.path), opened.reads_bright_at(file.path)
+        number, overrides, bright = (
+            opened.mode_of(mode),
+            opened.settings_at(file.path),
+            opened.reads_bright_at(file.path),
+        )
         latent, hole = opened.kind.reads_latent, opened.mask_form_at(file.path, mode)
-        return replace(found, mode=number, reads_latent=latent, bright=bright, said=said, hole=hole)
+        return replace(
+            found, mode=number, reads_latent=latent, bright=bright, config_overrides=overrides, mask_mode=hole
+        )
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         """Return the size of a ControlNet, and what a run with `model` needs of it. Raises CorruptFile,

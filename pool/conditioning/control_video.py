@@ -1,4 +1,4 @@
-"""Encodes a control video and its mask to the model input of VACE: the stage of `EncodeImageParams.follows`.
+"""Encodes a control video and its mask to the model input of VACE: the stage of `EncodeImageParams.is_control_video`.
 
 Knows the inputs of that work and the form of the model input (`pool.families.control_video`); not which models
 read it.
@@ -8,7 +8,7 @@ Shape legend: B batch, C channels, T frames or latent frames, H W height and wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,11 +23,11 @@ from modelpool.pool.core.stage_params import (
     ImagePixels,
     Latent,
     PixelArray,
-    Result,
     RunHooks,
     VideoFrames,
     VideoMask,
 )
+from modelpool.pool.core.task_inputs import REFERENCE, VIDEO, VIDEO_MASK, TaskInputs
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import HALF, covering
 from modelpool.pool.pixels.latent_pixels import encoded
@@ -36,7 +36,7 @@ from modelpool.pool.specs.spec import ExecutionMode
 
 def encode_control_video(
     work: EncodeImageParams,
-    read: Sequence[Result],
+    read: TaskInputs,
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -48,9 +48,9 @@ def encode_control_video(
     Reports the steps of `vae_encode`, for one part after the other. Raises CorruptFile for a result with NaN or
     infinity, and Stopped at a tile or layer.
     """
-    images = [one for one in read if isinstance(one, ImagePixels)]
+    images = read.read_all(REFERENCE, ImagePixels)
     kept_1CTHW, anew_1CTHW, mask_THW = _split(work, read)
-    is_grey = not any(isinstance(one, VideoFrames) for one in read)
+    is_grey = VIDEO not in read
     parts = [_on_white(one, work.width, work.height) for one in reversed(images)]
     parts += [kept_1CTHW] if is_grey else [kept_1CTHW, anew_1CTHW]
     latents = [
@@ -68,19 +68,20 @@ def encode_control_video(
     return Latent(control_CTHW.contiguous().numpy())
 
 
-def _split(work: EncodeImageParams, read: Sequence[Result]) -> tuple[Tensor, Tensor, Tensor]:
+def _split(work: EncodeImageParams, read: TaskInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Return the kept and the regenerated part of the video, [1, C, T, H, W] from -1 to 1 with grey elsewhere, and the
     mask, [T, H, W] of 0 and 1. Frames beyond the video are regenerated."""
     size = work.width, work.height
     video_1CTHW = torch.zeros((1, 3, work.frames, work.height, work.width))
     mask_THW = torch.ones((work.frames, work.height, work.width))
-    for video in (one for one in read if isinstance(one, VideoFrames)):
-        frames_THWC = _covering(video.frames_THWC[: work.frames], *size)
+    if VIDEO in read:
+        frames_THWC = _covering(read.read(VIDEO, VideoFrames).frames_THWC[: work.frames], *size)
         count = len(frames_THWC)
         video_1CTHW[0, :, :count] = torch.from_numpy(frames_THWC).permute(3, 0, 1, 2).float() / 127.5 - 1.0
-        for mask in (one for one in read if isinstance(one, VideoMask)):
+        if VIDEO_MASK in read:
             # a mask of one frame applies to all
-            mask_THW[:count] = torch.from_numpy(_covering(mask.values_THW[:count], *size) >= HALF).float()
+            values_THW = read.read(VIDEO_MASK, VideoMask).values_THW[:count]
+            mask_THW[:count] = torch.from_numpy(_covering(values_THW, *size) >= HALF).float()
     return video_1CTHW * (1 - mask_THW), video_1CTHW * mask_THW, mask_THW
 
 

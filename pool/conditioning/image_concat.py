@@ -10,7 +10,7 @@ Shape legend: B batch, C channels, H W height and width of a latent (of an image
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,9 +20,11 @@ from torch.nn import functional
 
 from modelpool.pool.conditioning.image_embeds import vision_inputs
 from modelpool.pool.conditioning.micro_conditioning import IMAGE
+from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
-from modelpool.pool.core.stage_params import ImagePixels, Latent, Mask, PixelArray, Result, SampleParams
+from modelpool.pool.core.stage_params import ImagePixels, Latent, Mask, PixelArray, SampleParams
+from modelpool.pool.core.task_inputs import TaskInputs, numbered
 from modelpool.pool.families.control_video import CONTROL, control_video_channels
 from modelpool.pool.models.common.infer_config import image_concat_channels
 from modelpool.pool.pixels.image_ops import HALF, covering
@@ -52,7 +54,7 @@ class ImageInputs:
 
 def image_inputs(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     facts: SamplingFacts,
     latent: LatentFacts,
     cells: tuple[int, int],
@@ -60,29 +62,26 @@ def image_inputs(
     """Return the inputs of a model of `facts` from the images that these works read, for latents of `cells` (height,
     width); of a first frame, only what is repeated for every frame."""
     work, model_kwargs, negative = works[0], dict[str, Tensor](), dict[str, Tensor]()
-    latents = [iter([one for one in read if isinstance(one, Latent)]) for read in inputs]
-    if work.starts:
-        _next(latents)  # the start latent of the run
-    if work.imaged and facts.image_concat is ImageConcat.PIXELS:
+    if work.reads_image and facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[IMAGE] = torch.stack([_noisy(each, read, facts) for each, read in zip(works, inputs, strict=True)])
         model_kwargs[NOISE_LEVEL] = torch.full((len(works),), work.noise_level, dtype=torch.long)
-    elif work.imaged and facts.video is None:
-        model_kwargs[IMAGE] = _next(latents)
+    elif work.reads_image and facts.video is None:
+        model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
         if facts.image_concat is ImageConcat.UNSCALED:
             model_kwargs[IMAGE] = to_vae_scale(model_kwargs[IMAGE], latent)
-    elif work.imaged and repeats_image(facts):
-        model_kwargs[IMAGE] = to_vae_scale(_next(latents), latent)
+    elif work.reads_image and repeats_image(facts):
+        model_kwargs[IMAGE] = to_vae_scale(_latents(inputs, task_inputs.IMAGE), latent)
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
-    if work.follows:
-        model_kwargs[CONTROL] = _next(latents)
+    if work.reads_control_video:
+        model_kwargs[CONTROL] = _latents(inputs, task_inputs.CONTROL_VIDEO)
     if work.masked_image:
-        masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
-        masks = [covering(mask, work.width, work.height) for mask in masks]
-        model_kwargs[IMAGE] = _masked_image(facts.image_concat, masks, _next(latents), cells, latent.downscale)
-    for name in reference_names(work):
-        model_kwargs[name] = _next(latents)
+        masks = [covering(read.read(task_inputs.MASK, Mask).values_HW, work.width, work.height) for read in inputs]
+        hidden_BCHW = _latents(inputs, task_inputs.MASKED_IMAGE)
+        model_kwargs[IMAGE] = _masked_image(facts.image_concat, masks, hidden_BCHW, cells, latent.downscale)
+    for number, name in enumerate(reference_names(work)):
+        model_kwargs[name] = _latents(inputs, numbered(task_inputs.REFERENCE, number))
     if work.prior is not None:
-        model_kwargs[PRIOR] = _next(latents)
+        model_kwargs[PRIOR] = _latents(inputs, task_inputs.PRIOR)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
     without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guides_without_image else None
@@ -106,7 +105,7 @@ def empty_image_inputs(
         model_kwargs[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)
     if facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
-    if work.follows:
+    if work.reads_control_video:
         channels = control_video_channels(shape_CHW[0], work.height // shape_CHW[-2])
         model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():
@@ -154,20 +153,19 @@ def _masked_image(
     return torch.cat([torch.stack([cell_corners(mask, cells) for mask in masks])[:, None], hidden_BCHW], dim=1)
 
 
-def _noisy(work: SampleParams, read: Sequence[Result], facts: SamplingFacts) -> Tensor:
+def _noisy(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> Tensor:
     """Return the image to enlarge, [C, H, W] from -1 to 1, with the model's noise at the requested level, from separate
     random numbers (those of the seed's complement)."""
-    image = next(one for one in read if isinstance(one, ImagePixels))
+    image = read.read(task_inputs.IMAGE, ImagePixels)
     pixels_CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
     sigma = sigma_table(facts.noise).sigmas[work.noise_level]
     noise_CHW = ImageNoise(image_noise_seed(work.seed)).draw((1, *pixels_CHW.shape))[0]
     return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
 
 
-def _next(latents: Sequence[Iterator[Latent]]) -> Tensor:
-    """Return the next latent of each image of a run."""
-    found = [next(queue) for queue in latents]
-    return torch.stack([torch.from_numpy(one.samples_CHW.copy()) for one in found])
+def _latents(inputs: Sequence[TaskInputs], name: str) -> Tensor:
+    """Return the latent of this name of each image of a run."""
+    return torch.stack([torch.from_numpy(read.read(name, Latent).samples_CHW.copy()) for read in inputs])
 
 
 def _white(mask_HW: PixelArray) -> Tensor:

@@ -21,12 +21,12 @@ from modelpool.pool.core.stage_params import (
     Encoded,
     ImageEmbeds,
     ImagePixels,
-    Result,
     RunHooks,
     SampleParams,
     VisionEncodeParams,
 )
 from modelpool.pool.core.stopping import stop_check, stop_if_asked
+from modelpool.pool.core.task_inputs import IMAGE, IMAGE_EMBEDS, NEGATIVE, POSITIVE, REGION, TaskInputs, enumerated
 from modelpool.pool.models.vision.preprocess import preprocess_image, side_of, states
 from modelpool.pool.models.vision.qwen import grid_of, patches_of, read_patches
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -35,7 +35,7 @@ from modelpool.pool.pixels.image_ops import covering
 
 def embed_images(
     works: Sequence[VisionEncodeParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     encoder: ModelPatcher,
     vision_use: VisionEncoderUse | None,
     hooks: RunHooks,
@@ -48,7 +48,7 @@ def embed_images(
     found = []
     with encoder.running(stop_check(hooks)) as module:
         for work, read in zip(works, inputs, strict=True):
-            images = [one for one in read if isinstance(one, ImagePixels)] or [_black()]
+            images = read.read_all(IMAGE, ImagePixels) or (_black(),)
             parts = []
             for image in images:
                 stop_if_asked(hooks.should_stop)
@@ -83,17 +83,18 @@ def _states_of(
     return states(module, shown_BCHW.to(encoder.compute_dtype), vision_use)[0].float().to("cpu")
 
 
-def texts_read(work: SampleParams, read: Sequence[Result], facts: SamplingFacts) -> tuple[Encoded, ...]:
-    """Return the texts that a run reads. A model that reads only images gets the embeddings of its image instead of the
-    prompt, and zeros instead of the negative prompt."""
+def texts_read(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> tuple[Encoded, ...]:
+    """Return the texts that a run reads: prompt, negative prompt, regions. A model that reads only images gets the
+    embeddings of its image instead of the prompt, and zeros instead of the negative prompt."""
     if facts.reads_text:
-        return tuple(one for one in read if isinstance(one, Encoded))
+        names = (POSITIVE,) if work.cfg == 1 else (POSITIVE, NEGATIVE)
+        return tuple(read.read(name, Encoded) for name in (*names, *enumerated(REGION, work.regions)))
     states_LD = _embeds(read).states_LD
     zeros = () if work.cfg == 1 else (Encoded(np.zeros_like(states_LD)),)
     return (Encoded(states_LD), *zeros)
 
 
-def vision_inputs(inputs: Sequence[Sequence[Result]], facts: SamplingFacts) -> dict[str, Tensor]:
+def vision_inputs(inputs: Sequence[TaskInputs], facts: SamplingFacts) -> dict[str, Tensor]:
     """Return the image embeddings that a model reads with every text, [B, L, D] on the CPU; nothing for a model that
     reads them instead of a text."""
     if facts.vision_use is None or not facts.vision_use.is_model_input or not facts.reads_text:
@@ -101,7 +102,5 @@ def vision_inputs(inputs: Sequence[Sequence[Result]], facts: SamplingFacts) -> d
     return {IMAGE_CONTEXT: torch.stack([torch.from_numpy(_embeds(read).states_LD.copy()) for read in inputs])}
 
 
-def _embeds(read: Sequence[Result]) -> ImageEmbeds:
-    """Return the one image embedding of an input; any other number is a bug."""
-    (found,) = [one for one in read if isinstance(one, ImageEmbeds)]
-    return found
+def _embeds(read: TaskInputs) -> ImageEmbeds:
+    return read.read(IMAGE_EMBEDS, ImageEmbeds)

@@ -1,7 +1,6 @@
 """The latent that a sampling run starts from besides noise, and its inpaint mask.
 
-Knows the order in which `pool.core.stage_params.SampleParams` reads them, and converts a mask of pixels to latent
-positions; runs nothing.
+Reads them by name, and converts a mask of pixels to latent positions; runs nothing.
 
 Shape legend: B batch, C latent channels, H W height and width of a latent (of an image for masks of pixels).
 """
@@ -17,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.inpainting import Inpainting
-from modelpool.pool.core.stage_params import Latent, Mask, PixelArray, Result, SampleParams
+from modelpool.pool.core.stage_params import Latent, Mask, PixelArray, SampleParams
+from modelpool.pool.core.task_inputs import MASK, START, TaskInputs
 from modelpool.pool.pixels.image_ops import covering
 
 
@@ -36,20 +36,18 @@ class StartLatent:
 NOISE_ONLY = StartLatent()
 
 
-def start_of(works: Sequence[SampleParams], inputs: Sequence[Sequence[Result]], cells: tuple[int, int]) -> StartLatent:
+def start_of(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], cells: tuple[int, int]) -> StartLatent:
     """Return the start of the run of these works, for latents of `cells` (height, width). A latent of another size is
     scaled, as in the second pass of hires."""
     work = works[0]
-    if not work.starts:
+    if not work.reads_start:
         assert not work.masked, f"{work} keeps a latent that it does not start from"
         return NOISE_ONLY
-    firsts = [next(one for one in read if isinstance(one, Latent)) for read in inputs]
+    firsts = [read.read(START, Latent) for read in inputs]
     latent = torch.cat([scaled_latent(_tensor(first), cells) for first in firsts])
     if not work.masked:
         return StartLatent(latent)
-    # the run's mask precedes those of its regions
-    masks = [next(one.values_HW for one in read if isinstance(one, Mask)) for read in inputs]
-    masks = [covering(mask, work.width, work.height) for mask in masks]
+    masks = [covering(read.read(MASK, Mask).values_HW, work.width, work.height) for read in inputs]
     return StartLatent(latent, Inpainting(latent, torch.stack([cell_shares(mask, cells) for mask in masks])[:, None]))
 
 

@@ -61,7 +61,7 @@ class ControlNetPlan:
 
 def plan_controlnet(shapes: Mapping[str, Shape], overrides: Mapping[str, bool] | None = None) -> ControlNetPlan:
     """Return how to build the ControlNet among `shapes`; `overrides` overrides arguments that shapes do not determine
-    (`pool.core.refs.ControlRef.said`). Raises UnknownArchitecture if there is no ControlNet."""
+    (`pool.core.refs.ControlRef.config_overrides`). Raises UnknownArchitecture if there is no ControlNet."""
     has_prefix = any(key.startswith(PREFIX) for key in shapes)
     control_shapes = {key: tuple(shape) for key, shape in shapes.items() if key.startswith(PREFIX) or not has_prefix}
     bare = {key.removeprefix(PREFIX): shape for key, shape in control_shapes.items()}

@@ -29,10 +29,10 @@ from modelpool.pool.core.stage_params import (
     ImagePixels,
     Latent,
     Mask,
-    Result,
     RunHooks,
     SampleParams,
 )
+from modelpool.pool.core.task_inputs import CONTROL, CONTROL_MASK, CONTROL_MASKED_IMAGE, TaskInputs, numbered
 from modelpool.pool.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering
@@ -157,16 +157,15 @@ class RunControlNets:
 
 def controls_of(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     patchers: Sequence[ModelPatcher],
     latent: LatentFacts,
     prompt: Condition,
     interrupt: Callable[[], None],
     done: int = 0,
 ) -> RunControlNets:
-    """Return the ControlNets of the run of these works. Each reads an image of each work: pixels, or a latent after all
-    other latents; inpainting ones also a mask, after all other masks. `prompt` is that of each work; `done` of its
-    steps were done before."""
+    """Return the ControlNets of the run of these works. Each reads an image of each work, pixels or a latent;
+    inpainting ones also a mask. `prompt` is that of each work; `done` of its steps were done before."""
     work = works[0]
     kinds = [kind_of(patcher.module) for patcher in patchers]
     read = [_images_of(results, work, kinds) for results in inputs]
@@ -179,26 +178,25 @@ def controls_of(
     return RunControlNets(controls, work.steps_run, interrupt, prompt, done)
 
 
-def _images_of(read: Sequence[Result], work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
+def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
     """Yield the control image of each ControlNet, [C,H,W], in their order."""
-    pixels = (one.pixels_HWC for one in read if isinstance(one, ImagePixels))
-    latents = [one.samples_CHW for one in read if isinstance(one, Latent)]
-    count = sum(ref.reads_latent + (ref.hole is ControlMaskMode.BESIDE) for ref in work.controls)
-    queue = iter(latents[len(latents) - count :])
-    masks = [one.values_HW for one in read if isinstance(one, Mask)]
-    holes = iter(masks[len(masks) - sum(ref.hole is not None for ref in work.controls) :])
     size = work.width, work.height
-    for ref, kind in zip(work.controls, kinds, strict=True):
+    for number, (ref, kind) in enumerate(zip(work.controls, kinds, strict=True)):
+        image, mask_HW = numbered(CONTROL, number), None
+        if ref.mask_mode is not None:
+            mask_HW = covering(read.read(numbered(CONTROL_MASK, number), Mask).values_HW, *size)
         if ref.reads_latent:
-            latent_CHW = torch.from_numpy(next(queue).copy())
-            if ref.hole is not None:
-                hidden_CHW = torch.from_numpy(next(queue)) if ref.hole is ControlMaskMode.BESIDE else None
-                latent_CHW = with_mask(latent_CHW, covering(next(holes), *size), hidden_CHW)
+            latent_CHW = torch.from_numpy(read.read(image, Latent).samples_CHW.copy())
+            if mask_HW is not None:
+                hidden_CHW = None
+                if ref.mask_mode is ControlMaskMode.BESIDE:
+                    hidden_CHW = torch.from_numpy(read.read(numbered(CONTROL_MASKED_IMAGE, number), Latent).samples_CHW)
+                latent_CHW = with_mask(latent_CHW, mask_HW, hidden_CHW)
             yield latent_CHW
             continue
         # a copy: an image that already has this size is shared and must not be written
-        whole = np.array(covering(next(pixels), *size), order="C")
+        whole = np.array(covering(read.read(image, ImagePixels).pixels_HWC, *size), order="C")
         image_CHW = torch.from_numpy(whole).permute(2, 0, 1).float() / 255
-        if ref.hole is not None:
-            image_CHW = with_masked_pixels(image_CHW, covering(next(holes), *size), kind)
+        if mask_HW is not None:
+            image_CHW = with_masked_pixels(image_CHW, mask_HW, kind)
         yield image_CHW

@@ -42,7 +42,7 @@ class OpenControlNet:
         self.ref = ref
         mapped = MappedFile.open(Path(ref.path), allow_pickle=True)  # was allowed when the reference was created
         try:
-            plan = plan_controlnet(_used(mapped), dict(ref.said))
+            plan = plan_controlnet(_used(mapped), dict(ref.config_overrides))
             self.module: Any = plan.build(mapped.tensors())
         except UnknownArchitecture as error:
             raise UnknownArchitecture(f"{ref.path}: {error}") from None
@@ -71,7 +71,7 @@ class OpenControlNet:
         return mode_of(self.ref.name, self.kind, self.module, requested)
 
     def settings_at(self, path: Path) -> tuple[tuple[str, bool], ...]:
-        """Return `ControlRef.said` of its copy at `path`. Raises CorruptFile."""
+        """Return `ControlRef.config_overrides` of its copy at `path`. Raises CorruptFile."""
         return settings_beside(path, self._config)
 
     def reads_bright_at(self, path: Path) -> bool:

@@ -69,8 +69,8 @@ class ControlRef:
     mode          index of the control mode of a union ControlNet
     reads_latent  it reads the latent of its image instead of the pixels
     bright        that latent is encoded with `pool.core.stage_params.EncodeImageParams.bright`
-    said          settings of the configuration in its folder that differ from those derived from shapes, by name
-    hole          in a task, how it gets the mask; in a catalog result, how it can. None: no mask
+    config_overrides  settings of the configuration in its folder that differ from those derived from shapes, by name
+    mask_mode     in a task, how it gets the mask; in a catalog result, how it can. None: no mask
     files         as of a model
     """
 
@@ -83,14 +83,14 @@ class ControlRef:
     mode: int | None = None
     reads_latent: bool = False
     bright: bool = False
-    said: tuple[tuple[str, bool], ...] = ()
-    hole: ControlMaskMode | None = None
+    config_overrides: tuple[tuple[str, bool], ...] = ()
+    mask_mode: ControlMaskMode | None = None
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
 
     @property
     def content(self) -> tuple[str, tuple[tuple[str, bool], ...]]:
         """Identity of the module, whatever its use."""
-        return self.sha256, self.said
+        return self.sha256, self.config_overrides
 
 
 @dataclass(frozen=True, slots=True)

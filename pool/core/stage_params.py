@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, TypeAlias, get_args
 
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
@@ -49,8 +50,8 @@ class RegionParams:
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
-    """Encode one text with its prompt weights. Result: `Encoded`. Reads the `ImageEmbeds` of each reference image that
-    the text encoder reads.
+    """Encode one text with its prompt weights. Result: `Encoded`. Reads "image.N", the `ImageEmbeds` of each reference
+    image that the text encoder reads.
 
     layers_skipped  last CLIP layers to skip, in addition to those that the family skips
     is_negative     it is a negative prompt: some families use another template
@@ -74,37 +75,35 @@ class EncodeParams:
 class SampleParams:
     """Denoise one latent. Result: `Latent`.
 
-    Reads the `Encoded` prompt, then the negative prompt unless `cfg` is 1, then the inputs that the last fields
-    require, in their order; and the `ImageEmbeds` of its image for models with a vision encoder (instead of texts if
-    the model reads none).
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" unless `cfg` is 1, "image_embeds" for models with a
+    vision encoder (instead of texts if the model reads none), and the inputs that the fields below require.
 
     frames       of a video; 0 for an image or audio
     frame_rate   its frames per second
     seconds      of audio, whose width and height are 0; 0 for an image or a video
-    imaged       reads the `Latent` of an image: the first frame of a video, or the concatenated image; an upscaling
-                 model reads the `ImagePixels`
+    reads_image  reads "image": the `Latent` of the first frame of a video, or of the concatenated image; an upscaling
+                 model reads `ImagePixels`
     guidance     guidance input of a distilled model; `cfg` is then 1
     first_step   steps skipped at the start of the schedule (denoising strength)
-    starts       reads a start `Latent` of any size, to which noise is added; otherwise the run starts from pure noise
-    masked       reads a `Mask`: outside of it the result is the start latent
-    masked_image  reads a `Mask` and the masked image `Latent`, inputs of an inpainting model
-    reference    reads the `Latent` of a reference image of this width and height
-    more_references  sizes of further reference images
-    prior        reads the prior's `Latent` of this height and width (second stage)
+    reads_start  reads "start", a `Latent` of any size, to which noise is added; otherwise the run starts from noise
+    masked       reads "mask": outside of it the result is the start latent
+    masked_image  reads "mask" and the `Latent` "masked_image", inputs of an inpainting model
+    reference    reads "reference.0", the `Latent` of a reference image of this width and height
+    more_references  sizes of further reference images, "reference.1" and so on
+    prior        reads "prior", the prior's `Latent` of this height and width (second stage)
     ends         the first-frame latent also has the last frame
     image_cfg    guidance scale of the image, 1 for none; 0 for models that are not guided by the image
     noise_level  noise added to the image to upscale, 0 to 1000
     image_noise  standard deviation of the noise on the conditioning image, whose pixels are in [-1, 1]
     motion       motion strength of a video, 0 to 255
     elevation    camera elevation of an orbit video, in degrees
-    regions      reads an `Encoded` for each (after the negative prompt), and a `Mask` for each without a box
-    controls     after all others, reads for each ControlNet its `ImagePixels` of any size, or their `Latent`; after
-                 these, for inpainting ControlNets (`ControlMaskMode`) a `Mask`, then the `Latent` of an additional
-                 image
-    switch       two experts: step at which the low-noise expert continues from the `SamplerState` of the other; 0 for a
-                 single model
-    low_noise    run of the low-noise expert; with `switch` it reads that `SamplerState`, after all others
-    follows      reads the `Latent` of a control video, the result of `EncodeImageParams.follows`
+    regions      reads "region.N" for each, and "region_mask.N" for each without a box
+    controls     reads "control.N" for each ControlNet, `ImagePixels` of any size, or their `Latent`; inpainting
+                 ControlNets (`ControlMaskMode`) also "control_mask.N" and "control_masked_image.N"
+    switch       two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
+                 model
+    low_noise    run of the low-noise expert; with `switch` it reads "sampler_state"
+    reads_control_video  reads "control_video", the result of `EncodeImageParams.is_control_video`
     leading      extra temporal cells at the start, for reference images; the result drops those of a control video
     """
 
@@ -122,13 +121,13 @@ class SampleParams:
     frame_rate: float = 0.0
     guidance: float = 0.0
     first_step: int = 0
-    starts: bool = False
+    reads_start: bool = False
     masked: bool = False
     masked_image: bool = False
     regions: tuple[RegionParams, ...] = ()
     controls: tuple[ControlRef, ...] = ()
     seconds: float = 0.0
-    imaged: bool = False
+    reads_image: bool = False
     reference: tuple[int, int] | None = None
     more_references: tuple[tuple[int, int], ...] = ()
     prior: tuple[int, int] | None = None
@@ -140,7 +139,7 @@ class SampleParams:
     elevation: float = 0.0
     switch: int = 0
     low_noise: bool = False
-    follows: bool = False
+    reads_control_video: bool = False
     leading: int = 0
 
     @property
@@ -161,7 +160,7 @@ class SampleParams:
     @property
     def leading_kept(self) -> int:
         """The cells of `leading` that the result keeps: it is decoded with them."""
-        return 0 if self.follows else self.leading
+        return 0 if self.reads_control_video else self.leading
 
     @property
     def steps_run(self) -> int:
@@ -184,15 +183,15 @@ class SampleParams:
 class EncodeImageParams:
     """Encode pixels to a latent with the VAE. Result: `Latent`.
 
-    Reads `ImagePixels`, which are scaled and cropped to this size.
+    Reads "image", which is scaled and cropped to this size.
 
-    hides    also reads a `Mask`; masked pixels become grey, or black with `black`
+    hides    also reads "mask"; masked pixels become grey, or black with `black`
     frames   encodes a video of that many frames: the image first, then grey
-    ends     the last frame is the second `ImagePixels`, or the first one again if there is no second
+    ends     the last frame is "last_image"
     noise    standard deviation of noise of `seed` on the pixels, which are in [-1, 1]
     bright   the VAE reads pixels from 0.5 to 128 instead, as the edge ControlNet of Stable Diffusion 3.5 was trained
-    follows  encodes a control video of `frames` (`pool.conditioning.control_video`): reads its `VideoFrames` and
-             `VideoMask`, if there are, and an `ImagePixels` for each reference image
+    is_control_video  encodes a control video of `frames` (`pool.conditioning.control_video`): reads "video" and
+             "video_mask", if there are, and "reference.N" for each reference image
     """
 
     model: ModelRef
@@ -204,7 +203,7 @@ class EncodeImageParams:
     seed: int = 0
     ends: bool = False
     bright: bool = False
-    follows: bool = False
+    is_control_video: bool = False
     black: bool = False
 
 
@@ -212,8 +211,8 @@ class EncodeImageParams:
 class VisionEncodeParams:
     """Encode `images` images with a vision encoder. Result: `ImageEmbeds`, the states concatenated.
 
-    Reads an `ImagePixels` of any size for each; if there are fewer, the last one is repeated, and if there is none,
-    black is used. An encoder that keeps the aspect ratio takes one image, resized to this width and height.
+    Reads "image.N", of any size, for each; if there are fewer, the last one is repeated, and if there is none, black is
+    used. An encoder that keeps the aspect ratio takes one image, resized to this width and height.
     """
 
     model: ModelRef
@@ -227,8 +226,8 @@ class DecodeParams:
     """Decode a latent. Result: `ImagePixels`, with `frames` a `VideoFrames`, with `seconds` an `AudioSamples` of that
     length.
 
-    Reads a `Latent` of the size of the output (audio may be longer; a video has `leading` extra temporal cells at the
-    start), and with `pastes` the `ImagePixels` that the result keeps outside of a `Mask`.
+    Reads "latent", of the size of the output (audio may be longer; a video has `leading` extra temporal cells at the
+    start), and with `pastes` "image", which the result keeps outside of "mask".
     """
 
     model: ModelRef
@@ -292,7 +291,7 @@ class BatchMember:
 
     task: TaskSpec
     work: StageParams
-    inputs: tuple[Result, ...]
+    inputs: Mapping[str, Result]
     hooks: RunHooks
     resume: RunState | None = None
 
@@ -327,8 +326,8 @@ def roles_of(work: StageParams, count: int) -> tuple[Role, ...]:
 
 def control_key(control: ControlRef) -> ComponentKey:
     """Component key of a ControlNet, independent of its use."""
-    said = "".join(f"+{name}={value}" for name, value in control.said)
-    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{said}")
+    overrides = "".join(f"+{name}={value}" for name, value in control.config_overrides)
+    return ComponentKey(f"{control.name}/controlnet@{control.sha256[:10]}{overrides}")
 
 
 def component_key(name: str, role: Role, sha256: str) -> ComponentKey:
@@ -352,48 +351,52 @@ def stage_of(work: StageParams) -> Stage:
             return Stage.DECODE
 
 
+#: fields in which the tasks of one batch may differ. Every other field separates tasks: a field that is forgotten here
+#: makes runs smaller, never wrong
+_VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
+    {
+        EncodeParams: frozenset({"text", "is_negative", "embeddings"}),
+        SampleParams: frozenset({"seed"}),
+        DecodeParams: frozenset(),
+    }
+)
+#: the names of all fields by class, and of those that tasks of one batch share
+_FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
+    {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in get_args(StageParams)}
+)
+_SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
+    {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
+)
+_JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
 def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
-    """Return the key that tasks on the same weights must share to run as one batch: everything except texts and seeds.
+    """Return the key that tasks on the same weights must share to run as one batch: a digest of everything except texts
+    and seeds.
 
     The model is part of it: models with equal components may differ in text encoding, noise and latents.
     `context_tokens` are the lengths of the texts that sampling reads. Same as `pool.specs.spec.TaskSpec.together`.
     Empty: never batched.
     """
-    match work:
-        case EncodeParams():
-            # the length of texts with images depends on the image sizes
-            return "" if work.seen else f"encode {_model_key(work)} {work.layers_skipped}"
-        case SampleParams():
-            lengths = ",".join(str(length) for length in context_tokens)
-            how = f"{work.steps} {work.cfg!r} {work.guidance!r} {work.sampler} {work.schedule}"
-            reads = f"{work.first_step} {work.starts:d}{work.masked:d}{work.masked_image:d}{work.imaged:d}"
-            reads += f" {work.reference} {work.more_references} {work.prior} {work.image_cfg!r} {work.noise_level}"
-            reads += f" {work.image_noise!r} {work.motion} {work.elevation!r} {work.ends:d}"
-            reads += f" {work.switch}{'low' if work.low_noise else ''} {work.follows:d}{work.leading}"
-            reads += "".join(f" {region}" for region in work.regions)
-            for c in work.controls:
-                reads += f" {c.sha256} {c.strength!r} {c.start!r} {c.end!r} {c.mode}{c.said or ''}{c.hole or ''}"
-            return f"sample {_model_key(work)} {_size_key(work)} {how} {lengths} {reads}"
-        case EncodeImageParams() | VisionEncodeParams():
-            return ""  # one image fills a device
-        case DecodeParams():
-            return f"decode {_model_key(work)} {_size_key(work)} {work.pastes:d}{work.leading}"
+    shared = _SHARED.get(type(work))
+    # one image fills a device; the length of texts with images depends on the image sizes
+    if shared is None or (isinstance(work, EncodeParams) and work.seen):
+        return ""
+    # not JSON: this runs for every requested task, and takes a third of the time
+    text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
+    return f"{stage_of(work).value} {_digest(text)[:16]}"
 
 
-def _model_key(work: StageParams) -> str:
-    return work.model.sha256[:16]
-
-
-def _size_key(work: SampleParams | DecodeParams) -> str:
-    return f"{work.width}x{work.height} {work.frames} {work.frame_rate!r} {work.seconds!r}"
-
-
-def task_id(work: StageParams, needs: tuple[TaskId, ...]) -> TaskId:
+def task_id(work: StageParams, needs: Mapping[str, TaskId]) -> TaskId:
     """Return a digest of everything that the result depends on: the parameters (files by content, not by path or name)
-    and the inputs."""
-    content = {field.name: _without_places(getattr(work, field.name)) for field in dataclasses.fields(work)}
-    text = json.dumps([type(work).__name__, content, needs], sort_keys=True, separators=(",", ":"))
-    return TaskId(f"{stage_of(work).value}-{hashlib.sha256(text.encode()).hexdigest()[:20]}")
+    and the inputs by name."""
+    content = {name: _without_places(getattr(work, name)) for name in _FIELDS[type(work)]}
+    text = _JSON.encode([type(work).__name__, content, dict(needs)])
+    return TaskId(f"{stage_of(work).value}-{_digest(text)[:20]}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _without_places(value: Any) -> Any:
@@ -409,8 +412,8 @@ def _without_places(value: Any) -> Any:
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):
         more: dict[str, Any] = {} if value.mode is None else {"mode": value.mode}
-        more |= {"said": value.said} if value.said else {}
-        more |= {"hole": value.hole} if value.hole else {}
+        more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
+        more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
     if isinstance(value, RegionParams):
         return [value.strength, value.box]

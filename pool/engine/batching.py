@@ -169,7 +169,7 @@ def _outcomes(members: Sequence[BatchMember], attempt: Attempt, oom_steps: tuple
 
 def _kind(member: BatchMember) -> object:
     """Key of members that may share a run."""
-    sizes = tuple(_size(result) for result in member.inputs)
+    sizes = tuple(_size(result) for result in member.inputs.values())
     uses = tuple((use.component, use.patch_digest, use.passes) for use in member.task.uses)
     return batch_key(member.work), sizes, uses, None if member.resume is None else member.resume.step
 

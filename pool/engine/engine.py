@@ -9,7 +9,7 @@ results. Not thread-safe, except for the hooks of a run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from modelpool.pool.core.stage_params import (
     role_of,
 )
 from modelpool.pool.core.stopping import stop_if_asked
+from modelpool.pool.core.task_inputs import IMAGE, TaskInputs
 from modelpool.pool.devices.capabilities import DeviceCapabilities, detect_capabilities
 from modelpool.pool.devices.kinds import OpenDevice
 from modelpool.pool.devices.opening import measure_link, open_with_room, usable_bytes
@@ -169,13 +170,14 @@ class Engine:
         self,
         task: TaskSpec,
         work: StageParams,
-        inputs: tuple[Result, ...],
+        inputs: Mapping[str, Result],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: Sequence[ComponentKey] = (),
         resume: RunState | None = None,
     ) -> tuple[Result, RunCost]:
-        """Run `work` and return its result and cost. `task` has the sizes that were planned with.
+        """Run `work` on its inputs by name (`pool.core.task_inputs`) and return its result and cost. `task` has the
+        sizes that were planned with.
 
         `fresh` evicts everything first (a second try after running out of memory); `needed_next` are components
         expected to be needed afterwards, soonest first. It resumes from `resume`; if `hooks` make it pause, its result
@@ -220,7 +222,7 @@ class Engine:
         return self._runner.load(wanted, kept, should_stop)
 
     def run_as_is(
-        self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], patchers: Patchers, hooks: RunHooks
+        self, task: TaskSpec, work: StageParams, inputs: Mapping[str, Result], patchers: Patchers, hooks: RunHooks
     ) -> Result:
         """Run `work` with `patchers`, whatever of them is resident; no weights are loaded or evicted.
 
@@ -372,7 +374,7 @@ class Engine:
     def _compute(
         self, members: Sequence[BatchMember], patchers: Patchers, hooks: RunHooks, division: ExecutionMode | None
     ) -> tuple[Result, ...]:
-        works, inputs = [member.work for member in members], [member.inputs for member in members]
+        works, inputs = [member.work for member in members], [TaskInputs(member.inputs) for member in members]
         opened = self._opened(works[0].model)
         latent, family = opened.latent, opened.checkpoint.family
         match works[0]:
@@ -380,7 +382,7 @@ class Engine:
                 # by the roles of this model: a patcher may have the role of another model with equal weights
                 roles = zip(patchers, family.text_encoders, strict=True)
                 encoders = [_text_encoder(opened, patcher, role) for patcher, role in roles]
-                texts, seen = _all_of(works, EncodeParams), [one for one in inputs[0] if isinstance(one, ImageEmbeds)]
+                texts, seen = _all_of(works, EncodeParams), inputs[0].read_all(IMAGE, ImageEmbeds)
                 learned = self._learned(texts)
                 return encode_batch(texts, encoders, self._tokenizer, hooks, family.text_set, learned, seen)
             case SampleParams():

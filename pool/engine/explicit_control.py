@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,7 @@ from modelpool.pool.core.stage_params import (
     stage_of,
     task_id,
 )
+from modelpool.pool.core.task_inputs import LATENT, NEGATIVE, POSITIVE
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.engine.explicit_component import ExplicitComponent
@@ -162,7 +163,7 @@ class LoadedModel:
     def encode(self, text: str) -> Encoded:
         """Encode `text` for the diffusion model; the result is on the host."""
         work = EncodeParams(self._model, (), checked_text("text", text, "a text"))
-        result = self._run(work, (), self.text_encoders)
+        result = self._run(work, {}, self.text_encoders)
         assert isinstance(result, Encoded)
         return result
 
@@ -185,10 +186,10 @@ class LoadedModel:
         naming a field, DoesNotFit, RanOutOfMemory, and Stopped after `cancel`.
         """
         work = self._sample_work(width, height, steps, cfg, sampler, seed)
-        inputs = [self._text("prompt", prompt)]
+        inputs: dict[str, Result] = {POSITIVE: self._text("prompt", prompt)}
         if work.cfg != 1:
-            inputs.append(self._text("negative", negative, ", since cfg is not 1"))
-        result = self._run(work, tuple(inputs), (self.diffusion_model,), on_step, passes=work.steps)
+            inputs[NEGATIVE] = self._text("negative", negative, ", since cfg is not 1")
+        result = self._run(work, inputs, (self.diffusion_model,), on_step, passes=work.steps)
         assert isinstance(result, Latent)
         return result
 
@@ -200,7 +201,7 @@ class LoadedModel:
             found = _short(latent) if shape is None else shape
             raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
         height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
-        result = self._run(DecodeParams(self._model, width, height), (latent,), (self.vae,))
+        result = self._run(DecodeParams(self._model, width, height), {LATENT: latent}, (self.vae,))
         assert isinstance(result, ImagePixels)
         return result.pixels_HWC
 
@@ -277,14 +278,14 @@ class LoadedModel:
     def _run(
         self,
         work: StageParams,
-        inputs: tuple[Result, ...],
+        inputs: Mapping[str, Result],
         components: tuple[ExplicitComponent, ...],
         on_step: OnStep | None = None,
         passes: int = 1,
     ) -> Result:
-        lengths = tuple(text.context_LD.shape[0] for text in inputs if isinstance(text, Encoded))
+        lengths = tuple(text.context_LD.shape[0] for text in inputs.values() if isinstance(text, Encoded))
         task = TaskSpec(
-            task_id(work, ()),
+            task_id(work, {}),
             stage_of(work),
             tuple(component.patcher.use(passes) for component in components),
             self._catalog.figures.activation_bytes(self._model, work, lengths),

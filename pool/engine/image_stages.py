@@ -7,7 +7,6 @@ Prepares the inputs of `EncodeImageParams` and `DecodeParams`; `pool.engine.stag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from modelpool.pool.conditioning.control_video import encode_control_video
 from modelpool.pool.core.family_facts import LatentFacts
@@ -18,21 +17,19 @@ from modelpool.pool.core.stage_params import (
     Latent,
     Mask,
     Output,
-    Result,
     RunHooks,
 )
+from modelpool.pool.core.task_inputs import IMAGE, LAST_IMAGE, LATENT, MASK, TaskInputs
 from modelpool.pool.engine.stages import decode_batch, vae_encode, vae_encode_beginning
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.image_ops import covering, pasted
 from modelpool.pool.sampling.noise import image_noise_seed
 from modelpool.pool.specs.spec import ExecutionMode
 
-Kind = TypeVar("Kind")
-
 
 def encode_images(
     works: Sequence[EncodeImageParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -45,20 +42,19 @@ def encode_images(
 
 def _encoded(
     work: EncodeImageParams,
-    read: Sequence[Result],
+    read: TaskInputs,
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
     division: ExecutionMode | None,
 ) -> Latent:
     size = work.width, work.height
-    if work.follows:
+    if work.is_control_video:
         return encode_control_video(work, read, vae, latent, hooks, division)
-    images = [ImagePixels(covering(one.pixels_HWC, *size)) for one in read if isinstance(one, ImagePixels)]
-    image = images[0]
-    hidden = Mask(covering(_only(read, Mask).values_HW, *size)) if work.hides else None
+    image = _scaled(read, IMAGE, size)
+    hidden = Mask(covering(read.read(MASK, Mask).values_HW, *size)) if work.hides else None
     if work.frames:
-        last = images[-1] if work.ends else None
+        last = _scaled(read, LAST_IMAGE, size) if work.ends else None
         return vae_encode_beginning(image, work.frames, vae, latent, hooks, division, last)
     shaken = work.noise, image_noise_seed(work.seed)
     return vae_encode(image, vae, latent, hooks, None, division, hidden, shaken, work.bright, work.black)
@@ -66,7 +62,7 @@ def _encoded(
 
 def decode_images(
     works: Sequence[DecodeParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     vae: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -74,7 +70,7 @@ def decode_images(
 ) -> tuple[Output, ...]:
     """Decode each latent to an image, video or audio; outside of its mask, the user image is pasted back. Raises as
     `decode_batch`."""
-    latents = [_only(read, Latent) for read in inputs]
+    latents = [read.read(LATENT, Latent) for read in inputs]
     lasts = works[0].frame_rate, works[0].seconds, works[0].leading * latent.frames_per_cell
     made = decode_batch(latents, vae, latent, hooks, division, *lasts)
     return tuple(
@@ -83,14 +79,11 @@ def decode_images(
     )
 
 
-def _kept(made: ImagePixels, read: Sequence[Result]) -> ImagePixels:
+def _scaled(read: TaskInputs, name: str, size: tuple[int, int]) -> ImagePixels:
+    return ImagePixels(covering(read.read(name, ImagePixels).pixels_HWC, *size))
+
+
+def _kept(made: ImagePixels, read: TaskInputs) -> ImagePixels:
     height, width = made.pixels_HWC.shape[:2]
-    kept, mask = _only(read, ImagePixels).pixels_HWC, _only(read, Mask).values_HW
+    kept, mask = read.read(IMAGE, ImagePixels).pixels_HWC, read.read(MASK, Mask).values_HW
     return ImagePixels(pasted(made.pixels_HWC, covering(kept, width, height), covering(mask, width, height)))
-
-
-def _only(read: Sequence[Result], kind: type[Kind]) -> Kind:
-    """The single input of this kind; another number is an internal error."""
-    found = [one for one in read if isinstance(one, kind)]
-    assert len(found) == 1, f"expected one {kind.__name__}, found {[type(one).__name__ for one in read]}"
-    return found[0]

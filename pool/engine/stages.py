@@ -18,7 +18,7 @@ from modelpool.pool.conditioning.first_frame import first_frame_inputs
 from modelpool.pool.conditioning.image_concat import ImageInputs, image_inputs, repeats_image
 from modelpool.pool.conditioning.image_embeds import texts_read
 from modelpool.pool.conditioning.micro_conditioning import micro_conditioning
-from modelpool.pool.conditioning.regions import NO_REGIONS, Regions, region_weights
+from modelpool.pool.conditioning.regions import Regions, region_weights
 from modelpool.pool.conditioning.starts import start_of
 from modelpool.pool.controlnets.controlnet_run import controls_of
 from modelpool.pool.core.errors import CorruptFile
@@ -34,7 +34,6 @@ from modelpool.pool.core.stage_params import (
     Mask,
     Output,
     PixelArray,
-    Result,
     RunHooks,
     RunState,
     SampleParams,
@@ -42,10 +41,12 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
 )
 from modelpool.pool.core.stopping import stop_check
+from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
-from modelpool.pool.guidance.model_guiders import guider_config
-from modelpool.pool.guidance.sampling_run import denoise_images
+from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.patcher.model_patcher import ModelPatcher
@@ -138,7 +139,7 @@ def _encoded(parts: Sequence[ReadText]) -> Encoded:
 
 def sample(
     work: SampleParams,
-    inputs: tuple[Result, ...],
+    inputs: TaskInputs,
     diffusion_model: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -158,7 +159,7 @@ def sample(
 
 def sample_batch(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     diffusion_model: ModelPatcher,
     latent: LatentFacts,
     hooks: RunHooks,
@@ -179,9 +180,9 @@ def sample_batch(
     shape_CHW = sampled_shape(work, latent)
     cells = latent.sides(work.width, work.height)
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
-    cond, uncond, regions = _conditions(works, inputs, max_batch != 1, facts, image_values, cells)
+    prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells)
     done = resumed[0].step if resumed else 0
-    speaking = controls_of(works, inputs, controls, latent, cond, stop_check(hooks), done)
+    speaking = controls_of(works, inputs, controls, latent, prompts.cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
     with diffusion_model.running(stop_check(hooks)) as module:
 
@@ -191,28 +192,25 @@ def sample_batch(
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)
 
         device = diffusion_model.device
-        options = diffusion_model.model_options
         part = partial_run_of(works, inputs, device, resumed, hooks.should_pause)
+        call = ModelCall(
+            predict_noise,
+            sigma_table(facts.noise, tokens_of(facts, work), work.steps),
+            facts.prediction,
+            diffusion_model.model_options,
+            max_batch=max_batch,
+        )
         with forgotten_if_failed(part):
             samples_BCHW = denoise_images(
-                predict_noise,
-                work,
-                [each.seed for each in works],
-                shape_CHW,
-                cond,
-                uncond,
+                ImagesToDenoise(work, [each.seed for each in works], shape_CHW),
+                prompts,
+                call,
+                guider_of(facts, work, prompts.cond, (len(works), *shape_CHW), device, part.guidance),
                 device,
                 speaking.counting(hooks),
-                table=sigma_table(facts.noise, tokens_of(facts, work), work.steps),
-                options=options,
-                max_batch=max_batch,
-                inpainting=start.inpainting,
-                prediction=facts.prediction,
-                start_BCHW=start.latent_BCHW,
-                regions=regions,
-                without_image=image_values.without,
-                guider=guider_config(facts, work, cond, len(works), shape_CHW[1], device),
-                part=part,
+                start,
+                FirstFrame.of(facts, work, prompts.cond),
+                part,
             )
     if not torch.isfinite(samples_BCHW).all():
         loras = "".join(f" with LoRA {lora.name!r} at {lora.strength}" for lora in work.loras)
@@ -225,14 +223,14 @@ def sample_batch(
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
 
 
-def _conditions(
+def _prompts(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     matched: bool,
     facts: SamplingFacts,
     image_values: ImageInputs,
     cells: tuple[int, int],
-) -> tuple[Condition, Condition | None, Regions]:
+) -> Prompts:
     """Conditions of the batch: prompts, negative prompts and region texts, each with the other inputs of the model."""
     read = [texts_read(work, each, facts) for work, each in zip(works, inputs, strict=True)]
     # repeating a text changes nothing with cross-attention (UNets), but does with joint attention
@@ -253,8 +251,8 @@ def _conditions(
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if len(own[0]) > 1:
         model_kwargs[len(own[0]) - 1] |= image_values.negative
-    if works[0].imaged and facts.video is not None and not repeats_image(facts):
-        first = torch.stack([torch.from_numpy(_latent_of(each).samples_CHW.copy()) for each in inputs])
+    if works[0].reads_image and facts.video is not None and not repeats_image(facts):
+        first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
         cells_of_time = video_cells(facts.video, works[0].frames) + works[0].leading
         beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].ends)
         model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
@@ -264,16 +262,11 @@ def _conditions(
         Condition(_stacked_texts([each[place] for each in read]), model_kwargs=model_kwargs[place]) for place in places
     )
     if not regional:
-        return cond, uncond, NO_REGIONS
-    holes = int(works[0].has_hole)
-    masks = [[one for one in each if isinstance(one, Mask)][holes:] for each in inputs]
-    return cond, uncond, Regions(regional, region_weights(works[0].regions, masks, cells))
-
-
-def _latent_of(read: Sequence[Result]) -> Latent:
-    """The single input latent of first-frame conditioning; another number is an internal error."""
-    (found,) = [one for one in read if isinstance(one, Latent)]
-    return found
+        return Prompts(cond, uncond, without_image=image_values.without)
+    areas = works[0].regions
+    drawn = [numbered(REGION_MASK, number) for number, area in enumerate(areas) if area.box is None]
+    masks = [[each.read(name, Mask) for name in drawn] for each in inputs]
+    return Prompts(cond, uncond, Regions(regional, region_weights(areas, masks, cells)), image_values.without)
 
 
 def _stacked_texts(texts: Sequence[Encoded]) -> Tensor:

@@ -222,7 +222,7 @@ class ActivationEstimator:
                 opened = self._open_control(control)
                 return structure_digest(opened.form.compute_dtype, opened.module) or repr(control.content)
 
-            yield self._read.get((control.content,), find), control.hole is not None
+            yield self._read.get((control.content,), find), control.mask_mode is not None
 
     def _corrected(self, model: ModelRef, work: StageParams, mode: ExecutionMode, counted_bytes: int) -> int:
         """`counted_bytes` corrected by measurements: upward only to the measured peak of equal runs, since the value
@@ -277,7 +277,7 @@ class ActivationEstimator:
     def _control(self, control: ControlRef) -> ControlStage:
         opened = self._open_control(control)
         stage = self._stage_module(opened.module, opened.form.compute_dtype)
-        return ControlStage(stage, control.hole is not None)
+        return ControlStage(stage, control.mask_mode is not None)
 
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
         return StageModule(module, compute_dtype, attention_form(self._device_kind), self._cache)
@@ -392,9 +392,9 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
         case SampleParams():
-            images = (work.imaged, work.reference, work.more_references, work.guides_without_image, work.leading)
+            images = (work.reads_image, work.reference, work.more_references, work.guides_without_image, work.leading)
             reads = (
-                work.starts,
+                work.reads_start,
                 work.masked,
                 *images,
                 len(work.regions),

@@ -30,6 +30,7 @@ from modelpool.pool.conditioning.micro_conditioning import (
     empty_micro_conditioning,
 )
 from modelpool.pool.conditioning.regions import Regions
+from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.controlnets.calls import ControlInputs
 from modelpool.pool.controlnets.controlnet_bytes import ControlBytes, ControlStage, control_bytes, reads_prompt_only
 from modelpool.pool.core.family_facts import LatentFacts, TextFacts
@@ -45,14 +46,17 @@ from modelpool.pool.core.stage_params import (
     VisionEncodeParams,
 )
 from modelpool.pool.guidance.call_model import call_model, number_inputs
-from modelpool.pool.guidance.model_guiders import guider_config
-from modelpool.pool.guidance.sampling_run import denoise_images
+from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.models.diffusion.cascade_model import prior_channels
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
 from modelpool.pool.models.vision.qwen import empty_patches, grid_of, read_patches
 from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape
 from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, encode_moments, frame_by_frame
+from modelpool.pool.sampling.partial_run import GuidanceMemory
+from modelpool.pool.sampling.schedules import sd1_sigma_table
 from modelpool.pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
@@ -327,9 +331,9 @@ def _inputs(
         told_numbers[PRIOR] = torch.empty(
             (batch, prior_channels(module), *work.prior), dtype=torch.float32, device=META
         )
-    if work.imaged and repeats_image(facts):
+    if work.reads_image and repeats_image(facts):
         told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
-    elif work.imaged and facts.video is not None:
+    elif work.reads_image and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         told_numbers |= first_frame_inputs(facts.video, first, shape_CHW[1])
     # models read the frame rate as a number
@@ -376,29 +380,25 @@ def _loop_bytes(
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
     cond, uncond = texts[0], texts[1] if len(texts) > 1 else None
     without = {name: value for name, value in cond.model_kwargs.items() if name == IMAGE}
-    start = torch.empty((1, *shape_CHW)) if work.starts else None
+    start = torch.empty((1, *shape_CHW)) if work.reads_start else None
     kept = None if start is None or not work.masked else Inpainting(start, start[:, :1])
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
             denoise_images(
-                predict_noise,
-                replace(work, steps=_STEPS, first_step=0, switch=0),
-                (work.seed,),
-                shape_CHW,
-                cond,
-                uncond,
+                ImagesToDenoise(replace(work, steps=_STEPS, first_step=0, switch=0), (work.seed,), shape_CHW),
+                Prompts(
+                    cond,
+                    uncond,
+                    Regions(tuple(regions), tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions)),
+                    without if work.guides_without_image else None,
+                ),
+                ModelCall(predict_noise, sd1_sigma_table(), max_batch=max_batch),
+                guider_of(facts, work, cond, (1, *shape_CHW), META, GuidanceMemory()),
                 META,
                 hooks,
-                inpainting=kept,
-                max_batch=max_batch,
-                start_BCHW=start,
-                regions=Regions(
-                    tuple(regions),
-                    tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions),
-                ),
-                without_image=without if work.guides_without_image else None,
-                guider=guider_config(facts, work, cond, 1, shape_CHW[1], META),
+                StartLatent(start, kept),
+                FirstFrame.of(facts, work, cond),
             )
         except Stopped:
             return counter.peak_bytes

@@ -39,8 +39,8 @@ def typical_params(opened: OpenModel, role: Role) -> StageParams:
             imaged = video is not None and video.begins is not None and video.begins.is_required
             return SampleParams(
                 model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds,
-                imaged=imaged, prior=prior_cells(width, height) if facts.is_decoder_stage else None,
-                low_noise=role is Role.DIFFUSION_MODEL_2, follows=takes_control_video(facts),
+                reads_image=imaged, prior=prior_cells(width, height) if facts.is_decoder_stage else None,
+                low_noise=role is Role.DIFFUSION_MODEL_2, reads_control_video=takes_control_video(facts),
                 leading=0 if video is None else video.leading,
             )  # fmt: skip
         case Role.VAE:

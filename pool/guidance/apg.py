@@ -11,18 +11,15 @@ Shape legend: B batch, C latent channels, H W latent height and width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from modelpool.pool.conditioning.micro_conditioning import ModelKwargs
 from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
+from modelpool.pool.guidance.guiders import Guider, Predictions, classifier_free_guidance
 from modelpool.pool.sampling.partial_run import GuidanceMemory
-
-#: (conditional prediction, unconditional prediction, noise level) -> guided prediction, in the model's prediction type
-GuidanceFn: TypeAlias = Callable[[Tensor, Tensor, float], Tensor]
 
 #: steps with plain CFG at the start of the schedule: of an image, and of one with rendered text
 CFG_STEPS, CFG_STEPS_WITH_TEXT = 6, 39
@@ -46,11 +43,6 @@ def cfg_steps(inputs: ModelKwargs, count: int) -> tuple[int, ...]:
     return tuple(CFG_STEPS_WITH_TEXT if text.any() else CFG_STEPS for text in inputs[_WORDS].ne(0))
 
 
-def classifier_free_guidance(cond_BCHW: Tensor, uncond_BCHW: Tensor, strength: float | Tensor) -> Tensor:
-    """Return `uncond_BCHW` plus `strength` times the difference to `cond_BCHW`: classifier-free guidance."""
-    return uncond_BCHW + (cond_BCHW - uncond_BCHW) * strength
-
-
 def project(cond_BCHW: Tensor, uncond_BCHW: Tensor, differences_BCHW: Tensor) -> Tensor:
     """Return `uncond_BCHW` plus the component of `differences_BCHW` orthogonal to `cond_BCHW`, for each batch
     member."""
@@ -64,8 +56,8 @@ def project(cond_BCHW: Tensor, uncond_BCHW: Tensor, differences_BCHW: Tensor) ->
     return guided_BCHW
 
 
-class AdaptiveProjectedGuidance:
-    """The `GuidanceFn` of one run: plain CFG for the first steps of each image, then `project` guidance by the
+class AdaptiveProjectedGuidance(Guider):
+    """The guider of one run: plain CFG for the first steps of each image, then `project` guidance by the
     accumulated differences.
 
     Counts the noise levels at which it is called. Called again at the same level, it guides the new predictions with
@@ -76,12 +68,12 @@ class AdaptiveProjectedGuidance:
         self, cfg: float, plain: Sequence[int], first_step: int = 0, memory: GuidanceMemory | None = None
     ) -> None:
         """`plain` is the `cfg_steps` of each image, `first_step` the number of skipped steps of the schedule."""
-        self._cfg, self._plain, self._first_step = cfg, tuple(plain), first_step
+        self.scale, self._plain, self._first_step = cfg, tuple(plain), first_step
         self._memory = memory or GuidanceMemory()
 
-    def __call__(self, cond_BCHW: Tensor, uncond_BCHW: Tensor, sigma: float) -> Tensor:
+    def combine(self, predicted: Predictions, sigma: float) -> Tensor:
         """Return the guided prediction at `sigma`."""
-        memory = self._memory
+        memory, cond_BCHW, uncond_BCHW = self._memory, predicted.cond, predicted.uncond
         if sigma != memory.level:
             memory.levels, memory.level, memory.before_BCHW = memory.levels + 1, sigma, memory.differences_BCHW
         difference_BCHW = cond_BCHW - uncond_BCHW
@@ -90,9 +82,9 @@ class AdaptiveProjectedGuidance:
         memory.differences_BCHW = difference_BCHW
         plain = [self._first_step + memory.levels - 1 < steps for steps in self._plain]
         if all(plain):
-            return classifier_free_guidance(cond_BCHW, uncond_BCHW, self._cfg)
+            return classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale)
         guided_BCHW = project(cond_BCHW, uncond_BCHW, difference_BCHW)
         if not any(plain):
             return guided_BCHW
         is_plain = torch.tensor(plain, device=cond_BCHW.device).view(-1, *[1] * (cond_BCHW.dim() - 1))
-        return torch.where(is_plain, classifier_free_guidance(cond_BCHW, uncond_BCHW, self._cfg), guided_BCHW)
+        return torch.where(is_plain, classifier_free_guidance(cond_BCHW, uncond_BCHW, self.scale), guided_BCHW)

@@ -1,4 +1,4 @@
-"""The guidance of particular models: APG, per-frame guidance, and first frames with noise; assembled for `run`."""
+"""Selects the guider of a run by the model, and holds the first frame of a video in its latent."""
 
 from __future__ import annotations
 
@@ -17,84 +17,72 @@ from modelpool.pool.conditioning.first_frame import (
     with_leading_image,
 )
 from modelpool.pool.conditioning.micro_conditioning import IMAGE, ModelKwargs
-from modelpool.pool.core.sampling_facts import CfgRescale, SamplingFacts
+from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, SamplingFacts
 from modelpool.pool.core.stage_params import SampleParams
-from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, GuidanceFn, cfg_steps, uses_apg
-from modelpool.pool.guidance.per_frame_guidance import frame_guidance_scales
+from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance, cfg_steps
+from modelpool.pool.guidance.guiders import ClassifierFreeGuidance, Guider, RescaledGuidance, TextAndImageGuidance
+from modelpool.pool.guidance.per_frame_guidance import PER_FRAME, PerFrameGuidance, frame_guidance_scales
 from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.samplers import Denoise
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GuiderConfig:
-    """The guidance options of a run.
+def guider_of(
+    facts: SamplingFacts,
+    work: SampleParams,
+    cond: Condition,
+    shape_BC: tuple[int, ...],
+    device: torch.device,
+    memory: GuidanceMemory,
+) -> Guider:
+    """Return the guider of a run like `work` by a model of `facts` on `device`, for latents of `shape_BC`. Their texts
+    are `cond`. It resumes from `memory`, and updates it."""
+    guidance = None if facts.defaults is None else facts.defaults.guidance
+    if guidance in PER_FRAME:
+        return PerFrameGuidance(work.cfg, frame_guidance_scales(guidance, work.cfg, shape_BC[2], device))
+    if guidance is Guidance.PROJECTED_LATE:
+        plain = cfg_steps(cond.model_kwargs, shape_BC[0])
+        return AdaptiveProjectedGuidance(work.cfg, plain, work.first_step, memory)
+    if facts.cfg_rescale is not CfgRescale.NOTHING:
+        return RescaledGuidance(work.cfg, facts.cfg_rescale)
+    if work.guides_without_image:
+        return TextAndImageGuidance(work.cfg, work.image_cfg)
+    return ClassifierFreeGuidance(work.cfg)
 
-    cfg_rescale     CFG rescale
-    strengths       guidance scale of each latent position, on the run's device; None if all are equal
-    noises_image  the first frame is kept, and passed to the model with noise (`first_frame.noised_image`)
-    cfg_steps     number of plain CFG steps of each image, before adaptive projected guidance; empty without APG
-    leading_BCTHW       model input of the image that leads the video; None without one
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FirstFrame:
+    """How the image of a video is held in the latent, besides being a model input.
+
+    is_kept         predictions are replaced by the image where it is kept, and the model reads it with noise
+                    (`first_frame.noised_image`)
+    leading_BCTHW   model input of an image that leads the video, of which the initial latent has a part; None if none
     """
 
-    cfg_rescale: CfgRescale = CfgRescale.NOTHING
-    guidance_scales: Tensor | None = None
-    noises_image: bool = False
-    cfg_steps: tuple[int, ...] = ()
+    is_kept: bool = False
     leading_BCTHW: Tensor | None = None
+
+    @classmethod
+    def of(cls, facts: SamplingFacts, work: SampleParams, cond: Condition) -> FirstFrame:
+        """Return that of a run like `work` by a model of `facts`, whose texts are `cond`."""
+        leads = work.reads_image and facts.video is not None and bool(facts.video.leading)
+        return cls(work.reads_image and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
 
     def initial_latent(self, x_BC: Tensor) -> Tensor:
         """Return the initial latent of the run, from the initial noise."""
         return x_BC if self.leading_BCTHW is None else with_leading_image(x_BC, self.leading_BCTHW)
 
+    def drawn_inputs(
+        self, cond: Condition, seeds: Sequence[int], sigma_data: float, memory: GuidanceMemory
+    ) -> Callable[[], ModelKwargs] | None:
+        """Return a function that returns the image with new noise, for each prediction of images with `seeds`; None if
+        the image is not kept. It continues after the calls that `memory` counts, and counts its own there."""
+        return noised_image(cond.model_kwargs[IMAGE], seeds, sigma_data, memory) if self.is_kept else None
 
-DEFAULT_GUIDER = GuiderConfig()
-
-
-def guider_config(
-    facts: SamplingFacts, work: SampleParams, cond: Condition, count: int, cells: int, device: torch.device
-) -> GuiderConfig:
-    """Return the options of a run like `work` of `count` images by a model of `facts` on `device`. Their texts are
-    `cond`, on the host; videos have `cells` latent frames."""
-    return GuiderConfig(
-        facts.cfg_rescale,
-        frame_guidance_scales(facts.defaults, work.cfg, cells, device),
-        work.imaged and noises_image(facts.video),
-        cfg_steps(cond.model_kwargs, count) if uses_apg(facts.defaults) else (),
-        cond.model_kwargs[IMAGE] if work.imaged and facts.video is not None and facts.video.leading else None,
-    )
+    def keep(self, denoise: Denoise, cond: Condition) -> Denoise:
+        """Return `denoise` with the image in its results where it is kept; `cond` are the texts on the device."""
+        if not self.is_kept:
+            return denoise
+        return keep_image(denoise, cond.model_kwargs[IMAGE], cond.model_kwargs[IMAGE_MASK])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RunGuider:
-    """The guidance of one run.
-
-    denoiser_args  last arguments of `classifier_free.guided_denoiser`: guidance scales, guidance function, drawn inputs
-    kept          wraps the guided `denoise` for the sampler
-    """
-
-    denoiser_args: tuple[Tensor | None, GuidanceFn | None, Callable[[], ModelKwargs] | None]
-    kept: Callable[[Denoise], Denoise]
-
-
-def run_guider(
-    config: GuiderConfig,
-    work: SampleParams,
-    seeds: Sequence[int],
-    cond: Condition,
-    sigma_data: float,
-    memory: GuidanceMemory | None = None,
-) -> RunGuider:
-    """Return the guidance of one run of images with `seeds`, whose texts are `cond`, on the device of the run. It
-    resumes from `memory`, and updates it."""
-    memory = memory or GuidanceMemory()
-    guidance_fn: GuidanceFn | None = None
-    if config.cfg_steps:
-        guidance_fn = AdaptiveProjectedGuidance(work.cfg, config.cfg_steps, work.first_step, memory)
-    if not config.noises_image:
-        return RunGuider((config.guidance_scales, guidance_fn, None), lambda denoise: denoise)
-    image_BCTHW, mask_B1THW = cond.model_kwargs[IMAGE], cond.model_kwargs[IMAGE_MASK]
-    drawn_inputs = noised_image(image_BCTHW, seeds, sigma_data, memory)
-    return RunGuider(
-        (config.guidance_scales, guidance_fn, drawn_inputs),
-        lambda denoise: keep_image(denoise, image_BCTHW, mask_B1THW),
-    )
+NO_FIRST_FRAME = FirstFrame()

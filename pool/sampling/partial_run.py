@@ -19,8 +19,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.results import FloatArray, GuidanceState, Result, RunState, SamplerState
+from modelpool.pool.core.results import FloatArray, GuidanceState, RunState, SamplerState
 from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.core.task_inputs import SAMPLER_STATE, TaskInputs
 
 #: (noise level, the clean latent as predicted there)
 Denoised: TypeAlias = tuple[float, Tensor]
@@ -113,7 +114,7 @@ class PartialRun:
 
 def partial_run_of(
     works: Sequence[SampleParams],
-    inputs: Sequence[Sequence[Result]],
+    inputs: Sequence[TaskInputs],
     device: torch.device,
     resumed: Sequence[RunState] = (),
     should_pause: Callable[[], bool] = _never,
@@ -129,7 +130,7 @@ def partial_run_of(
         part.guidance = _guidance_memory([state.guidance for state in resumed], device)
         found = [state.sampler for state in resumed]
     elif work.resumes:
-        found = [_state_of(read) for read in inputs]
+        found = [read.read(SAMPLER_STATE, SamplerState) for read in inputs]
     else:
         return part
     assert len({each.levels for each in found}) == 1, f"sampler states at different noise levels: {work}"
@@ -201,12 +202,6 @@ def sampler_states(samples_BCHW: Tensor, memory: SamplerMemory) -> tuple[Sampler
         )
         for place, samples_CHW in enumerate(samples_BCHW.to("cpu"))
     )
-
-
-def _state_of(read: Sequence[Result]) -> SamplerState:
-    """Return the one sampler state of an input; any other number is a bug."""
-    (found,) = [one for one in read if isinstance(one, SamplerState)]
-    return found
 
 
 def _array(values: Tensor) -> FloatArray:

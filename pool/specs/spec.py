@@ -166,6 +166,8 @@ class TaskSpec(WireValue):
     counted_bytes: int = 0
     #: tasks of equal uses and sizes whose names here are equal may go through the module in one batch; "" never does
     together: str = ""
+    #: names of `needs` for the stage that reads them (`pool.core.task_inputs`), in the same order
+    input_names: tuple[str, ...] = ()
 
     @property
     def least_activation_bytes(self) -> int:

@@ -404,9 +404,11 @@ class Autoscaler:
         """The machines with workers, and the workers of each."""
         by_group = {outlook.group.name: outlook for outlook in outlooks}
         members: dict[str, list[Worker]] = {}
+        machines = _machines(self._worker_table.workers.values())
         for worker in self._worker_table.workers.values():
             if worker.status is not WorkerState.GIVEN_UP:
-                members.setdefault(_node_name(worker), []).append(worker)
+                known = machines.get((worker.group, worker.request)) if worker.spec is None else None
+                members.setdefault(known or _node_name(worker), []).append(worker)
         kept, holders = self._kept(), self._worker_table.worker_index.holders
         needed = self._demand.backlog.wanted
         nodes = []
@@ -510,6 +512,11 @@ class Autoscaler:
                 self.expired.append(worker)
             else:
                 self._worker_table.release(worker, decision.why)
+
+
+def _machines(workers: Iterable[Worker]) -> dict[tuple[str, int], str]:
+    """(group, request) -> the machine on which a worker of it is up: its other workers start there."""
+    return {(one.group, one.request): str(one.spec.node) for one in workers if one.group and one.spec and one.spec.node}
 
 
 def _node_name(worker: Worker) -> str:

@@ -30,6 +30,7 @@ from modelpool.actors.wire.messages import (
 )
 from modelpool.actors.worker.gpu_worker import result_bytes, run_error
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunHooks
+from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import NodeId, RunCost, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
@@ -279,8 +280,9 @@ class FakeFleet:
             self.fail(sent, RunErrorKind.CANCELLED)
         else:
             engine = self.workers[sent.worker_id, sent.incarnation].engine
-            inputs = tuple(ref.value for ref in sent.inputs)
-            assert None not in inputs, "an input that was not made"
+            values = tuple(ref.value for ref in sent.inputs)
+            assert None not in values, "an input that was not made"
+            inputs = TaskInputs.named(sent.request.task.input_names, values)
             hooks = RunHooks(lambda step, steps: None, lambda: False)
             cost, error = RunCost(), None
             try:

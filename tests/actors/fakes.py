@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,7 @@ from modelpool.pool.specs.spec import (
     WorkerId,
 )
 from modelpool.pool.text.chunks import embeddings_in
+from tests.pool.input_names import results_read
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB
@@ -141,7 +142,7 @@ class FakeControls:
         number = None if mode is None else ("canny", "depth").index(mode) if isinstance(mode, str) else mode
         place = f"/controls/{name}.safetensors"
         own = strength, start, end, number, name in READS_LATENT
-        return ControlRef(name, place, sha(name), *own, hole=HOLES.get(name))
+        return ControlRef(name, place, sha(name), *own, mask_mode=HOLES.get(name))
 
     def use_with(self, model: ModelRef, control: ControlRef, passes: int = 1) -> tuple[ComponentSpec, ComponentUse]:
         key = control_key(control)
@@ -267,7 +268,7 @@ class FakeEngine:
         self,
         task: TaskSpec,
         work: StageParams,
-        inputs: tuple[Result, ...],
+        inputs: Mapping[str, Result],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),
@@ -319,10 +320,10 @@ class FakeEngine:
         return tuple(outcomes)
 
     def _sample(
-        self, inputs: tuple[Result, ...], work: SampleParams, hooks: RunHooks, resume: RunState | None
+        self, inputs: Mapping[str, Result], work: SampleParams, hooks: RunHooks, resume: RunState | None
     ) -> RunState | None:
         """The steps; its state where it is asked to pause."""
-        text = text_of(inputs[0])
+        text = text_of(inputs["positive"])
         if FAIL in text:
             raise RuntimeError("the engine was asked to fail")
         if HOLD_ONCE in text and self._first_time("held"):
@@ -378,25 +379,23 @@ def text_of(encoded: Result) -> str:
     return bytes(encoded.context_LD[0].astype(np.uint8)).decode()
 
 
-def result_of(work: StageParams, inputs: tuple[Result, ...], image_side: int = 0) -> Result:
+def result_of(work: StageParams, inputs: Mapping[str, Result], image_side: int = 0) -> Result:
     """What a fake engine makes. Images have `image_side` where one is given, else the size asked for."""
     match work:
         case EncodeParams():
             return Encoded(np.frombuffer(work.text.encode(), np.uint8).astype(np.float32)[None])
         case SampleParams():
-            seen = b"".join(bytes_of(one) for one in inputs)
-            seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
+            seed = int.from_bytes(hashlib.sha256(_bytes_of_all(inputs) + repr(work).encode()).digest()[:8], "big")
             samples = np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32)
-            assert isinstance(inputs[-1], SamplerState) == work.resumes, f"{work} goes on from {inputs[-1]}"
+            assert isinstance(inputs.get("sampler_state"), SamplerState) == work.resumes, f"{work} reads {inputs}"
             halfway = SamplerState(samples, (1.0, 0.9), np.stack([samples + 1, samples + 2]), samples + 3)
             return halfway if work.switch and not work.low_noise else Latent(samples)
         case EncodeImageParams():
-            seen = b"".join(bytes_of(one) for one in inputs)
-            seed = int.from_bytes(hashlib.sha256(seen + repr(work).encode()).digest()[:8], "big")
+            seed = int.from_bytes(hashlib.sha256(_bytes_of_all(inputs) + repr(work).encode()).digest()[:8], "big")
             return Latent(np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32))
         case DecodeParams():
             height, width = (image_side or work.height), (image_side or work.width)
-            seed = int.from_bytes(hashlib.sha256(b"".join(map(bytes_of, inputs))).digest()[:8], "big")
+            seed = int.from_bytes(hashlib.sha256(_bytes_of_all(inputs)).digest()[:8], "big")
             random = np.random.default_rng(seed)
             if work.frames:
                 video_shape = (work.frames, height, width, 3)
@@ -404,6 +403,11 @@ def result_of(work: StageParams, inputs: tuple[Result, ...], image_side: int = 0
             if work.seconds:
                 return AudioSamples(random.random((int(work.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
             return ImagePixels(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def _bytes_of_all(inputs: Mapping[str, Result]) -> bytes:
+    """The inputs of a task with their names, so that two of them that changed places make another result."""
+    return b"".join(name.encode() + bytes_of(inputs[name]) for name in sorted(inputs))
 
 
 def bytes_of(result: Result) -> bytes:
@@ -431,7 +435,7 @@ def image_of(
     """The image of a cut job, made here, of the results that are `given`."""
     made: dict = dict(given or {})
     for task in job_tasks:
-        made[task.task_id] = result_of(job_works[task.task_id], tuple(made[need] for need in task.needs), image_side)
+        made[task.task_id] = result_of(job_works[task.task_id], results_read(task, made), image_side)
     return made[job_tasks[-1].task_id]
 
 

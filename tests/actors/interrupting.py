@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from modelpool.actors.worker.gpu_worker import WorkerEngine
@@ -36,7 +36,7 @@ class Interrupting:
         self,
         task: TaskSpec,
         work: StageParams,
-        inputs: tuple[Result, ...],
+        inputs: Mapping[str, Result],
         hooks: RunHooks,
         fresh: bool = False,
         needed_next: tuple[ComponentKey, ...] = (),

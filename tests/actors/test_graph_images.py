@@ -113,7 +113,7 @@ def test_a_second_pass_is_tasks_of_one_job_and_shares_the_first(via: str, kinds:
     recipe, job, _ = cut(hires={"scale": 1.6, "strength": 0.5, "steps": 8, "via": via})
     assert [type(work) for work in works_of(job) if not isinstance(work, EncodeParams)] == kinds
     first, second = [work for work in works_of(job) if isinstance(work, SampleParams)]
-    assert second == replace(first, width=104, height=104, steps=8, first_step=4, starts=True)
+    assert second == replace(first, width=104, height=104, steps=8, first_step=4, reads_start=True)
     _, plain, _ = cut()
     assert {t.task_id for t in plain.job.tasks if t.stage is Stage.SAMPLE} < {t.task_id for t in job.job.tasks}
     assert (recipe.width, recipe.height) == (64, 64)

@@ -19,6 +19,7 @@ from modelpool.pool.core.stage_params import EncodeParams, ImagePixels, Result, 
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.explicit_control import load_checkpoint
 from modelpool.pool.specs.spec import Role, Stage, TaskId
+from tests.pool.input_names import results_read
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
@@ -83,7 +84,7 @@ def cut(catalog: Catalog, model: str, loras: tuple[LoraChoice, ...] = ()) -> Job
 def run(made: JobGraph, engine: Engine) -> np.ndarray:
     results: dict[TaskId, Result] = {}
     for task in made.job.tasks:
-        inputs = tuple(results[need] for need in task.needs)
+        inputs = results_read(task, results)
         results[task.task_id], cost = engine.run(task, made.works[task.task_id], inputs, QUIET)
         assert cost.peak_bytes <= engine.introduce().capacity_bytes
     image = results[made.job.wanted]

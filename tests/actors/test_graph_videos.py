@@ -70,7 +70,7 @@ def test_other_lengths_are_other_tasks_that_share_their_texts() -> None:
 def test_a_kept_image_is_encoded_alone_and_read_after_the_texts() -> None:
     recipe, made = cut(request(VIDEOS, image=image()))
     sampled, read = work_of(made, SampleParams), work_of(made, EncodeImageParams)
-    assert (sampled.imaged, sampled.starts, sampled.first_step, read.frames) == (True, False, 0, 0)
+    assert (sampled.reads_image, sampled.reads_start, sampled.first_step, read.frames) == (True, False, 0, 0)
     (task,) = [task for task in made.job.tasks if task.stage is Stage.SAMPLE]
     roles = [Role.VAE if isinstance(made.works[need], EncodeImageParams) else Role.TEXT_ENCODER for need in task.needs]
     assert roles == [Role.TEXT_ENCODER, Role.TEXT_ENCODER, Role.VAE]

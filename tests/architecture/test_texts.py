@@ -69,6 +69,12 @@ def test_dependencies_are_exact_and_from_nowhere_in_particular() -> None:
     assert "modelpool" not in names
 
 
+def test_the_page_of_request_fields_is_that_of_the_table() -> None:
+    """Out of date? Run scripts/write_requests.py."""
+    script = ROOT / "scripts" / "write_requests.py"
+    assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
+
+
 def test_the_lists_of_families_are_those_of_recognition_and_of_the_tests() -> None:
     """Out of date? Run scripts/write_families.py."""
     script = ROOT / "scripts" / "write_families.py"

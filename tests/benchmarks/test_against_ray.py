@@ -76,7 +76,7 @@ class Pool:
         (role,) = self._catalog.components(model)
         use: ComponentUse = self._catalog.use(model, role, ())
         task = TaskSpec(TaskId("t"), Stage.ENCODE, (use,), self._catalog.activation_bytes(model, work), 1.0)
-        result, cost = self._engine.run(task, work, (), HOOKS)
+        result, cost = self._engine.run(task, work, {}, HOOKS)
         assert cost.run_seconds == request.run_seconds, "nothing streams: there is room for three models"
         assert np.isclose(cost.load_seconds, 0.0 if cost.resident else LOAD_SECONDS)
         assert self._engine.residency().used_bytes <= CAPACITY_BYTES
@@ -102,7 +102,7 @@ def test_what_our_engine_runs_together_takes_as_long_as_one_after_the_other(wait
     model = catalog.find_model("model-00")
     use = catalog.use(model, Role.TEXT_ENCODER, ())
     members = [
-        BatchMember(TaskSpec(TaskId(text), Stage.ENCODE, (use,), MIB, 1.0), EncodeParams(model, (), text), (), HOOKS)
+        BatchMember(TaskSpec(TaskId(text), Stage.ENCODE, (use,), MIB, 1.0), EncodeParams(model, (), text), {}, HOOKS)
         for text in ("0 0.02", "1 0.08")
     ]
     (_, first), (_, second) = engine.run_batch(members)

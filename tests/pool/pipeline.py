@@ -21,6 +21,7 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, TaskSpec
+from tests.pool.input_names import inputs_of
 
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 PLENTY_BYTES = 256 << 20
@@ -42,12 +43,12 @@ class Pipeline:
         use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleParams) else 1)
         activation_bytes = self.catalog.figures.activation_bytes(self.model, work)
         divisions = self.catalog.figures.divisions(self.model, work) if self.is_divisible else ()
-        return TaskSpec(task_id(work, ()), stage_of(work), (use,), activation_bytes, 0.1, divisions=divisions)
+        return TaskSpec(task_id(work, {}), stage_of(work), (use,), activation_bytes, 0.1, divisions=divisions)
 
     def run(
         self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET, needed_next: tuple[ComponentKey, ...] = ()
     ) -> Result:
-        result, cost = self.engine.run(self.task(work), work, inputs, hooks, needed_next=needed_next)
+        result, cost = self.engine.run(self.task(work), work, inputs_of(work, *inputs), hooks, needed_next=needed_next)
         self.costs.append(cost)
         return result
 

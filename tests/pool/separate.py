@@ -25,6 +25,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.specs.spec import RunCost, TaskSpec
+from tests.pool.input_names import inputs_of
 from tests.pool.loading import layouts
 from tests.pool.loading.layouts import Layout
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
@@ -98,7 +99,7 @@ class Painter:
         passes = work.steps if isinstance(work, SampleParams) else 1
         uses = tuple(self.catalog.use(work.model, role, loras, passes) for role in roles)
         activation_bytes = self.catalog.figures.activation_bytes(work.model, work)
-        task = TaskSpec(task_id(work, ()), stage_of(work), uses, activation_bytes, 0.1)
-        result, cost = self.engine.run(task, work, inputs, QUIET)
+        task = TaskSpec(task_id(work, {}), stage_of(work), uses, activation_bytes, 0.1)
+        result, cost = self.engine.run(task, work, inputs_of(work, *inputs), QUIET)
         self.costs.append(cost)
         return result

@@ -115,7 +115,7 @@ def test_loras_are_the_first_models() -> None:
 def test_a_second_pass_is_made_of_the_small_latent() -> None:
     """What the first model made is scaled up and made again; the second model comes once, after it."""
     _, job = cut(hires="2:0.5")
-    assert [(work.model.name, work.width, work.starts) for work in sampled(job)] == [
+    assert [(work.model.name, work.width, work.reads_start) for work in sampled(job)] == [
         (HANDS_ON, 256, False), (HANDS_ON, 512, True), (DECODES, 512, False),
     ]  # fmt: skip
     assert sampled(job)[-1].prior == (6, 12)

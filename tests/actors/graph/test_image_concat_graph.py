@@ -58,7 +58,7 @@ def test_a_image_that_is_shown_is_read_as_a_latent_and_all_steps_are_made() -> N
     recipe, job, given = cut(SD1_INSTRUCT.sampling, image=PIXELS)
     assert read_by_sampling(job, given) == [EncodeParams, EncodeParams, EncodeImageParams]
     (work,) = works(job, SampleParams)
-    assert (work.imaged, work.starts, work.first_step, work.steps) == (True, False, 0, 100)
+    assert (work.reads_image, work.reads_start, work.first_step, work.steps) == (True, False, 0, 100)
     assert (work.image_cfg, work.cfg, work.texts) == (1.5, 7.5, 3)
     assert recipe.pictures is not None
     assert (recipe.pictures.image_cfg, recipe.pictures.first_step) == (1.5, 0)
@@ -155,7 +155,7 @@ def test_a_reference_goes_with_a_image_to_start_from_and_after_it() -> None:
     _, job, given = cut(REFERRING, reference=PIXELS, image=255 - PIXELS[:32], strength=0.5, cfg=1.0)
     assert read_by_sampling(job, given) == [EncodeParams, EncodeImageParams, EncodeImageParams]
     (work,) = works(job, SampleParams)
-    assert (work.starts, work.imaged, work.first_step) == (True, False, 10)
+    assert (work.reads_start, work.reads_image, work.first_step) == (True, False, 10)
     first, second = works(job, EncodeImageParams)
     assert ((first.width, first.height), (second.width, second.height)) == ((64, 32), work.reference)
 

@@ -19,8 +19,9 @@ from PIL.PngImagePlugin import PngImageFile
 from modelpool.actors.graph.orders import input_image_id
 from modelpool.actors.inputs import input_images as given_images
 from modelpool.actors.inputs.input_images import InputImages, wanted_size
+from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_PIXELS, MAX_SIDE, InputImage, Pixels, skipped_steps
-from modelpool.actors.request.requests import SIZE_STEP, GenerateRequest
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.stage_params import ImagePixels, Mask, Result
 from modelpool.pool.pixels.image_ops import covering, pasted

@@ -284,7 +284,7 @@ def encoded(job: JobGraph) -> tuple[EncodeImageParams, tuple[TaskId, ...]]:
     (found,) = [
         (work, task.needs)
         for task in job.job.tasks
-        if isinstance(work := job.works[task.task_id], EncodeImageParams) and work.follows
+        if isinstance(work := job.works[task.task_id], EncodeImageParams) and work.is_control_video
     ]
     return found
 
@@ -304,7 +304,7 @@ def test_what_is_followed_is_encoded_by_one_task_that_texts_and_seeds_share() ->
     shared = {task.task_id for task in job.job.tasks} & {task.task_id for task in other.job.tasks}
     assert any(job.works[task] == work for task in shared)
     (sample,) = [one for one in job.works.values() if isinstance(one, SampleParams)]
-    assert (sample.follows, sample.leading, sample.reference, sample.imaged) == (True, 2, None, False)
+    assert (sample.reads_control_video, sample.leading, sample.reference, sample.reads_image) == (True, 2, None, False)
     assert recipe.pictures is not None
     assert recipe.pictures.video_sha256 == sent.video.sha256
     assert recipe.pictures.video_mask_sha256 == sent.video_mask.sha256

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from modelpool.pool.core.stage_params import Result, SampleParams, StageParams
@@ -24,8 +24,8 @@ ENDS: dict[str, Callable[[], object]] = {
 class CrashingEngine(FakeEngine):
     """Ends its process once for each prompt of `ENDS`."""
 
-    def run(self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], *more: Any, **options: Any) -> Any:
-        text = text_of(inputs[0]) if isinstance(work, SampleParams) else ""
+    def run(self, task: TaskSpec, work: StageParams, inputs: Mapping[str, Result], *more: Any, **options: Any) -> Any:
+        text = text_of(inputs["positive"]) if isinstance(work, SampleParams) else ""
         for name, end in ENDS.items():
             if name in text and self._first_time(name):
                 end()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.actors.request.number_fields import checked_cfg, checked_steps, finite_number, whole_number
+from modelpool.actors.request.number_fields import CFG, STEPS, finite_number, whole_number
 from modelpool.pool.core.errors import UnusableField
 
 
@@ -38,11 +38,11 @@ def test_what_is_none_is_told_by_the_field(value: Any) -> None:
 
 
 def test_steps_and_cfg_are_told_by_the_field_and_with_their_ends() -> None:
-    assert (checked_steps("steps", 1), checked_steps("steps", "999")) == (1, 999)
-    assert (checked_cfg("cfg", 1), checked_cfg("cfg", "100")) == (1.0, 100.0)
+    assert (STEPS.parse("steps", 1), STEPS.parse("steps", "999")) == (1, 999)
+    assert (CFG.parse("cfg", 1), CFG.parse("cfg", "100")) == (1.0, 100.0)
     for steps in (0, 1000, None):
         with pytest.raises(UnusableField, match=f"hires.steps: found {steps}, expected a whole number from 1 to 999"):
-            checked_steps("hires.steps", steps)
+            STEPS.parse("hires.steps", steps)
     for cfg in (0.99, 100.5, None):
         with pytest.raises(UnusableField, match=f"decoder.cfg: found {cfg}, expected a number from 1 "):
-            checked_cfg("decoder.cfg", cfg)
+            CFG.parse("decoder.cfg", cfg)

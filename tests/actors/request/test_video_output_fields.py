@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.cli.video_options import video_fields
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import FORMATS
 from modelpool.pool.core.errors import UserError
@@ -25,8 +24,6 @@ def test_numbers_may_be_words_of_a_file() -> None:
 def test_left_out_they_are_left_to_the_model() -> None:
     made = request()
     assert (made.frames, made.frame_rate, made.seconds, made.format) == (None, None, None, None)
-    assert video_fields(None, None, None, None) == {}
-    assert request(**video_fields(5, 8.0, None, "gif")) == request(frames=5, frame_rate=8, format="gif")
 
 
 @pytest.mark.parametrize(

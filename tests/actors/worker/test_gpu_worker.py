@@ -14,6 +14,7 @@ from modelpool.actors.wire.messages import RunRequest, StepDone
 from modelpool.actors.worker.gpu_worker import STOPS_REMEMBERED, GpuWorker, result_bytes
 from modelpool.pool.core.errors import CorruptFile, DoesNotFit
 from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, PreloadRequest, SampleParams, Stopped
+from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import ComponentKey, JobId, NodeId, OomStep, RunErrorKind, Stage, WorkerId
 from tests.actors.cold_file import PAGE, cold_file, resident_pages
@@ -33,7 +34,7 @@ class Bench:
         _, cut = build_graph(request, JobId("x"), FakeCatalog())
         self.task = next(task for task in cut.job.tasks if task.stage is Stage.SAMPLE)
         self.work = cut.works[self.task.task_id]
-        self.inputs = tuple(result_of(cut.works[need], ()) for need in self.task.needs)
+        self.inputs = tuple(result_of(cut.works[need], {}) for need in self.task.needs)
 
     def run(self, run: int = 1, attempt: int = 1):
         return self.worker.run(RunRequest(self.task, self.work, attempt, run), *self.inputs)
@@ -63,7 +64,9 @@ def test_a_run_comes_back_with_its_result_cost_and_residency() -> None:
     assert (report.task_id, report.attempt) == (bench.task.task_id, 2)
     assert (report.worker_id, report.incarnation) == ("gpu-0", 4)
     assert report.error is None
-    assert (result.samples_CHW == result_of(bench.work, bench.inputs).samples_CHW).all()
+    assert (
+        result.samples_CHW == result_of(bench.work, TaskInputs.named(bench.task.input_names, bench.inputs)).samples_CHW
+    ).all()
     assert report.result_bytes == result.samples_CHW.nbytes
     assert report.cost.uploaded_bytes > 0
     assert report.residency == bench.engine.residency()

@@ -79,12 +79,12 @@ def test_equal_files_beside_which_other_things_are_said_are_two(tmp_path: Path) 
             assert shelf.opened(ref).module.config.force_zeros_for_pooled_projection is zeros
             assert shelf.opened(ref).key == control_key(ref)
         works = [sampled(refs[zeros]) for zeros in order]
-        assert len({task_id(work, ()) for work in works}) == 2
+        assert len({task_id(work, {}) for work in works}) == 2
         assert len({batch_key(work) for work in works}) == 2
         assert len({control_key(ref) for ref in refs.values()}) == 2
         plain = found(shelf, plain_path)
-        assert plain.said == refs[True].said == ()
-        assert task_id(sampled(plain), ()) == task_id(sampled(refs[True]), ())
+        assert plain.config_overrides == refs[True].config_overrides == ()
+        assert task_id(sampled(plain), {}) == task_id(sampled(refs[True]), {})
         assert control_key(plain) == f"{plain.name}/controlnet@{plain.sha256[:10]}"
 
 
@@ -94,8 +94,8 @@ def test_a_configuration_that_nothing_is_taken_from_is_not_read(config: str, tmp
     shelf = shelf_of(tmp_path)
     path = write_tiny_checkpoint(tmp_path / IN_A_FOLDER, layout=ldm_controlnet(layouts.TINY_UNET))
     (tmp_path / "config.json").write_text(config)
-    assert found(shelf, path).said == ()
-    assert found(shelf, in_folder(tmp_path / "flux", config, tiny_controls.flux)).said == ()
+    assert found(shelf, path).config_overrides == ()
+    assert found(shelf, in_folder(tmp_path / "flux", config, tiny_controls.flux)).config_overrides == ()
 
 
 @pytest.mark.parametrize(

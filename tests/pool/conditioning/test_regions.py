@@ -15,9 +15,9 @@ from torch import Tensor
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.regions import Regions, box_weights, region_weights
 from modelpool.pool.core.stage_params import Mask, RegionParams
-from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.sampling.schedules import sd1_sigma_table
+from tests.pool.sampling.one_image import guided
 
 TABLE = sd1_sigma_table()
 CELLS = (12, 16)
@@ -101,7 +101,7 @@ def test_the_guess_is_that_of_the_reference(by_functions: bool, max_batch: int) 
     conditions = (text(0.7), text(-0.4, tokens=5))
     seen = []
     options = ModelOptions(sampler_post_cfg_function=(lambda args: seen.append(1) or args["denoised"],))
-    denoise = guided_denoiser(
+    denoise = guided(
         predict_noise,
         TABLE,
         text(0.3),
@@ -125,8 +125,8 @@ def test_the_guess_is_that_of_the_reference(by_functions: bool, max_batch: int) 
 def test_without_guidance_regions_count_all_the_same() -> None:
     weights = region_weights([RegionParams(2.0, (0, 0, 0.5, 1))], [[]], CELLS)
     regions = Regions((text(0.7),), weights)
-    denoise = guided_denoiser(predict_noise, TABLE, text(0.3), None, 1.0, regions=regions)
-    plain = guided_denoiser(predict_noise, TABLE, text(0.3), None, 1.0)
+    denoise = guided(predict_noise, TABLE, text(0.3), None, 1.0, regions=regions)
+    plain = guided(predict_noise, TABLE, text(0.3), None, 1.0)
     x = torch.ones((1, 4, *CELLS))
     assert torch.equal(denoise(x, 1.0)[..., 8:], plain(x, 1.0)[..., 8:])
     assert not torch.allclose(denoise(x, 1.0)[..., :8], plain(x, 1.0)[..., :8])

@@ -10,6 +10,7 @@ import pytest
 from modelpool.pool.controlnets.controlnet_run import _images_of
 from modelpool.pool.controlnets.kinds import KINDS
 from modelpool.pool.core.stage_params import ControlRef, ImagePixels, ModelRef, SampleParams
+from modelpool.pool.core.task_inputs import TaskInputs
 
 WORK = SampleParams(
     ModelRef("m", "m", "aa"), (), 64, 48, 4, 3.0, "euler", "normal", 1,
@@ -24,7 +25,7 @@ def test_a_image_that_may_not_be_written_is_read_without_a_warning(size: tuple[i
     pixels_HWC.setflags(write=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        (read_CHW,) = _images_of([ImagePixels(pixels_HWC)], WORK, KINDS[-1:])
+        (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC)}), WORK, KINDS[-1:])
     assert read_CHW.shape == (3, 48, 64)
     assert (read_CHW == 1).all()
     read_CHW.zero_()
@@ -34,5 +35,5 @@ def test_a_image_that_may_not_be_written_is_read_without_a_warning(size: tuple[i
 def test_what_is_turned_is_read_as_it_is() -> None:
     """Rows from the bottom up are no array that torch takes."""
     pixels_HWC = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    (read_CHW,) = _images_of([ImagePixels(pixels_HWC[::-1])], WORK, KINDS[-1:])
+    (read_CHW,) = _images_of(TaskInputs({"control.0": ImagePixels(pixels_HWC[::-1])}), WORK, KINDS[-1:])
     np.testing.assert_allclose(read_CHW.permute(1, 2, 0) * 255, pixels_HWC[::-1], atol=1e-4)

@@ -50,6 +50,7 @@ from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.sampling.samplers import FUNCTIONS
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.tracing.activation_bytes import peak_bytes
+from tests.pool.input_names import inputs_of
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models"
@@ -70,7 +71,7 @@ def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False)
     work = DecodeParams(FILE, side, side)
     result = Latent(np.full((4, 1, 1), number, np.float32))
     task = TaskSpec(TaskId(str(number)), Stage.DECODE, (USE,), 10, 1.0)
-    return BatchMember(task, work, (result,), RunHooks(lambda done, steps: None, asks))
+    return BatchMember(task, work, {"latent": result}, RunHooks(lambda done, steps: None, asks))
 
 
 class Machine:
@@ -148,8 +149,8 @@ class Bench:
         use = self.catalog.use(self.model, ROLES[stage], (), work.steps if isinstance(work, SampleParams) else 1)
         tokens = [len(i.context_LD) for i in inputs if isinstance(i, Encoded)]
         whole, *divided = self.catalog.execution_modes(self.model, work, tokens)
-        task = TaskSpec(task_id(work, ()), stage, (use,), whole.activation_bytes, 0.1, divisions=tuple(divided))
-        return BatchMember(task, work, inputs, hooks)
+        task = TaskSpec(task_id(work, {}), stage, (use,), whole.activation_bytes, 0.1, divisions=tuple(divided))
+        return BatchMember(task, work, inputs_of(work, *inputs), hooks)
 
     def alone(self, member: BatchMember) -> Result:
         return self.engine.run(member.task, member.work, member.inputs, member.hooks)[0]
@@ -263,9 +264,10 @@ def test_one_that_stops_leaves_the_others_and_all_end_the_run(bench: Bench) -> N
 
 def test_a_latent_that_is_not_finite_fails_alone(bench: Bench) -> None:
     members = bench.samples(3)
-    prompt, negative = members[1].inputs
+    prompt = members[1].inputs["positive"]
     assert isinstance(prompt, Encoded)
-    broken = replace(members[1], inputs=(Encoded(prompt.context_LD * np.float32("nan")), negative))
+    broken_prompt = Encoded(prompt.context_LD * np.float32("nan"))
+    broken = replace(members[1], inputs={**members[1].inputs, "positive": broken_prompt})
     outcomes = bench.engine.run_batch([members[0], broken, members[2]])
     assert isinstance(outcomes[1], CorruptFile)
     for place in (0, 2):

@@ -142,7 +142,7 @@ def test_a_fresh_run_starts_from_an_empty_device(catalog: Catalog) -> None:
     pipeline = Pipeline(engine, catalog, {})
     pipeline.image()
     work = pipeline.works()[0]
-    engine.run(pipeline.task(work), work, (), QUIET, fresh=True)
+    engine.run(pipeline.task(work), work, {}, QUIET, fresh=True)
     assert [e.component for e in engine.residency().entries] == [pipeline.task(work).uses[0].component]
     engine.close()
 
@@ -169,7 +169,7 @@ def test_a_fresh_run_gives_back_what_the_process_does_not_use_before_it_begins(
     try:
         garbage.append(garbage)  # type: ignore[arg-type]
         del garbage
-        engine.run(pipeline.task(work), work, (), RunHooks(lambda done, steps: None, asked), fresh=True)
+        engine.run(pipeline.task(work), work, {}, RunHooks(lambda done, steps: None, asked), fresh=True)
     finally:
         gc.enable()
     assert events[:2] == [("release", 0), ("begin", 0)]
@@ -204,9 +204,9 @@ def test_a_copy_under_another_name_is_the_same_work(folder: Path, catalog: Catal
     one = EncodeParams(catalog.find_model("toy"), (), "x")
     assert catalog.find_model("copy") == dataclasses.replace(one.model, path=str(copy))
     other = dataclasses.replace(one, model=ModelRef("copy", str(copy), one.model.sha256))
-    assert task_id(one, ()) == task_id(other, ())
-    assert task_id(one, ()) != task_id(dataclasses.replace(one, text="y"), ())
-    assert task_id(one, ()) != task_id(one, (TaskId("more"),))
+    assert task_id(one, {}) == task_id(other, {})
+    assert task_id(one, {}) != task_id(dataclasses.replace(one, text="y"), {})
+    assert task_id(one, {}) != task_id(one, {"image": TaskId("more")})
     copy.unlink()
 
 

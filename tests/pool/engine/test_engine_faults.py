@@ -35,6 +35,7 @@ from modelpool.pool.patcher.out_of_memory import OutOfHostMemory, RanOutOfMemory
 from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.specs.spec import OomStep, Role, TaskSpec
 from tests.pool.devices.fake_streams import Trace
+from tests.pool.input_names import inputs_of
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, Pipeline, open_engine
 
@@ -56,7 +57,7 @@ class Sampling:
 
     def run(self, engine: Engine, task: TaskSpec | None = None, hooks: RunHooks = QUIET) -> np.ndarray:
         assert isinstance(self.work, SampleParams)
-        result, self.cost = engine.run(task or self.task, self.work, self.inputs, hooks)
+        result, self.cost = engine.run(task or self.task, self.work, inputs_of(self.work, *self.inputs), hooks)
         assert isinstance(result, Latent)
         return result.samples_CHW
 
@@ -222,7 +223,7 @@ def test_what_is_needed_next_stays(sampling: Sampling, hinted: Role) -> None:
     engine = open_engine("sim", needed_bytes(task.uses, task.activation_bytes) + whole_bytes - missing_bytes)
     for role in roles:
         engine.vram.load(engine.patcher(pipeline.model, role))
-    engine.run(task, decode, (Latent(sampling.latent),), QUIET, needed_next=(specs[hinted].key,))
+    engine.run(task, decode, {"latent": Latent(sampling.latent)}, QUIET, needed_next=(specs[hinted].key,))
     left = {role: engine.vram.residency().of(specs[role].key) for role in roles}
     stays = {role: e is not None and e.resident_bytes == specs[role].weight_bytes for role, e in left.items()}
     assert stays == {role: role is hinted for role in roles}

@@ -36,6 +36,7 @@ from modelpool.pool.patcher.model_patcher import ModelPatcher, WeightsTarget
 from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from tests.pool.input_names import inputs_of
 
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"
 INDEX = 63  # of a simulated device that no other test uses
@@ -64,7 +65,7 @@ def texts(*tokens: int) -> tuple[Encoded, ...]:
 
 
 def sampled(model: ModelPatcher, division: ExecutionMode | None = None, tokens: tuple[int, ...] = (77, 77)) -> Latent:
-    return sample(WORK, texts(*tokens), model, LATENT, QUIET, division)
+    return sample(WORK, inputs_of(WORK, *texts(*tokens)), model, LATENT, QUIET, division)
 
 
 def scene(side_pixels: int) -> ImagePixels:
@@ -245,7 +246,7 @@ def stage(name: str) -> tuple[ModelPatcher, Stage]:
             )
         case "sample":
             model = patcher(Role.DIFFUSION_MODEL)
-            return model, lambda hooks: sample(WORK, texts(77, 77), model, LATENT, hooks).samples_CHW
+            return model, lambda hooks: sample(WORK, inputs_of(WORK, *texts(77, 77)), model, LATENT, hooks).samples_CHW
         case "decode":
             vae = patcher(Role.VAE)
             latent = Latent(torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(0)).numpy())

@@ -51,7 +51,7 @@ class Decoding:
         engine.close()
 
     def run(self, engine: Engine, task: TaskSpec | None = None, hooks: RunHooks = QUIET) -> tuple[np.ndarray, RunCost]:
-        result, cost = engine.run(task or self.task, self.work, (self.latent,), hooks)
+        result, cost = engine.run(task or self.task, self.work, {"latent": self.latent}, hooks)
         assert isinstance(result, ImagePixels)
         return result.pixels_HWC, cost
 

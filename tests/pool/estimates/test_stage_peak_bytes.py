@@ -35,6 +35,7 @@ from modelpool.pool.pixels.tiled_vae import Tiling
 from modelpool.pool.sampling.samplers import FUNCTIONS
 from modelpool.pool.specs.spec import ExecutionMode, Role, RunCost, TaskId, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
+from tests.pool.input_names import inputs_of
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
 INDEX = 55  # of a simulated device that no other test uses
@@ -77,7 +78,7 @@ class Bench:
             case SampleParams():
                 width = patcher.module.config.cross_attention_dim
                 texts = tuple(Encoded(np.zeros((length, width), np.float32)) for length in lengths)
-                sample(work, texts, patcher, self.latent, QUIET, division)
+                sample(work, inputs_of(work, *texts), patcher, self.latent, QUIET, division)
             case DecodeParams():
                 cells = (work.height // self.latent.downscale, work.width // self.latent.downscale)
                 decode(

@@ -27,6 +27,7 @@ from tests.pool.families.test_from_images import image, mask
 from tests.pool.families.test_needs_from_images import check
 from tests.pool.families.tiny_model import QUIET, TinyModel, euler
 from tests.pool.families.tiny_transformers import seeded
+from tests.pool.input_names import results_read
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
@@ -102,10 +103,10 @@ def test_beside_a_hole_that_is_filled_it_reads_the_same_image_and_mask(tmp_path:
 def test_a_request_says_it_where_the_name_does_not(tmp_path: Path) -> None:
     tiny = with_inpainting(tmp_path, INPAINT, "copy")
     find = tiny.catalog.controls.find
-    assert find(INPAINT, 1.0, 0.0, 1.0).hole is ControlMaskMode.ALWAYS
-    assert find(INPAINT, 1.0, 0.0, 1.0, "plain").hole is None
-    assert find("copy", 1.0, 0.0, 1.0).hole is None
-    assert find("copy", 1.0, 0.0, 1.0, "inpaint").hole is ControlMaskMode.ALWAYS
+    assert find(INPAINT, 1.0, 0.0, 1.0).mask_mode is ControlMaskMode.ALWAYS
+    assert find(INPAINT, 1.0, 0.0, 1.0, "plain").mask_mode is None
+    assert find("copy", 1.0, 0.0, 1.0).mask_mode is None
+    assert find("copy", 1.0, 0.0, 1.0, "inpaint").mask_mode is ControlMaskMode.ALWAYS
     assert find("copy", 1.0, 0.0, 1.0, "inpaint").mode is None
     with pytest.raises(
         UnusableField, match=r"controls.mode: found 'canny', expected 'inpaint', 'plain' or no mode: Contr"
@@ -119,8 +120,8 @@ def test_a_request_says_it_where_the_name_does_not(tmp_path: Path) -> None:
 def test_a_name_says_nothing_of_one_for_sdxl(tmp_path: Path) -> None:
     """Nothing says that all that are called so read a hole alike."""
     tiny = with_inpainting(tmp_path, "inpaint_xl", layout=ldm_controlnet(layouts.TINY_SDXL_UNET))
-    assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0).hole is None
-    assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0, "inpaint").hole is ControlMaskMode.ALWAYS
+    assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0).mask_mode is None
+    assert tiny.catalog.controls.find("inpaint_xl", 1.0, 0.0, 1.0, "inpaint").mask_mode is ControlMaskMode.ALWAYS
     tiny.close()
 
 
@@ -144,9 +145,7 @@ def test_several_images_with_holes_of_their_own_are_made_at_once(tmp_path: Path)
     members = []
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
-        members.append(
-            BatchMember(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET)
-        )
+        members.append(BatchMember(task, one.works[task.task_id], results_read(task, one.results), QUIET))
     assert len({member.task.together for member in members}) == 1
     for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):
         assert isinstance(outcome, tuple)

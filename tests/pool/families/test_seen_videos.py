@@ -20,7 +20,7 @@ from torch import Tensor
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
+from modelpool.pool.core.sampling_facts import Guidance
 from modelpool.pool.core.stage_params import (
     BatchMember,
     EncodeImageParams,
@@ -45,6 +45,7 @@ from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made, TinyModel
 from tests.pool.families.tiny_transformers import seeded
 from tests.pool.families.tiny_videos import GROUPS, SIDE, VIDEOS, TinyVideoModel, image_vae, temporal_vae
+from tests.pool.input_names import results_read
 from tests.pool.models.vae import published
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -165,7 +166,7 @@ def test_videos_that_are_made_together_are_those_made_alone(tmp_path: Path) -> N
     members = []
     for made in alone:
         (task,) = [task for task in made.tasks if isinstance(made.works[task.task_id], SampleParams)]
-        inputs = tuple(made.results[need] for need in task.needs)
+        inputs = results_read(task, made.results)
         members.append(BatchMember(task, made.works[task.task_id], inputs, QUIET))
     outcomes = tiny.engine.run_batch(members)
     for outcome, made in zip(outcomes, alone, strict=True):
@@ -373,11 +374,8 @@ def test_a_prompt_is_left_out_with_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cells", [1, 2, 14, 21, 25])
 def test_strengths_begin_at_one_and_reach_the_strongest(most: float, cells: int) -> None:
     """Rising: at the last frame. Rising and falling: half way, and weakest again at the end."""
-    defaults = SamplingDefaults(25, most, "euler", "karras", Guidance.RISING_WITH_FRAMES)
-    rising = frame_guidance_scales(defaults, most, cells, CPU)
-    both = frame_guidance_scales(replace(defaults, guidance=Guidance.RISING_AND_FALLING), most, cells, CPU)
-    assert rising is not None
-    assert both is not None
+    rising = frame_guidance_scales(Guidance.RISING_WITH_FRAMES, most, cells, CPU)
+    both = frame_guidance_scales(Guidance.RISING_AND_FALLING, most, cells, CPU)
     assert rising.shape == both.shape == (1, 1, cells, 1, 1)
     assert float(rising.flatten()[0]) == float(both.flatten()[0]) == 1.0
     assert bool((rising.flatten().diff() >= 0).all())
@@ -387,5 +385,3 @@ def test_strengths_begin_at_one_and_reach_the_strongest(most: float, cells: int)
         assert float(both.flatten()[-1]) == pytest.approx(1.0)
     if cells % 2 and cells > 1:
         assert float(both.max()) == pytest.approx(most)
-    assert frame_guidance_scales(None, most, cells, CPU) is None
-    assert frame_guidance_scales(replace(defaults, guidance=Guidance.CLASSIFIER_FREE), most, cells, CPU) is None

@@ -49,6 +49,7 @@ from tests.pool.families.tiny_cascade import (
     write_files,
     write_folders,
 )
+from tests.pool.input_names import results_read
 from tests.pool.models.text.pipelines import clip_tokenizer
 from tests.pool.pipeline import QUIET
 
@@ -319,7 +320,7 @@ def test_stage_b_of_several_images_in_one_run_makes_what_it_makes_of_each(pair: 
     tasks = [ran.cut.job.tasks[-2] for ran in rans]
     assert tasks[0].together == tasks[1].together
     members = [
-        BatchMember(task, ran.cut.works[task.task_id], tuple(ran.results[need] for need in task.needs), QUIET)
+        BatchMember(task, ran.cut.works[task.task_id], results_read(task, ran.results), QUIET)
         for task, ran in zip(tasks, rans, strict=True)
     ]
     outcomes = pair.engine.run_batch(members)

@@ -40,6 +40,6 @@ def test_a_run_takes_no_more_than_its_figure(text: str, tmp_path: Path) -> None:
     work = EncodeParams(whole.model, (), text)
     figure_bytes = whole.catalog.figures.counted_bytes(whole.model, work)
     uses = tuple(whole.catalog.use(whole.model, role, ()) for role in whole.family.text_encoders)
-    _, cost = whole.engine.run(TaskSpec(task_id(work, ()), stage_of(work), uses, figure_bytes, 0.1), work, (), QUIET)
+    _, cost = whole.engine.run(TaskSpec(task_id(work, {}), stage_of(work), uses, figure_bytes, 0.1), work, {}, QUIET)
     assert cost.working_bytes <= figure_bytes <= 1.1 * cost.working_bytes
     whole.engine.close()

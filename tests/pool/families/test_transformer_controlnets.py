@@ -32,6 +32,7 @@ from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.told_pipelines import parts_of, texts_of
+from tests.pool.input_names import results_read
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 WIDTH, HEIGHT, STEPS, SEED, CFG = 64, 48, 4, 11, 3.0
@@ -503,7 +504,7 @@ def test_several_images_at_once_are_those_of_each_alone(case: str, tmp_path: Pat
     members = []
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
-        inputs = tuple(one.results[need] for need in task.needs)
+        inputs = results_read(task, one.results)
         members.append(BatchMember(task, one.works[task.task_id], inputs, QUIET))
     assert len({member.task.together for member in members}) == 1
     for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):

@@ -40,6 +40,7 @@ from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_shown import TinyFamilyModel
 from tests.pool.families.tiny_transformers import FAMILIES
 from tests.pool.families.told_pipelines import parts_of, texts_of
+from tests.pool.input_names import results_read
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -294,9 +295,7 @@ def test_several_images_with_holes_of_their_own_are_made_at_once(family: str, tm
     members = []
     for one in made:
         (task,) = [task for task in one.tasks if task.stage is Stage.SAMPLE]
-        members.append(
-            BatchMember(task, one.works[task.task_id], tuple(one.results[need] for need in task.needs), QUIET)
-        )
+        members.append(BatchMember(task, one.works[task.task_id], results_read(task, one.results), QUIET))
     assert len({member.task.together for member in members}) == 1
     for outcome, one in zip(tiny.engine.run_batch(members), made, strict=True):
         assert isinstance(outcome, tuple)

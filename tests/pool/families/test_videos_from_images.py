@@ -33,6 +33,7 @@ from tests.pool.families.tiny_transformers import FAMILIES, T5_WORDS, WIDTH, Tin
 from tests.pool.families.whole_transformer import FRAME_RATE, SEED, STEPS, Whole
 from tests.pool.families.whole_transformer import HEIGHT as PIXELS_HIGH
 from tests.pool.families.whole_transformer import WIDTH as PIXELS_WIDE
+from tests.pool.input_names import inputs_of
 from tests.pool.models.diffusion import video_published as video_layouts
 from tests.pool.models.text import cases as texts
 from tests.pool.models.vae import published
@@ -177,9 +178,9 @@ def test_a_video_stops_at_a_step(tmp_path: Path) -> None:
     work = SampleParams(whole.model, (), width, height, 20, 5.0, "euler", "normal", SEED, **duration)
     use = whole.catalog.use(whole.model, Role.DIFFUSION_MODEL, ())
     needed = whole.catalog.figures.activation_bytes(whole.model, work)
-    task = TaskSpec(task_id(work, ()), stage_of(work), (use,), needed, 0.1)
+    task = TaskSpec(task_id(work, {}), stage_of(work), (use,), needed, 0.1)
     with pytest.raises(Stopped):
-        whole.engine.run(task, work, read, RunHooks(on_step, lambda: done[0] >= 2))
+        whole.engine.run(task, work, inputs_of(work, *read), RunHooks(on_step, lambda: done[0] >= 2))
     assert done[0] == 2
     whole.engine.close()
 
@@ -191,7 +192,7 @@ def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> 
 
     def figures(frames: int) -> list[tuple[int, float]]:
         works = (
-            SampleParams(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, imaged=True),
+            SampleParams(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, reads_image=True),
             DecodeParams(whole.model, width, height, frames=frames, frame_rate=8.0),
             EncodeImageParams(whole.model, width, height, frames=frames),
         )

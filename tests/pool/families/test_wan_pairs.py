@@ -37,6 +37,7 @@ from tests.nearly import assert_nearly
 from tests.pool.conditioning.test_image_concat import assert_equal
 from tests.pool.families.tiny_model import QUIET, Made
 from tests.pool.families.tiny_pairs import TINY, TinyPair, flow_scheduler
+from tests.pool.input_names import results_read
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -170,7 +171,7 @@ def test_videos_are_made_together_by_each_model(tmp_path: Path) -> None:
 
 
 def inputs_of(made: Made, place: int) -> tuple[Result, ...]:
-    return tuple(made.results[need] for need in made.tasks[place].needs)
+    return results_read(made.tasks[place], made.results)
 
 
 def arrays_of(result: Result) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from modelpool.pool.core.stage_params import Latent, ModelRef, Result, SamplePar
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.specs.spec import JobId, Role, TaskId
 from tests.pool.families.tiny_transformers import WIDTH, File, prefixed, seeded
+from tests.pool.input_names import results_read
 from tests.pool.models.diffusion.video_published import cascade
 from tests.pool.models.text import cases as texts
 from tests.pool.models.vae import published
@@ -115,7 +116,7 @@ class Ran:
         self.results: dict[TaskId, Result] = {}
         results = self.results
         for task in self.cut.job.tasks:
-            inputs = tuple(results[need] for need in task.needs)
+            inputs = results_read(task, results)
             results[task.task_id] = engine.run(task, self.cut.works[task.task_id], inputs, QUIET)[0]
         self.works = [(self.cut.works[task.task_id], results[task.task_id]) for task in self.cut.job.tasks]
         self.made = results[self.cut.job.wanted]

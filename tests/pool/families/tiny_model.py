@@ -20,6 +20,7 @@ from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, Resul
 from modelpool.pool.engine.engine import Engine, EngineSettings
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.specs.spec import JobId, Role, RunCost, TaskId
+from tests.pool.input_names import results_read
 from tests.pool.loading.layouts import Layout
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint
 
@@ -72,7 +73,7 @@ class TinyModel:
         results: dict[TaskId, Result] = dict(given)
         costs = []
         for task in cut.job.tasks:
-            inputs = tuple(results[need] for need in task.needs)
+            inputs = results_read(task, results)
             results[task.task_id], cost = self.engine.run(task, cut.works[task.task_id], inputs, QUIET)
             costs.append(cost)
         return Made(cut, results, tuple(costs))

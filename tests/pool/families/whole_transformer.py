@@ -30,6 +30,7 @@ from modelpool.pool.families.transformer_families import needs_negative
 from modelpool.pool.specs.spec import Role, TaskSpec
 from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_transformers import TinyFamily
+from tests.pool.input_names import inputs_of
 from tests.pool.pipeline import QUIET
 from tests.pool.text.tiny_tokenizers import tiny
 
@@ -85,8 +86,8 @@ class Whole:
         loras = work.loras if isinstance(work, SampleParams) else ()
         uses = tuple(self.catalog.use(self.model, role, loras) for role in roles)
         needed = self.catalog.figures.activation_bytes(self.model, work)
-        task = TaskSpec(task_id(work, ()), stage_of(work), uses, needed, 0.1)
-        return self.engine.run(task, work, inputs, QUIET)[0]
+        task = TaskSpec(task_id(work, {}), stage_of(work), uses, needed, 0.1)
+        return self.engine.run(task, work, inputs_of(work, *inputs), QUIET)[0]
 
     def texts(self, prompt: str = PROMPT) -> tuple[Encoded, ...]:
         """The prompt, and the negative prompt where the model reads one."""
@@ -109,7 +110,7 @@ class Whole:
         width, height, duration = self.extent
         work = SampleParams(
             self.model, loras, width, height, steps, cfg, self._sampler or defaults.sampler, defaults.schedule, SEED,
-            guidance=guidance, imaged=beginning is not None, **duration,
+            guidance=guidance, reads_image=beginning is not None, **duration,
         )  # fmt: skip
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
         assert isinstance(latent, Latent)

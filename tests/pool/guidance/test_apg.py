@@ -13,13 +13,13 @@ from modelpool.pool.guidance.apg import (
     CFG_STEPS,
     CFG_STEPS_WITH_TEXT,
     AdaptiveProjectedGuidance,
-    GuidanceFn,
     cfg_steps,
     project,
 )
-from modelpool.pool.guidance.classifier_free import guided_denoiser
+from modelpool.pool.guidance.guiders import Guider, Predictions
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.sampling.schedules import sigma_table
+from tests.pool.sampling.one_image import guided
 
 CFG, STEPS = 3.5, 10
 FLOW = sigma_table(NoiseFacts(NoiseKind.FLOW))
@@ -53,7 +53,9 @@ def test_each_image_is_guided_as_by_diffusers(scale: float) -> None:
     """One plainly for six steps, one for eight."""
     asked, lead = predictions(scale=scale), AdaptiveProjectedGuidance(CFG, (6, 8))
     early, late = _of_diffusers(5, asked), _of_diffusers(7, asked)
-    for ours, first, second in zip([lead(*each) for each in asked], early, late, strict=True):
+    for ours, first, second in zip(
+        [lead.combine(Predictions(cond, uncond), sigma) for cond, uncond, sigma in asked], early, late, strict=True
+    ):
         torch.testing.assert_close(ours, torch.stack([first[0], second[1]]), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(early[6][1], late[6][1])
 
@@ -69,14 +71,19 @@ def test_asking_again_at_a_level_changes_no_later_one() -> None:
     """Wrappers of a person's own may ask twice."""
     once, twice = AdaptiveProjectedGuidance(CFG, (6, 6)), AdaptiveProjectedGuidance(CFG, (6, 6))
     for cond, uncond, sigma in predictions():
-        twice(cond * 2, uncond, sigma)
-        torch.testing.assert_close(twice(cond, uncond, sigma), once(cond, uncond, sigma), rtol=0, atol=0)
+        twice.combine(Predictions(cond * 2, uncond), sigma)
+        torch.testing.assert_close(
+            twice.combine(Predictions(cond, uncond), sigma),
+            once.combine(Predictions(cond, uncond), sigma),
+            rtol=0,
+            atol=0,
+        )
 
 
 def test_steps_that_a_run_leaves_out_count() -> None:
     (cond, uncond, sigma), *_ = predictions()
     late = AdaptiveProjectedGuidance(CFG, (6, 6), first_step=6)
-    torch.testing.assert_close(late(cond, uncond, sigma), project(cond, uncond, cond - uncond))
+    torch.testing.assert_close(late.combine(Predictions(cond, uncond), sigma), project(cond, uncond, cond - uncond))
 
 
 def test_words_to_be_read_in_a_image_keep_it_plain_for_longer() -> None:
@@ -86,12 +93,12 @@ def test_words_to_be_read_in_a_image_keep_it_plain_for_longer() -> None:
     assert cfg_steps({}, 2) == (CFG_STEPS, CFG_STEPS)
 
 
-def _denoised(lead: GuidanceFn, options: ModelOptions | None) -> list[Tensor]:
+def _denoised(lead: Guider, options: ModelOptions | None) -> list[Tensor]:
     def predict(x: Tensor, level_B: Tensor, context_BLD: Tensor) -> Tensor:
         return torch.sin(x * context_BLD.mean(dim=(1, 2))[:, None, None, None] + level_B[:, None, None, None])
 
     texts = (Condition(torch.full((2, 3, 8), value)) for value in (2.0, 0.5))
-    denoise = guided_denoiser(predict, FLOW, *texts, CFG, options, prediction=Prediction.FLOW, guidance_fn=lead)
+    denoise = guided(predict, FLOW, *texts, CFG, options, prediction=Prediction.FLOW, guider=lead)
     return [denoise(x, sigma) for x, _, sigma in predictions()]
 
 

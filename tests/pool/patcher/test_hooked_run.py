@@ -16,7 +16,6 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.devices.sim import device as sim
-from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.callbacks import CallbackPoint
 from modelpool.pool.patcher.comfy_patches import weight_wrapper
 from modelpool.pool.patcher.hooked_run import hooked_run
@@ -28,6 +27,7 @@ from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import ComponentKey, Role
+from tests.pool.sampling.one_image import guided
 from tests.pool.toy import Toy, make_toy, patches_for
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
@@ -140,12 +140,12 @@ def test_conditions_of_a_guided_run_get_their_own_weights() -> None:
     patcher = patcher_of(make_toy())
     with hooked_run(patcher, SIGMAS[0], TABLE.sigma_at_percent) as apply_hooks:
         cond, uncond = (Condition(text, one) for text, one in zip(texts, groups, strict=True))
-        denoise = guided_denoiser(model_of(patcher), TABLE, cond, uncond, 4.0, None, apply_hooks)
+        denoise = guided(model_of(patcher), TABLE, cond, uncond, 4.0, None, apply_hooks)
         found = denoise(x, SIGMAS[0])
     guesses = []
     for text, one in zip(texts, groups, strict=True):
         single = model_of(patcher_of(make_toy(), base=one.on(PatchSet(), [1.0])))
-        guesses.append(guided_denoiser(single, TABLE, text, None, 1.0)(x, SIGMAS[0]))
+        guesses.append(guided(single, TABLE, text, None, 1.0)(x, SIGMAS[0]))
     torch.testing.assert_close(found, guesses[1] + (guesses[0] - guesses[1]) * 4.0, rtol=1e-4, atol=1e-4)
 
 

@@ -27,6 +27,7 @@ from modelpool.pool.patcher.weight_form import WeightForm
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
 from modelpool.pool.specs.spec import ComponentKey, Role
+from tests.pool.input_names import inputs_of
 from tests.pool.patcher.blocks.tiny import overlaid, unet_sd1
 from tests.pool.sampling.one_image import denoise_image
 from tests.pool.toy import make_patch
@@ -78,7 +79,7 @@ def image(patcher: ModelPatcher, groups: tuple[Any, Any] = (None, None), cache_b
 
 
 def sampled(patcher: ModelPatcher) -> Tensor:
-    inputs = tuple(Encoded(text.numpy()) for text in (COND, UNCOND))
+    inputs = inputs_of(WORK, *(Encoded(text.numpy()) for text in (COND, UNCOND)))
     return torch.from_numpy(sample(WORK, inputs, patcher, LATENT, QUIET).samples_CHW)
 
 

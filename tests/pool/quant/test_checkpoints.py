@@ -38,6 +38,7 @@ from modelpool.pool.quant.quant_codec import QuantCodec
 from modelpool.pool.quant.quantize import PER_ROW, quantize
 from modelpool.pool.quant.state_dict import load, save
 from modelpool.pool.specs.spec import Role, TaskId, TaskSpec
+from tests.pool.input_names import inputs_of
 
 SHAPES = Path(__file__).resolve().parents[3] / "examples" / "shapes"
 UNET = "model.diffusion_model."
@@ -94,9 +95,9 @@ def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = No
         sim.reset_peak(0)
     engine = Engine.open(EngineSettings(device, 0, budget_bytes or PLENTY_BYTES))
     try:
-        encoded = tuple(engine.run(tasks[i], works[i], (), QUIET)[0] for i in (0, 1))
-        latent: Result = engine.run(tasks[2], sample, encoded, QUIET)[0]
-        image = engine.run(tasks[3], works[3], (latent,), QUIET)[0]
+        encoded = tuple(engine.run(tasks[i], works[i], {}, QUIET)[0] for i in (0, 1))
+        latent: Result = engine.run(tasks[2], sample, inputs_of(sample, *encoded), QUIET)[0]
+        image = engine.run(tasks[3], works[3], {"latent": latent}, QUIET)[0]
     finally:
         engine.close()
     assert isinstance(image, ImagePixels)

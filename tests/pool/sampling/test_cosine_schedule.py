@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
-from modelpool.pool.guidance.sampling_run import denoise_images
+from modelpool.pool.guidance.guided_steps import ModelCall, PredictNoise, Prompts
+from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.sampling import cosine_schedule as cosine
 from modelpool.pool.sampling.names import MAX_STEPS, SAMPLERS, SCHEDULES
 from modelpool.pool.sampling.noise import ImageNoise
-from modelpool.pool.sampling.schedules import cosine_table, make_sigmas, sigma_table
+from modelpool.pool.sampling.schedules import SigmaTable, cosine_table, make_sigmas, sigma_table
 
 QUIET = RunHooks(lambda done, steps: None, lambda: False)
 SHAPE = (4, 3, 5)
@@ -69,6 +71,13 @@ def test_a_shift_is_more_noise_at_the_same_way_and_no_other_number_for_it(way: f
     assert cosine_table(shift).time_input(level) == pytest.approx(cosine.position(level))
 
 
+def denoised(predict: PredictNoise, work: SampleParams, table: SigmaTable) -> torch.Tensor:
+    """The latent that a run of one image makes of noise, without guidance."""
+    images, prompts = ImagesToDenoise(work, [3], SHAPE), Prompts(Condition(torch.zeros(1, 1, 1)))
+    guider, call = ClassifierFreeGuidance(1.0), ModelCall(predict, table)
+    return denoise_images(images, prompts, call, guider, torch.device("cpu"), QUIET)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
     """With the noise that it draws: the last step leaves a little, as the scheduler reckons it. The model's answer
@@ -79,10 +88,7 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
 
     work = SampleParams(ModelRef("m", "", ""), (), 0, 0, steps, 1.0, "euler_ancestral", "simple", 3)
     table = sigma_table(NoiseFacts(NoiseKind.COSINE))
-    text = Condition(torch.zeros(1, 1, 1))
-    ours = denoise_images(
-        predict, work, [3], SHAPE, text, None, torch.device("cpu"), QUIET, table, prediction=Prediction.NOISE
-    )
+    ours = denoised(predict, work, table)
     theirs, noise = scheduler(steps), ImageNoise(3)
     x_BCHW = noise.draw((1, *SHAPE))
     for way in theirs.timesteps[:-1]:
@@ -105,8 +111,7 @@ def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
         return (x_BCHW * (1 + sigma**2) ** 0.5 - clean) / sigma
 
     work = SampleParams(ModelRef("m", "", ""), (), 0, 0, 8, 1.0, sampler, "simple", 3)
-    text = Condition(torch.zeros(1, 1, 1))
-    found = denoise_images(predict, work, [3], SHAPE, text, None, torch.device("cpu"), QUIET, cosine_table())
+    found = denoised(predict, work, cosine_table())
     torch.testing.assert_close(found, clean, rtol=0, atol=0.02)
 
 

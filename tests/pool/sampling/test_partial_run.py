@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,14 @@ from torch import Tensor
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.first_frame import noised_image
 from modelpool.pool.conditioning.inpainting import Inpainting
+from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, RunState, SampleParams, SamplerState
+from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance
-from modelpool.pool.guidance.sampling_run import denoise_images
+from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.guidance.guiders import ClassifierFreeGuidance, Predictions
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 from modelpool.pool.sampling.partial_run import (
     GuidanceMemory,
@@ -27,14 +30,11 @@ from modelpool.pool.sampling.partial_run import (
     run_states,
     sampler_states,
 )
-from modelpool.pool.sampling.schedules import flow_table
+from modelpool.pool.sampling.schedules import flow_table, sd1_sigma_table
 
 CPU = torch.device("cpu")
 SHAPE, SEEDS, STEPS = (4, 6, 6), (11, 12), 7
 WORK = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 48, 48, STEPS, 3.0, "euler", "normal", 0)
-KINDS: dict[str, dict[str, Any]] = {
-    "noise": {}, "flow": {"prediction": Prediction.FLOW, "table": flow_table(5.0)}
-}  # fmt: skip
 
 
 def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
@@ -55,8 +55,21 @@ def run(
     kept = None
     if work.masked:
         kept = Inpainting(torch.full((1, *SHAPE), 0.5), torch.linspace(0, 1, 36).reshape(1, 1, 6, 6))
-    more = {"inpainting": kept, "start_BCHW": None if kept is None else kept.latent_BCHW}
-    return denoise_images(predict, work, SEEDS, SHAPE, *texts, CPU, hooks, part=part, **KINDS[kind], **more)
+    start = StartLatent(None if kept is None else kept.latent_BCHW, kept)
+    images, guider = ImagesToDenoise(work, SEEDS, SHAPE), ClassifierFreeGuidance(work.cfg)
+    return denoise_images(images, Prompts(*texts), KINDS[kind], guider, CPU, hooks, start, part=part)
+
+
+KINDS = {
+    "noise": ModelCall(predict, sd1_sigma_table()),
+    "flow": ModelCall(predict, flow_table(5.0), Prediction.FLOW),
+}
+NOTHING = TaskInputs()
+
+
+def after(halfway: SamplerState) -> TaskInputs:
+    """The inputs of the second part of a run."""
+    return TaskInputs({"sampler_state": halfway})
 
 
 def travelled(halfway: SamplerState) -> SamplerState:
@@ -73,11 +86,11 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
     expected = run(whole, None, kind)
     for switch in range(1, STEPS):
         first, told = replace(whole, switch=switch), list[tuple[int, int]]()
-        part = partial_run_of((first,), ((),), CPU)
+        part = partial_run_of((first,), (NOTHING,), CPU)
         halfway = sampler_states(run(first, part, kind, told), part.memory)
         assert told == [(done, switch) for done in range(1, switch + 1)]
         second = replace(first, low_noise=True)
-        rest = partial_run_of((second,) * 2, [(travelled(each),) for each in halfway], CPU)
+        rest = partial_run_of((second,) * 2, [after(travelled(each)) for each in halfway], CPU)
         told.clear()
         assert torch.equal(run(second, rest, kind, told), expected), switch
         assert told == [(done, STEPS - switch) for done in range(1, STEPS - switch + 1)]
@@ -86,34 +99,34 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "uni_pc"])
 def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) -> None:
     """With the noise that the first part put on it, at the levels of a schedule whose head is left out."""
-    whole = replace(WORK, sampler=sampler, first_step=2, starts=True, masked=True)
+    whole = replace(WORK, sampler=sampler, first_step=2, reads_start=True, masked=True)
     expected = run(whole, None, "flow")
     first = replace(whole, switch=4)
     assert (whole.steps_run, first.steps_run, replace(first, low_noise=True).steps_run) == (5, 2, 3)
-    part = partial_run_of((first,), ((),), CPU)
+    part = partial_run_of((first,), (NOTHING,), CPU)
     halfway = sampler_states(run(first, part, "flow"), part.memory)
     second = replace(first, low_noise=True)
-    rest = partial_run_of((second,) * 2, [(each,) for each in halfway], CPU)
+    rest = partial_run_of((second,) * 2, [after(each) for each in halfway], CPU)
     assert torch.equal(run(second, rest, "flow"), expected)
 
 
 def test_what_is_handed_on_is_one_images_own() -> None:
     """So that the second part may run beside other images than the first."""
     first = replace(WORK, sampler="uni_pc", switch=4)
-    part = partial_run_of((first,), ((),), CPU)
+    part = partial_run_of((first,), (NOTHING,), CPU)
     one, other = sampler_states(run(first, part, "noise"), part.memory)
     assert one.predictions_NCHW is not None
     assert one.predictions_NCHW.shape == (len(one.levels), *SHAPE) == (3, *SHAPE)
     assert not np.array_equal(one.samples_CHW, other.samples_CHW)
     second = replace(first, low_noise=True)
-    both = run(second, partial_run_of((second,) * 2, ((one,), (other,)), CPU), "noise")
-    turned = run(second, partial_run_of((second,) * 2, ((other,), (one,)), CPU), "noise")
+    both = run(second, partial_run_of((second,) * 2, (after(one), after(other)), CPU), "noise")
+    turned = run(second, partial_run_of((second,) * 2, (after(other), after(one)), CPU), "noise")
     assert torch.equal(both, turned.flip(0))
 
 
 def test_a_run_that_no_other_has_a_part_in_is_complete() -> None:
     for work in (WORK, replace(WORK, low_noise=True), replace(WORK, first_step=2)):
-        part = partial_run_of((work,), ((),), CPU)
+        part = partial_run_of((work,), (NOTHING,), CPU)
         assert (part.begin, part.end, part.done, part.latent_BCHW) == (0, STEPS - work.first_step, 0, None)
     assert replace(WORK, low_noise=True).span == (0, STEPS)
 
@@ -126,7 +139,7 @@ def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list
         def pauses_here(step: int | None = step) -> bool:
             return step is not None and bool(told) and told[-1][0] >= step
 
-        part = partial_run_of((work,) * len(SEEDS), ((),) * len(SEEDS), CPU, states, pauses_here)
+        part = partial_run_of((work,) * len(SEEDS), (NOTHING,) * len(SEEDS), CPU, states, pauses_here)
         latents = run(work, part, kind, told)
         if not part.paused:
             return latents
@@ -163,14 +176,14 @@ def test_each_of_two_experts_stops_and_resumes() -> None:
         whole = replace(WORK, sampler=sampler)
         expected = run(whole, None, "flow")
         first = replace(whole, switch=4)
-        one = partial_run_of((first,) * 2, ((), ()), CPU, (), lambda: True)
+        one = partial_run_of((first,) * 2, (NOTHING, NOTHING), CPU, (), lambda: True)
         assert one.end == 4
         run(first, one, "flow")
         assert (one.paused, one.done) == (True, 1)
-        rest = partial_run_of((first,) * 2, ((), ()), CPU, run_states(one, first))
+        rest = partial_run_of((first,) * 2, (NOTHING, NOTHING), CPU, run_states(one, first))
         halfway = sampler_states(run(first, rest, "flow"), rest.memory)
         second = replace(first, low_noise=True)
-        inputs = [(each,) for each in halfway]
+        inputs = [after(each) for each in halfway]
         two = partial_run_of((second,) * 2, inputs, CPU, (), lambda: True)
         run(second, two, "flow")
         states = run_states(two, second)
@@ -183,7 +196,7 @@ def test_a_checkpoint_is_the_state_at_its_step() -> None:
     for sampler in SAMPLERS:
         work = replace(WORK, sampler=sampler)
         expected, saved = run(work, None, "noise"), list[tuple[RunState, ...]]()
-        part = partial_run_of((work,) * 2, ((), ()), CPU)
+        part = partial_run_of((work,) * 2, (NOTHING, NOTHING), CPU)
 
         def keep(states: Callable[[], Sequence[RunState]], saved: list[tuple[RunState, ...]] = saved) -> None:
             saved.append(tuple(states()))
@@ -192,7 +205,7 @@ def test_a_checkpoint_is_the_state_at_its_step() -> None:
         assert torch.equal(run(work, part, "noise", hooks=hooks), expected)
         assert [states[0].step for states in saved] == list(range(1, STEPS))
         for states in saved:
-            resumed = partial_run_of((work,) * 2, ((), ()), CPU, states)
+            resumed = partial_run_of((work,) * 2, (NOTHING, NOTHING), CPU, states)
             assert torch.equal(run(work, resumed, "noise"), expected), (sampler, states[0].step)
 
 
@@ -209,9 +222,9 @@ def test_guidance_resumes_with_its_state() -> None:
             if step in breaks:
                 part = PartialRun(latent_BCHW=pairs[0], guidance=memory, done=step)
                 states = pickle.loads(pickle.dumps(run_states(part, WORK)))
-                memory = partial_run_of((WORK,) * 2, ((), ()), CPU, states).guidance
+                memory = partial_run_of((WORK,) * 2, (NOTHING, NOTHING), CPU, states).guidance
                 guide = AdaptiveProjectedGuidance(3.0, (2, 4), 0, memory)
-            made.append(guide(pairs[2 * step], pairs[2 * step + 1], level))
+            made.append(guide.combine(Predictions(pairs[2 * step], pairs[2 * step + 1]), level))
         return made
 
     expected = guided(())
@@ -224,5 +237,5 @@ def test_guidance_resumes_with_its_state() -> None:
     memory = GuidanceMemory()
     before = noised_image(image, SEEDS, 0.5, memory)
     assert [torch.equal(before()["image"], number) for number in numbers[:2]] == [True] * 2
-    after = noised_image(image, SEEDS, 0.5, GuidanceMemory(inputs_drawn=memory.inputs_drawn))
-    assert [torch.equal(after()["image"], number) for number in numbers[2:]] == [True] * 4
+    later = noised_image(image, SEEDS, 0.5, GuidanceMemory(inputs_drawn=memory.inputs_drawn))
+    assert [torch.equal(later()["image"], number) for number in numbers[2:]] == [True] * 4

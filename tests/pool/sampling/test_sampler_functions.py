@@ -16,15 +16,15 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.inpainting import Inpainting
+from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
-from modelpool.pool.guidance.classifier_free import guided_denoiser
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import extra_options
 from modelpool.pool.options.transformer_options import TransformerOptions
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.sampling.schedules import sd1_sigma_table
-from tests.pool.sampling.one_image import denoise_image
+from tests.pool.sampling.one_image import denoise_image, guided
 
 TABLE = sd1_sigma_table()
 SIGMA, CFG = 3.0, 5.0
@@ -46,7 +46,7 @@ def clean(context: Tensor, x: Tensor = X, sigma: float = SIGMA) -> Tensor:
 
 
 def guess(options: ModelOptions, cfg: float = CFG, uncond: Tensor | None = UNCOND) -> Tensor:
-    return guided_denoiser(predict_noise, TABLE, COND, uncond, cfg, options)(X, SIGMA)
+    return guided(predict_noise, TABLE, COND, uncond, cfg, options)(X, SIGMA)
 
 
 def plain_cfg(cond: Tensor, uncond: Tensor, cfg: float = CFG) -> Tensor:
@@ -111,7 +111,7 @@ def test_calc_cond_batch_makes_the_predictions_in_place_of_the_run() -> None:
         raise AssertionError("the model ran")
 
     options = ModelOptions().with_sampler_calc_cond_batch_function(calc)
-    out = guided_denoiser(never, TABLE, COND, UNCOND, CFG, options)(X, SIGMA)
+    out = guided(never, TABLE, COND, UNCOND, CFG, options)(X, SIGMA)
     torch.testing.assert_close(out, plain_cfg(X * 0.1, X * 0.2))
     assert called == [2]
 
@@ -280,11 +280,11 @@ def test_conditions_with_different_hooks_run_apart_each_with_its_own() -> None:
 
     cond, uncond = Condition(COND[:1], "a"), Condition(UNCOND[:1], None)
     x = X[:1]
-    out = guided_denoiser(model, TABLE, cond, uncond, CFG, None, apply_hooks)(x, SIGMA)
+    out = guided(model, TABLE, cond, uncond, CFG, None, apply_hooks)(x, SIGMA)
     assert calls == [(None, SIGMA), 1, ("a", SIGMA), 1]
     torch.testing.assert_close(out, plain_cfg(clean(COND[:1], x), clean(UNCOND[:1], x)))
     calls.clear()
-    guided_denoiser(model, TABLE, cond, Condition(UNCOND[:1], "a"), CFG, None, apply_hooks)(x, SIGMA)
+    guided(model, TABLE, cond, Condition(UNCOND[:1], "a"), CFG, None, apply_hooks)(x, SIGMA)
     assert calls == [("a", SIGMA), 2]
 
 
@@ -295,7 +295,7 @@ def inpainting() -> Inpainting:
 
 
 def test_what_the_mask_keeps_is_kept_exactly() -> None:
-    out = image(inpainting=inpainting())
+    out = image(start=StartLatent(inpainting=inpainting()))
     assert torch.equal(out[..., 4:], torch.full((4, 8, 4), 0.7))
     assert out[..., :4].std() > 0.1
 
@@ -310,7 +310,7 @@ def test_the_denoise_mask_function_sees_every_level_and_changes_the_mask() -> No
 
     options = ModelOptions().with_denoise_mask_function(everything)
     kept = dataclasses.replace(inpainting(), latent_BCHW=torch.zeros(1, *SHAPE))
-    torch.testing.assert_close(image(options, inpainting=kept), image(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(image(options, start=StartLatent(inpainting=kept)), image(), rtol=1e-5, atol=1e-5)
     assert len(levels) == WORK.steps
     assert levels == sorted(levels, reverse=True)
     assert torch.equal(image(options), image())
@@ -323,18 +323,18 @@ def test_a_mask_of_another_shape_than_the_latent_is_refused_with_both(shape: tup
     found, expected = re.escape(str(shape)), re.escape("(1, 1 or 4, 8, 8)")
     wrong = dataclasses.replace(inpainting(), denoise_mask_B1HW=torch.ones(shape))
     with pytest.raises(UnusableField, match=rf"denoise_mask_B1HW.*{found}.*{expected}"):
-        image(inpainting=wrong)
+        image(start=StartLatent(inpainting=wrong))
     options = ModelOptions().with_denoise_mask_function(lambda sigma, mask, more: torch.ones(shape))
     with pytest.raises(UnusableField, match=rf"denoise_mask_function.*{found}.*{expected}"):
-        image(options, inpainting=inpainting())
+        image(options, start=StartLatent(inpainting=inpainting()))
 
 
 def test_a_kept_latent_of_another_shape_is_refused_with_both() -> None:
     wrong = dataclasses.replace(inpainting(), latent_BCHW=torch.zeros(1, 4, 4, 4))
     with pytest.raises(UnusableField, match=r"latent_BCHW.*\(1, 4, 4, 4\).*\(1, 4, 8, 8\)"):
-        image(inpainting=wrong)
+        image(start=StartLatent(inpainting=wrong))
 
 
 def test_a_mask_may_have_the_latents_channels() -> None:
     wide = dataclasses.replace(inpainting(), denoise_mask_B1HW=inpainting().denoise_mask_B1HW.expand(1, 4, 8, 8))
-    assert torch.equal(image(inpainting=wide), image(inpainting=inpainting()))
+    assert torch.equal(image(start=StartLatent(inpainting=wide)), image(start=StartLatent(inpainting=inpainting())))

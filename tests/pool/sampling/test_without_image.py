@@ -9,10 +9,11 @@ from torch import Tensor
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.guidance.classifier_free import ImageGuidance, guided_denoiser
+from modelpool.pool.guidance.guiders import TextAndImageGuidance
 from modelpool.pool.options.model_options import Args, ModelOptions
 from modelpool.pool.sampling.predictions import clean_latent
 from modelpool.pool.sampling.schedules import sd1_sigma_table
+from tests.pool.sampling.one_image import guided
 
 CFG, IMAGE_CFG, SIGMA = 7.0, 1.5, 3.0
 X = torch.randn(1, 4, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -30,10 +31,8 @@ def condition(value: float, image: Tensor) -> Condition:
 
 def denoised(options: ModelOptions | None = None, strength: float = IMAGE_CFG, max_batch: int = 0) -> Tensor:
     texts = condition(0.5, IMAGE), condition(-0.25, IMAGE)
-    without = ImageGuidance(condition(-0.25, torch.zeros_like(IMAGE)), strength)
-    guess = guided_denoiser(
-        predict, TABLE, *texts, CFG, options, max_batch=max_batch, without_image=without
-    )  # fmt: skip
+    without, guider = {"image": torch.zeros_like(IMAGE)}, TextAndImageGuidance(CFG, strength)
+    guess = guided(predict, TABLE, *texts, CFG, options, max_batch=max_batch, without_image=without, guider=guider)
     return guess(X, SIGMA)
 
 
@@ -44,8 +43,8 @@ def by_formula(strength: float) -> Tensor:
         predict(scaled, X, torch.full((1, 77, 8), value), seen)
         for value, seen in ((0.5, IMAGE), (-0.25, IMAGE), (-0.25, torch.zeros_like(IMAGE)))
     )
-    guided = neither + strength * (image - neither) + CFG * (both - image)
-    return clean_latent(Prediction.NOISE, X, guided, SIGMA, 1.0)
+    expected = neither + strength * (image - neither) + CFG * (both - image)
+    return clean_latent(Prediction.NOISE, X, expected, SIGMA, 1.0)
 
 
 @pytest.mark.parametrize("max_batch", [0, 1, 2])

@@ -230,6 +230,15 @@ def test_the_minimum_is_kept_when_the_only_node_is_drained() -> None:
         assert scaled.nodes_left == {group.name: 1}, seconds
 
 
+def test_a_node_whose_workers_come_up_one_after_the_other_is_one_node() -> None:
+    """The evaluation between the two found an idle node more than `min_nodes`, and gave up the worker that started."""
+    group = NodeGroup("pair", gpu_bytes=24 * GIB, gpus_per_node=2, min_nodes=1, price_per_hour=1.0, start_seconds=5.0)
+    scaled = Scaled([group])
+    scaled.run(jobs_of([791.0]))
+    assert [(why.nodes, why.rule) for why in scaled.decisions] == [(1, ScalingRule.MINIMUM)]
+    assert outcomes(scaled) == {Outcome.SUCCEEDED}
+
+
 def test_the_start_time_of_a_group_is_learned() -> None:
     conditions = SupplyConditions(start_seconds=lambda group, number: 400.0)
     scaled = Scaled([SMALL_NODES], conditions=conditions)
@@ -324,7 +333,7 @@ def test_limits_hold_and_every_job_ends_whatever_happens(world: tuple[Scaled, li
 
 def _no_flapping(scaled: Scaled) -> None:
     """Between giving up a node that nothing was wrong with and requesting one of the same group there is a reason: new
-    work, or a node lost or not started."""
+    work, or a node lost, not started, or overdue."""
     kinds = (Submitted, WorkerDown, StartFailed, NodeDraining)
     causes = [event.at for event, _ in scaled.core.log if isinstance(event, kinds)]
     given_up: dict[str, float] = {}
@@ -333,7 +342,9 @@ def _no_flapping(scaled: Scaled) -> None:
             given_up[why.group] = why.at
         elif why.nodes > 0 and why.group in given_up:
             since = given_up[why.group]
-            assert any(since <= at <= why.at for at in causes), f"{why.words} at {why.at}, given up at {since}"
+            is_overdue = any("overdue" in reason for _, reason in why.others)
+            found = is_overdue or any(since <= at <= why.at for at in causes)
+            assert found, f"{why.words} at {why.at}, given up at {since}"
 
 
 @settings(max_examples=4, deadline=None)

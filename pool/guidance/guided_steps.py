@@ -1,4 +1,4 @@
-"""Classifier-free guidance: makes the `denoise` function of a sampler from a model's predictions for several texts.
+"""Guided steps: makes the `denoise` function of a sampler from a model's predictions for several texts.
 
 Knows the scaling of the model's inputs, guidance, and when the sampler functions of the run's options are called; knows
 neither samplers nor architectures.
@@ -7,8 +7,8 @@ Shape legend: B batch, C latent channels, H W latent height and width, L tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -18,9 +18,8 @@ from modelpool.pool.conditioning.conditions import COND, UNCOND, ApplyHooks, Bat
 from modelpool.pool.conditioning.micro_conditioning import ModelKwargs
 from modelpool.pool.conditioning.regions import NO_REGIONS, Regions
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.sampling_facts import CfgRescale, Prediction
-from modelpool.pool.guidance.apg import GuidanceFn, classifier_free_guidance
-from modelpool.pool.guidance.cfg_rescale import rescale
+from modelpool.pool.core.sampling_facts import Prediction
+from modelpool.pool.guidance.guiders import Guider, Predictions
 from modelpool.pool.options.model_options import Args, ModelOptions
 from modelpool.pool.options.run_context import call_facts
 from modelpool.pool.options.transformer_options import TransformerOptions
@@ -38,119 +37,101 @@ Conditions: TypeAlias = Sequence[Condition | None]
 _CLEAN_POINTS = (WrapperPoint.CALC_COND_BATCH, WrapperPoint.APPLY_MODEL)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageGuidance:
-    """The negative prompt without an image, for models guided by text and image, and the image guidance scale. Source:
-    Brooks et al. 2023 (InstructPix2Pix), equation 3."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelCall:
+    """How a run calls its model.
 
-    condition: Condition
-    strength: float
+    predict      the model, in its prediction type; called on the device of the run
+    table        the noise levels of the training
+    prediction   what the model predicts
+    options      their sampler functions are called as in ComfyUI; they receive predictions as clean latents, which
+                 rounds differently from a run without functions, in the last bits. Their transformer options are
+                 applied by the caller
+    apply_hooks  called with the texts' weight hooks before each batch
+    max_batch    1 runs each text by itself, which takes less memory; 0 is no limit
+    """
+
+    predict: PredictNoise
+    table: SigmaTable
+    prediction: Prediction = Prediction.NOISE
+    options: ModelOptions = field(default_factory=ModelOptions)
+    apply_hooks: ApplyHooks | None = None
+    max_batch: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompts:
+    """The conditions of a run; texts are [B, L, D] with the B of its latents.
+
+    uncond         the negative prompt; None with a guidance scale of 1
+    regions        prompts for parts of the image in addition to `cond`
+    without_image  model inputs that replace those of the same names for a prediction of `uncond` without an image
+    """
+
+    cond: Condition
+    uncond: Condition | None = None
+    regions: Regions = NO_REGIONS
+    without_image: ModelKwargs | None = None
+
+    def to(self, device: torch.device) -> Prompts:
+        """Return the same on `device`."""
+        without = self.without_image
+        return Prompts(
+            self.cond.to(device),
+            None if self.uncond is None else self.uncond.to(device),
+            self.regions.to(device),
+            None if without is None else {name: value.to(device) for name, value in without.items()},
+        )
 
 
 def guided_denoiser(
-    predict_noise: PredictNoise,
-    table: SigmaTable,
-    cond: Tensor | Condition,
-    uncond: Tensor | Condition | None,
-    cfg: float,
-    options: ModelOptions | None = None,
-    apply_hooks: ApplyHooks | None = None,
-    max_batch: int = 0,
-    prediction: Prediction = Prediction.NOISE,
-    regions: Regions = NO_REGIONS,
-    cfg_rescale: CfgRescale = CfgRescale.NOTHING,
-    without_image: ImageGuidance | None = None,
-    guidance_scales: Tensor | None = None,
-    guidance_fn: GuidanceFn | None = None,
-    drawn_inputs: Callable[[], ModelKwargs] | None = None,
+    call: ModelCall, prompts: Prompts, guider: Guider, drawn_inputs: Callable[[], ModelKwargs] | None = None
 ) -> Denoise:
-    """Return a `denoise` that predicts for both texts and applies classifier-free guidance with scale `cfg`.
+    """Return a `denoise` that predicts for all prompts and combines the predictions by `guider`.
 
-    Texts are [B, L, D] with the B of x_BCHW. Both run as one batch, `uncond` first. They run separately if they differ
-    in length, so that neither is padded with tokens that the model was not trained on, or in their hooks, or if
-    `max_batch` is 1, which takes less memory. With `cfg` 1 only `cond` runs, unless the options say otherwise, and
-    `uncond` may be None. `apply_hooks` is called before each batch. The sampler functions of `options` are called as in
-    ComfyUI; they receive predictions as clean latents, which rounds differently from a run without functions, in the
-    last bits. `prediction` is the model's prediction type; `regions` are prompts for parts of the image in addition to
-    `cond`. `without_image` is predicted whenever `uncond` is. `guidance_scales` replace `cfg` for each latent position,
-    on the device of the latents; functions of the options receive `cfg`. `guidance_fn` replaces CFG as the combination
-    of the two predictions. `drawn_inputs` returns model inputs that replace those of the same names, new for each
-    prediction and text, `cond` first.
+    All run as one batch, the negative prompt first. They run separately if they differ in length, so that neither is
+    padded with tokens that the model was not trained on, or in their hooks, or as `call.max_batch` says. With a
+    guidance scale of 1 the negative prompt does not run, unless the options say otherwise. `drawn_inputs` returns model
+    inputs that replace those of the same names, new for each prediction and text, `cond` first.
     """
-    assert cfg == 1.0 or uncond is not None, f"cfg {cfg} needs the unconditional context"
-    options = options or ModelOptions()
-    runs_uncond = uncond is not None and (cfg != 1.0 or options.disable_cfg1_optimization)
-    conditions = (_condition(cond), _condition(uncond) if runs_uncond else None)
-    guider = _Guider(
-        predict_noise,
-        table,
-        conditions,
-        cfg,
-        options,
-        apply_hooks,
-        max_batch,
-        prediction,
-        regions,
-        cfg_rescale,
-        without_image if runs_uncond else None,
-        guidance_scales,
-        guidance_fn,
-        drawn_inputs,
-    )
+    assert guider.scale == 1.0 or prompts.uncond is not None, f"cfg {guider.scale} needs the unconditional context"
+    options = call.options
+    if guider.scale == 1.0 and not options.disable_cfg1_optimization:
+        prompts = replace(prompts, uncond=None)
+    step = _GuidedStep(call, prompts, guider, drawn_inputs)
     sees_clean = options.changes_guidance or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
     denoise: Denoise = options.wrappers.around(
-        WrapperPoint.PREDICT_NOISE, guider.predict_with_functions if sees_clean else guider.predict
+        WrapperPoint.PREDICT_NOISE, step.predict_with_functions if sees_clean else step.predict
     )
     return denoise
 
 
-def _condition(text: Tensor | Condition | None) -> Condition | None:
-    return Condition(text) if isinstance(text, Tensor) else text
-
-
-class _Guider:
+class _GuidedStep:
     """The two forms of a guided prediction: plain, and through the functions of a run's options."""
 
     def __init__(
-        self,
-        predict_noise: PredictNoise,
-        table: SigmaTable,
-        conditions: tuple[Condition | None, Condition | None],
-        cfg: float,
-        options: ModelOptions,
-        apply_hooks: ApplyHooks | None,
-        max_batch: int,
-        prediction: Prediction,
-        regions: Regions,
-        cfg_rescale: CfgRescale,
-        without_image: ImageGuidance | None,
-        guidance_scales: Tensor | None,
-        guidance_fn: GuidanceFn | None,
-        drawn_inputs: Callable[[], ModelKwargs] | None,
+        self, call: ModelCall, prompts: Prompts, guider: Guider, drawn_inputs: Callable[[], ModelKwargs] | None
     ) -> None:
-        self._prediction = prediction
-        self._regions, self._cfg_rescale = regions, cfg_rescale
-        self._predict_noise, self._table, self._cfg = predict_noise, table, cfg
-        self._strength = cfg if guidance_scales is None else guidance_scales
-        self._guidance_fn, self._told_anew = guidance_fn, drawn_inputs
-        self._conditions: tuple[Condition | None, ...] = (*conditions, *regions.conditions)
-        self._image_strength, self._blank = 1.0, len(self._conditions)
-        if without_image is not None:
-            self._conditions = (*self._conditions, without_image.condition)
-            self._image_strength = without_image.strength
-        self._options, self._apply_hooks = options, apply_hooks
-        self._most_at_once = max_batch
-        self._batches = batches(self._conditions, max_batch)
+        self._call, self._guider, self._drawn_inputs = call, guider, drawn_inputs
+        self._options, self._regions = call.options, prompts.regions
+        self._conditions: tuple[Condition | None, ...] = (prompts.cond, prompts.uncond, *prompts.regions.conditions)
+        self._without_image = len(self._conditions)
+        if prompts.uncond is not None and prompts.without_image is not None:
+            model_kwargs = {**prompts.uncond.model_kwargs, **prompts.without_image}
+            self._conditions = (*self._conditions, replace(prompts.uncond, model_kwargs=model_kwargs))
+        self._batches = batches(self._conditions, call.max_batch)
         #: whether options, wrappers or hooks may read the facts of a call
         self._records_facts = (
-            not options.transformer.is_empty or bool(options.wrappers.entries) or apply_hooks is not None
+            not self._options.transformer.is_empty
+            or bool(self._options.wrappers.entries)
+            or call.apply_hooks is not None
         )
 
     def predict(self, x_BCHW: Tensor, sigma: float) -> Tensor:
-        """Return the guided prediction as a clean latent, by plain classifier-free guidance."""
+        """Return the guided prediction as a clean latent."""
         # times the inverse: dividing by a number may round differently on another device
-        scaled_BCHW = x_BCHW * input_scale(sigma, self._table.sigma_data, self._prediction)
+        scaled_BCHW = x_BCHW * input_scale(sigma, self._call.table.sigma_data, self._call.prediction)
         noises: dict[int, Tensor] = {}
         for batch in self._with_drawn_inputs(self._batches):
             self._prepare(batch, sigma)
@@ -160,10 +141,9 @@ class _Guider:
         cond_BCHW = self._regions.combine(noises)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
-        guided_BCHW = self._combine(cond_BCHW, noises[UNCOND], sigma)
-        if self._blank in noises:
-            guided_BCHW = self._guide_by_image(guided_BCHW, noises)
-        guided_BCHW = rescale(guided_BCHW, cond_BCHW, self._cfg_rescale)
+        guided_BCHW = self._guider.combine(Predictions(cond_BCHW, noises[UNCOND]), sigma)
+        if self._without_image in noises:
+            guided_BCHW = self._guider.guide_by_image(guided_BCHW, noises[UNCOND], noises[self._without_image])
         return self._clean(x_BCHW, guided_BCHW, sigma)
 
     def predict_with_functions(self, x_BCHW: Tensor, sigma: float) -> Tensor:
@@ -174,8 +154,8 @@ class _Guider:
             "input": x_BCHW,
             "sigma": sigma_B,
             "timestep": sigma_B,
-            "cond_scale": self._cfg,
-            "model": self._predict_noise,
+            "cond_scale": self._guider.scale,
+            "model": self._call.predict,
             "model_options": options,
         }
         if options.sampler_calc_cond_batch_function is not None:
@@ -188,25 +168,26 @@ class _Guider:
             predictions = pre_cfg({**common, "conds": list(self._conditions), "conds_out": predictions})
         cond, uncond = predictions[COND], predictions[UNCOND]
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
-        denoised_BCHW = self._combine_clean(clean, sigma)
-        if self._blank < len(self._conditions):
-            denoised_BCHW = self._guide_by_image(denoised_BCHW, all_predictions)
+        if options.sampler_cfg_function is None:
+            denoised_BCHW = self._guider.combine_clean(x_BCHW, Predictions(cond, uncond), sigma)
+        else:
+            texts = {"input_cond": self._conditions[COND], "input_uncond": self._conditions[UNCOND]}
+            differences = {"cond": x_BCHW - cond, "uncond": x_BCHW - uncond}
+            denoised_BCHW = x_BCHW - options.sampler_cfg_function({**clean, **texts, **differences})
+        if self._without_image < len(self._conditions):
+            uncond_and_without = all_predictions[UNCOND], all_predictions[self._without_image]
+            denoised_BCHW = self._guider.guide_by_image(denoised_BCHW, *uncond_and_without)
         for post_cfg in options.sampler_post_cfg_function:
             args = {"cond": self._conditions[COND], "uncond": self._conditions[UNCOND], "denoised": denoised_BCHW}
             denoised_BCHW = post_cfg({**clean, **args})
         return denoised_BCHW
 
-    def _combine(self, cond_BCHW: Tensor, uncond_BCHW: Tensor, sigma: float) -> Tensor:
-        """Combine the predictions for the two texts."""
-        if self._guidance_fn is not None:
-            return self._guidance_fn(cond_BCHW, uncond_BCHW, sigma)
-        return classifier_free_guidance(cond_BCHW, uncond_BCHW, self._strength)
-
     def _with_drawn_inputs(self, batches: Sequence[Batch]) -> Sequence[Batch]:
         """Return `batches` with the inputs that are drawn again for each prediction."""
-        if self._told_anew is None:
+        if self._drawn_inputs is None:
             return batches
-        drawn = {place: self._told_anew() for place in sorted(place for batch in batches for place in batch.members)}
+        places = sorted(place for batch in batches for place in batch.members)
+        drawn = {place: self._drawn_inputs() for place in places}
         return [
             replace(
                 batch, model_kwargs={**batch.model_kwargs, **join_kwargs([drawn[place] for place in batch.members])}
@@ -214,33 +195,11 @@ class _Guider:
             for batch in batches
         ]
 
-    def _guide_by_image(self, guided_BCHW: Tensor, predictions: Mapping[int, Tensor] | Sequence[Tensor]) -> Tensor:
-        """Add image guidance: text guidance starts at `UNCOND`, which reads the image."""
-        return guided_BCHW + (predictions[UNCOND] - predictions[self._blank]) * (self._image_strength - 1.0)
-
-    def _combine_clean(self, clean: Args, sigma: float) -> Tensor:
-        x_BCHW, cond, uncond = clean["input"], clean["cond_denoised"], clean["uncond_denoised"]
-        if self._options.sampler_cfg_function is None:
-            if self._guidance_fn is not None:  # it combines the model's prediction type: noise, or the flow
-                predicted, away = ((x_BCHW - clean_BCHW) * (1.0 / sigma) for clean_BCHW in (cond, uncond))
-                combined: Tensor = x_BCHW - self._guidance_fn(predicted, away, sigma) * sigma
-                return combined
-            combined_BCHW = classifier_free_guidance(cond, uncond, self._strength)
-            if self._cfg_rescale is CfgRescale.NOTHING:
-                return combined_BCHW
-            rescaled_BCHW: Tensor = x_BCHW - rescale(x_BCHW - combined_BCHW, x_BCHW - cond, self._cfg_rescale)
-            return rescaled_BCHW
-        texts = {"input_cond": self._conditions[COND], "input_uncond": self._conditions[UNCOND]}
-        args = {**clean, **texts, "cond": x_BCHW - cond, "uncond": x_BCHW - uncond}
-        removed_BCHW: Tensor = self._options.sampler_cfg_function(args)
-        guided_BCHW: Tensor = x_BCHW - removed_BCHW
-        return guided_BCHW
-
     def _calc_cond_batch(self, conditions: Conditions, x_BCHW: Tensor, sigma: float) -> list[Tensor]:
         """Return the clean prediction of each condition; zeros for None."""
         same = len(conditions) == len(self._conditions) and all(map(_is, conditions, self._conditions))
         predictions: dict[int, Tensor] = {}
-        for batch in self._with_drawn_inputs(self._batches if same else batches(conditions, self._most_at_once)):
+        for batch in self._with_drawn_inputs(self._batches if same else batches(conditions, self._call.max_batch)):
             self._prepare(batch, sigma)
             predicted = self._predict_clean(_repeated(x_BCHW, len(batch.context_BLD)), sigma, batch)
             predictions |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
@@ -263,7 +222,7 @@ class _Guider:
                 expected = f"{len(batch.context_BLD)}, or new {names} in the wrapper's c for another batch size"
                 field = "batch size that a wrapper passes to a model with inputs other than the text"
                 raise unusable_field(field, len(x), expected)
-            scaled_BCHW = x * input_scale(at, self._table.sigma_data, self._prediction)
+            scaled_BCHW = x * input_scale(at, self._call.table.sigma_data, self._call.prediction)
             predicted_BCHW = self._predict(scaled_BCHW, at, context_BLD, replace(batch, model_kwargs=model_kwargs))
             return self._clean(x, predicted_BCHW, at)
 
@@ -278,25 +237,25 @@ class _Guider:
         return wrapper(_of_keywords(apply, self._options.transformer, batch.model_kwargs), args)
 
     def _clean(self, x_BCHW: Tensor, predicted_BCHW: Tensor, sigma: float) -> Tensor:
-        return clean_latent(self._prediction, x_BCHW, predicted_BCHW, sigma, self._table.sigma_data)
+        return clean_latent(self._call.prediction, x_BCHW, predicted_BCHW, sigma, self._call.table.sigma_data)
 
     def _sides(self, batch: Batch) -> list[int]:
         """Return for each member of `batch` whether it is for the prompt (including regions) or for the negative prompt
         (with or without image)."""
-        return [UNCOND if place in (UNCOND, self._blank) else COND for place in batch.members]
+        return [UNCOND if place in (UNCOND, self._without_image) else COND for place in batch.members]
 
     def _prepare(self, batch: Batch, sigma: float) -> None:
-        if self._apply_hooks is not None:
-            self._apply_hooks(batch.hooks, sigma)
+        if self._call.apply_hooks is not None:
+            self._call.apply_hooks(batch.hooks, sigma)
 
     def _predict(self, scaled_BCHW: Tensor, sigma: float, context_BLD: Tensor, batch: Batch) -> Tensor:
         count, device = len(context_BLD), scaled_BCHW.device
-        timestep_B = torch.full((count,), self._table.time_input(sigma), dtype=torch.float32, device=device)
+        timestep_B = torch.full((count,), self._call.table.time_input(sigma), dtype=torch.float32, device=device)
         if not self._records_facts:
-            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
+            return self._call.predict(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
         sigmas_B = torch.full((count,), sigma, dtype=torch.float32, device=device)
         with call_facts(sigmas=sigmas_B, cond_or_uncond=self._sides(batch)):
-            return self._predict_noise(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
+            return self._call.predict(scaled_BCHW, timestep_B, context_BLD, **batch.model_kwargs).to(scaled_BCHW.dtype)
 
 
 def _of_keywords(

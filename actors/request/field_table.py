@@ -1,0 +1,473 @@
+"""The table of request fields: default, unit, range, meaning, command-line option and version of each, in one place.
+
+`GenerateRequest` takes defaults, descriptions and checks from it, `modelpool generate` its options, job files the
+fields that do not change older seeds, and docs/reference/requests.md is written from it. Whether a model supports a
+field is checked with the catalog (`actors.graph.request_checks`); `requires` says what it must support. Torch-free,
+ray-free; imports no pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole
+from modelpool.actors.request.qos import MAX_PRIORITY
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS, checked_format
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.sampling.names import MAX_CFG, SAMPLERS
+
+#: sizes are multiples of this: the VAE halves an image three times
+SIZE_STEP = 8
+MAX_SIZE = 16384
+#: noise levels used in the training of the upscaler. Source: `max_noise_level` of
+#: stabilityai/stable-diffusion-x4-upscaler
+MAX_NOISE_LEVEL = 350
+#: CLIP-G has 32 layers, and two of them are read
+MAX_CLIP_SKIP = 30
+#: bounds of a request; far above what models generate in one run
+MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
+#: the latest version of requests: that of fields that were added after the first release
+LATEST = 2
+
+#: how the command line reads an option: one word, a number, several words, or a switch without a value
+OptionKind: TypeAlias = Literal["text", "whole", "number", "texts", "switch"]
+IMAGE, INPUTS, VIDEO, SCHEDULING = "Image", "Input images", "Videos and audio", "Scheduling"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The option of `modelpool generate` for a field.
+
+    help   one line; the default is part of it
+    sets   the fields that a value sets; None: the field, to the value
+    """
+
+    flag: str
+    metavar: str
+    help: str
+    panel: str = IMAGE
+    kind: OptionKind = "text"
+    sets: Callable[[Any], dict[str, Any]] | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter of the command."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """One field of a request.
+
+    meaning   for users, without its range; Markdown
+    default   None stands for the model's default, or for "not used"
+    is_required  it has no default
+    unit      of numbers
+    check     parses and checks a value that is not None; None: `GenerateRequest` does, by type or together with others
+    requires  what a model must support; "" for all models
+    since     version of requests that introduced it. Later fields that are not used change no seeds of job files
+    option    None: not on the command line
+    """
+
+    name: str
+    meaning: str
+    default: Any = None
+    is_required: bool = False
+    unit: str = ""
+    check: Number | Whole | Callable[[Any], Any] | None = None
+    requires: str = ""
+    since: int = LATEST
+    option: Option | None = None
+
+    @property
+    def range(self) -> str:
+        """The accepted values in words; "" if the field has no range of its own."""
+        return self.check.expected if isinstance(self.check, Number | Whole) else ""
+
+    def checked(self, value: Any) -> Any:
+        """Return the parsed value. Raises UserError that names the field."""
+        if value is None or self.check is None:
+            return value
+        return self.check.parse(self.name, value) if isinstance(self.check, Number | Whole) else self.check(value)
+
+
+def _size(text: str) -> dict[str, Any]:
+    """Return the width and height of "64x96". Raises UnusableField."""
+    width, cross, height = text.lower().partition("x")
+    if not (cross and width.strip().isdecimal() and height.strip().isdecimal()):
+        raise unusable_field("--size", text, "WIDTHxHEIGHT in pixels, such as 512x768")
+    return {"width": int(width), "height": int(height)}
+
+
+_SIDE = Whole(SIZE_STEP, MAX_SIZE, step=SIZE_STEP)
+_OF_MODEL = "(default: depends on the model)"
+
+_ROWS = (
+    RequestField(
+        "model",
+        "Name of the model.",
+        is_required=True,
+        since=1,
+        option=Option("--model", "NAME", "Model name (default: the only one found)."),
+    ),
+    RequestField("prompt", "What to generate.", is_required=True, since=1),
+    RequestField(
+        "loras",
+        'LoRAs with their strengths: "light", "light:0.8", ("light", 0.8) or {"name": "light", "strength": 0.8}. For '
+        'models with two experts, append "high" or "low" to apply one to one expert.',
+        (),
+        since=1,
+        option=Option(
+            "--lora",
+            "NAME:X",
+            "LoRA and strength; repeatable. For models with two experts, append :high or :low.",
+            kind="texts",
+            sets=lambda words: {"loras": tuple(words)},
+        ),
+    ),
+    RequestField(
+        "negative",
+        "What to avoid.",
+        "",
+        requires="guidance by a negative prompt",
+        since=1,
+        option=Option("--negative", "TEXT", "What to avoid in the image."),
+    ),
+    RequestField(
+        "steps",
+        "Sampling steps.",
+        20,
+        check=STEPS,
+        since=1,
+        option=Option("--steps", "N", "Sampling steps (default: 20).", kind="whole"),
+    ),
+    RequestField(
+        "cfg",
+        "Guidance scale.",
+        5.0,
+        check=CFG,
+        since=1,
+        option=Option("--cfg", "X", "Guidance scale; 1 disables guidance (default: 5).", kind="number"),
+    ),
+    RequestField(
+        "sampler",
+        'Sampler; its name may include the schedule: "dpmpp_2m_karras". Names of A1111 and diffusers are accepted.',
+        "euler",
+        since=1,
+        option=Option("--sampler", "NAME", f"{', '.join(SAMPLERS)} (default: euler)."),
+    ),
+    RequestField(
+        "schedule",
+        "Schedule of noise levels; default: the sampler's.",
+        since=1,
+        option=Option("--schedule", "NAME", "normal, karras, simple, ... (default: depends on the sampler)."),
+    ),
+    RequestField(
+        "width",
+        "Width of the output. Default: that of `image`, else the model's.",
+        unit="pixels",
+        check=_SIDE,
+        since=1,
+        option=Option("--size", "WxH", f"Size in pixels, such as 512x768 {_OF_MODEL}.", sets=_size),
+    ),
+    RequestField("height", "Height of the output. Default: as `width`.", unit="pixels", check=_SIDE, since=1),
+    RequestField(
+        "clip_skip",
+        'Last layers of CLIP that are skipped in addition to those that the family of the model skips: "Clip skip" of '
+        "A1111, minus one.",
+        0,
+        check=Whole(0, MAX_CLIP_SKIP),
+        requires="a CLIP text encoder",
+        option=Option(
+            "--clip-skip",
+            "N",
+            "Number of final CLIP layers to skip; one less than in A1111 (default: 0).",
+            kind="whole",
+        ),
+    ),
+    RequestField(
+        "decoder",
+        "Decoder of a two-stage model, its steps and guidance scale.",
+        requires="two stages (Stable Cascade)",
+        option=Option(
+            "--decoder",
+            "NAME:N:X",
+            "Stable Cascade: stage B model, its steps and guidance (default: the one next to --model).",
+        ),
+    ),
+    RequestField(
+        "low_noise",
+        "Guidance scale of the low-noise expert, and the noise level below which it takes over.",
+        requires="two experts (Wan 2.2)",
+        option=Option(
+            "--low-noise",
+            "X:B",
+            f"Two experts: guidance of the low-noise expert, and its boundary {_OF_MODEL}.",
+        ),
+    ),
+    RequestField(
+        "seed",
+        "Seed of the noise; drawn at submission if it is not set.",
+        check=Whole(0, 2**64 - 1, expected="a whole number from 0 to 2**64 - 1"),
+        since=1,
+        option=Option("--seed", "N", "Seed of the first image; later ones count up (default: random).", kind="whole"),
+    ),
+    RequestField(
+        "image",
+        "Image to start from: a path, a Pillow image or a numpy array. It is scaled to cover the output size, keeping "
+        "proportions, and cropped at the centre; its own size is rounded to steps of 8 pixels. The first frame of a "
+        "video, if the model supports that; models that edit or enlarge an image read it here.",
+        option=Option("--image", "FILE", "Start image; sets the size.", INPUTS),
+    ),
+    RequestField(
+        "mask",
+        "Mask image of the size of `image`; white areas are regenerated, black areas are kept.",
+        option=Option("--mask", "FILE", "Mask image; white areas are regenerated.", INPUTS),
+    ),
+    RequestField(
+        "strength",
+        "Denoising strength: the fraction of the schedule that is run, at its end. Default: 0.6, or 1 with a mask.",
+        option=Option("--strength", "X", "Denoising strength (default: 0.6, or 1 with a mask).", INPUTS, "number"),
+    ),
+    RequestField(
+        "paste",
+        "Restore the black areas of the mask exactly from `image`.",
+        True,
+        option=Option(
+            "--no-paste",
+            " ",
+            "Do not paste the unmasked area back (default: paste).",
+            INPUTS,
+            "switch",
+            lambda is_set: {"paste": False},
+        ),
+    ),
+    RequestField(
+        "hires",
+        "Generate a small image, scale it up, and regenerate it partly: scale, strength, steps.",
+        option=Option(
+            "--hires", "X:Y:N", "Two-pass generation: scale, strength, steps, as in 2, 2:0.5 or 2:0.5:10.", INPUTS
+        ),
+    ),
+    RequestField(
+        "controls",
+        "ControlNets with their control images, strengths, and parts of the schedule.",
+        (),
+        requires="a ControlNet for the model's architecture",
+        option=Option(
+            "--control",
+            "NAME=FILE:X",
+            "ControlNet (NAME@MODE if it has several modes), its control image (without =FILE: --image), "
+            "strength, and start and end as shares of the steps; repeatable.",
+            INPUTS,
+            "texts",
+            lambda words: {"controls": tuple(words)},
+        ),
+    ),
+    RequestField(
+        "regions",
+        "Prompts for parts of the image, in boxes or masks, with their strengths.",
+        (),
+        option=Option(
+            "--region",
+            "X,Y,W,H:S=TEXT",
+            "Prompt for a box of the image, and its strength (default: 1); repeatable.",
+            INPUTS,
+            "texts",
+            lambda words: {"regions": tuple(words)},
+        ),
+    ),
+    RequestField(
+        "reference",
+        "Reference image, or a list of several. It keeps its proportions and is read at about as many pixels as the "
+        "output; a missing output size follows it (the last one).",
+        requires="reference images (Flux Kontext, Qwen-Image-Edit)",
+        option=Option(
+            "--reference",
+            "FILE",
+            "Reference image, for models that accept one (Flux Kontext, Qwen-Image-Edit); repeatable.",
+            INPUTS,
+            "texts",
+            lambda words: {"reference": tuple(words)},
+        ),
+    ),
+    RequestField(
+        "reference_as",
+        'How the text encoder reads `reference`: "whole", or "numbered" (smaller, and called "Picture 1"). Default: as '
+        'the model was trained, and "numbered" for several images.',
+        requires="a text encoder that reads images",
+        option=Option(
+            "--reference-as",
+            "HOW",
+            "How the text encoder sees --reference: whole or numbered (default: depends on the model).",
+            INPUTS,
+        ),
+    ),
+    RequestField(
+        "image_cfg",
+        "Guidance scale of `image`.",
+        check=Number(1.0, MAX_CFG, f"a number from 1 (no guidance by the image) to {MAX_CFG:g}"),
+        requires="guidance by text and image (InstructPix2Pix)",
+        option=Option(
+            "--image-cfg",
+            "X",
+            f"Image guidance scale, for instruction-editing models {_OF_MODEL}.",
+            INPUTS,
+            "number",
+        ),
+    ),
+    RequestField(
+        "noise_level",
+        "Noise added to `image` by an upscaling model.",
+        check=Whole(0, MAX_NOISE_LEVEL),
+        requires="upscaling with noise (the x4 upscaler)",
+        option=Option(
+            "--noise-level",
+            "N",
+            f"Noise level 0 to {MAX_NOISE_LEVEL} for --image, for upscaling models {_OF_MODEL}.",
+            INPUTS,
+            "whole",
+        ),
+    ),
+    RequestField(
+        "frames",
+        "Frames of a video; models accept a multiple of a number plus one. A video of 1 frame is a video.",
+        check=Whole(1, MAX_FRAMES),
+        requires="video",
+        option=Option("--frames", "N", f"Number of video frames {_OF_MODEL}.", VIDEO, "whole"),
+    ),
+    RequestField(
+        "frame_rate",
+        "Frames per second of a video.",
+        unit="1/s",
+        check=Number(0.0, MAX_FRAME_RATE, above=True),
+        requires="video",
+        option=Option(
+            "--fps", "X", f"Frames per second {_OF_MODEL}.", VIDEO, "number", lambda rate: {"frame_rate": rate}
+        ),
+    ),
+    RequestField(
+        "seconds",
+        "Length of an audio clip. Default: the longest that the model generates.",
+        unit="s",
+        check=Number(0.0, MAX_SECONDS, above=True),
+        requires="audio",
+        option=Option("--seconds", "X", "Length of audio in seconds (default: the model's maximum).", VIDEO, "number"),
+    ),
+    RequestField(
+        "format",
+        'File format: images "png"; '
+        f"videos {', '.join(VIDEO_FORMATS)}; audio {', '.join(AUDIO_FORMATS)}. Default: the first of these.",
+        check=checked_format,
+        option=Option(
+            "--format",
+            "NAME",
+            f"Format of videos: {', '.join(VIDEO_FORMATS)} (default: {VIDEO_FORMATS[0]}); of audio: "
+            f"{', '.join(AUDIO_FORMATS)} (default: {AUDIO_FORMATS[0]}).",
+            VIDEO,
+        ),
+    ),
+    RequestField(
+        "last_image",
+        "Last frame of a video, in addition to `image`.",
+        requires="a last frame",
+        option=Option(
+            "--last-image",
+            "FILE",
+            "Last frame of the video, for models that accept one in addition to --image.",
+            VIDEO,
+        ),
+    ),
+    RequestField(
+        "motion",
+        "Amount of motion in a video, as in the training of Stable Video Diffusion.",
+        check=Whole(0, 255),
+        requires="an amount of motion (Stable Video Diffusion)",
+        option=Option(
+            "--motion", "N", f"Amount of motion, 0 to 255, for models that accept it {_OF_MODEL}.", VIDEO, "whole"
+        ),
+    ),
+    RequestField(
+        "image_noise",
+        "Standard deviation of the noise on the first frame, whose pixels are from -1 to 1: with more noise, the video "
+        "follows the image less.",
+        check=Number(0.0, 1.0),
+        requires="noise on the first frame (Stable Video Diffusion)",
+        option=Option(
+            "--image-noise",
+            "X",
+            f"Noise added to --image, 0 to 1, for models that accept it {_OF_MODEL}.",
+            VIDEO,
+            "number",
+        ),
+    ),
+    RequestField(
+        "elevation",
+        "Camera elevation of an orbit. Default: 0.",
+        unit="degrees",
+        check=Number(-90.0, 90.0),
+        requires="an orbit around an object (SV3D)",
+        option=Option(
+            "--elevation",
+            "X",
+            "Camera elevation in degrees, -90 to 90, for orbit videos (default: 0).",
+            VIDEO,
+            "number",
+        ),
+    ),
+    RequestField(
+        "video",
+        "Control video: a path, a list of paths or images, or a numpy array. Missing sizes and frames follow it; if it "
+        "is shorter than the output, the rest is generated freely.",
+        requires="a control video (Wan VACE)",
+        option=Option(
+            "--video",
+            "FILE",
+            "Control video, for models that accept one (Wan VACE); sets size and frames.",
+            VIDEO,
+        ),
+    ),
+    RequestField(
+        "video_mask",
+        "Video or image of the size of `video`; white areas are regenerated (following `video` there), black areas are "
+        "kept. Default: all white.",
+        requires="a control video (Wan VACE)",
+        option=Option(
+            "--video-mask",
+            "FILE",
+            "Mask video or image for --video; white areas are regenerated, black areas are kept.",
+            VIDEO,
+        ),
+    ),
+    RequestField(
+        "priority",
+        "Of waiting tasks, a higher priority runs first. Does not change the output.",
+        0,
+        check=Whole(-MAX_PRIORITY, MAX_PRIORITY),
+        since=1,
+        option=Option("--priority", "N", "Higher priorities run first (default: 0).", SCHEDULING, "whole"),
+    ),
+    RequestField(
+        "user",
+        "User for fair-share scheduling; default: the driver's. Does not change the output.",
+        since=1,
+        option=Option("--user", "NAME", "User for fair-share scheduling (default: your login name).", SCHEDULING),
+    ),
+    RequestField(
+        "deadline",
+        'Time from submission by which it should be done, such as 90 (seconds) or "10m". Does not change the output.',
+        unit="s",
+        since=1,
+        option=Option("--deadline", "TIME", "Target completion time: 45s, 10m, 2h (default: none).", SCHEDULING),
+    ),
+)
+
+#: all fields of a request by name, in the order of help and documentation
+REQUEST_FIELDS: Mapping[str, RequestField] = MappingProxyType({row.name: row for row in _ROWS})
+#: fields that only some models support: a request may have them under `options`, too
+OPTION_FIELDS = tuple(row.name for row in _ROWS if row.requires and row.since > 1)
+#: fields that were added after the first version
+LATER_FIELDS = tuple(row.name for row in _ROWS if row.since > 1)
