@@ -57,6 +57,8 @@ class PoolSection(Strict):
     threads       CPU threads of torch in each worker; changes the last bits of images on sim and cpu
     journal       file for the submissions of `modelpool submit`, on a disk of the controller's node that survives a
                   restart; false for none. By default a file of the pool's name in the user's state folder
+    worker_lease_seconds  of `modelpool up`: workers keep their weights for another controller if theirs is lost, and
+                  end after this time without one; 0: they end with their controller
     """
 
     device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
@@ -66,8 +68,9 @@ class PoolSection(Strict):
     reserve_vram: str | int | None = None
     threads: Annotated[int, Field(ge=1)] = 1
     journal: Path | Literal[False] | None = None
+    worker_lease_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 180.0
 
-    @field_validator("workers", "vram", "reserve_vram", "threads", mode="before")
+    @field_validator("workers", "vram", "reserve_vram", "threads", "worker_lease_seconds", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
         """Refuse booleans, which Python counts as numbers."""
