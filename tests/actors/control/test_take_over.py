@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from modelpool import GenerateRequest, ModelPool
+from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.pool_plan import plan_pool, worker_kind
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.specs.spec import WorkerId
+from modelpool.pool.specs.spec import Stage, WorkerId
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection
 
@@ -30,12 +30,17 @@ def lines(count: int, **options: object) -> Iterator[list[LoopConnection]]:
             line.end()
 
 
-def rendered(line: LoopConnection, seed: int) -> dict[str, object]:
+def rendered(line: LoopConnection, seed: int) -> dict[str, ImageResult]:
     """An image of each model by name."""
     with ModelPool(line, lambda: None, None) as pool:
         pool.wait_ready(60)
         requests = [GenerateRequest(model=model, prompt="a circle", seed=seed, steps=2) for model in MODELS]
         return {image.request.model: image for image in pool.submit(requests).images()}
+
+
+def sampled_on(image: ImageResult) -> str:
+    """The worker of its sampling run."""
+    return next(task.worker for task in image.tasks if task.stage is Stage.SAMPLE)
 
 
 def test_each_model_is_rendered_where_its_weights_are_without_a_load() -> None:
@@ -58,9 +63,8 @@ def test_each_model_is_rendered_where_its_weights_are_without_a_load() -> None:
     finally:
         first.end()
     for model in MODELS:
-        assert [(task.resident, task.uploaded_bytes) for task in after[model].tasks] == [(True, 0)] * 3
-        sample_before, sample_after = before[model].tasks[1], after[model].tasks[1]
-        assert sample_before.worker == sample_after.worker, "its weights are elsewhere"
+        assert {(task.resident, task.uploaded_bytes) for task in after[model].tasks} == {(True, 0)}
+        assert sampled_on(before[model]) == sampled_on(after[model]), "its weights are elsewhere"
         assert (same[model].pixels == before[model].pixels).all()
 
 

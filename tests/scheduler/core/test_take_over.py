@@ -27,7 +27,9 @@ def test_work_goes_to_the_worker_that_has_its_weights_and_moves_none() -> None:
     shell.finish("b")
     shell.finish("a" if shell.on("a") else "b")
     assert shell.outcome("j") is not None
-    assert shell.state.worker_table.workers[WorkerId("b")].residency == Residency(64, (*DRAWER,))
+    residency = shell.state.worker_table.workers[WorkerId("b")].residency
+    assert residency is not None
+    assert set(residency.entries) == set(DRAWER)
     story = [line.note for line in shell.state.log.lines(frozenset({"b"}))]
     assert any("taken over with 17 B of weights" in note for note in story), story
 
