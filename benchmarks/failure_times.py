@@ -6,7 +6,11 @@ one of its processes is killed or stopped (SIGSTOP), and the status of the pool 
 - detected: the worker is given up, and `status` counts a restart; for a pool that is lost, the driver gets PoolLost
 - continues: the worker that replaces the lost one has ended a run; the driver of a lost pool may start a new one
 
-Usage: python -m benchmarks.failure_times
+With --restarts: a pool of `modelpool up` renders detached jobs, its controller is killed, and its daemon starts another
+one. Measured are the times until the new controller answers and until the next image is committed, with workers that
+are taken over, and with workers that end with their controller (`worker_lease_seconds = 0`).
+
+Usage: python -m benchmarks.failure_times [--restarts]
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +31,9 @@ from pathlib import Path
 import psutil
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
+from modelpool.actors.cli.daemon import start_in_background, stop_running_pool
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.pool.core.errors import format_bytes
 
 PRESET = Path(__file__).resolve().parents[1] / "configs" / "laptop.toml"
 WORKER = "gpu-0"
@@ -59,7 +66,17 @@ def main() -> None:
     """Print the table, or with --one the times of one failure as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", choices=FAILURES, help=argparse.SUPPRESS)
-    one = parser.parse_args().one
+    parser.add_argument("--restarts", action="store_true", help="measure restarts of the controller")
+    parser.add_argument("--restart", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.restart:
+        device, lease_seconds = arguments.restart
+        print(json.dumps(asdict(restart_times(device, float(lease_seconds)))), flush=True)
+        return
+    if arguments.restarts:
+        _print_restarts()
+        return
+    one = arguments.one
     if one is not None:
         print(json.dumps(asdict(times_of(*FAILURES[one]))), flush=True)
         os._exit(0)  # a Ray without its control service cannot be shut down in order
@@ -118,6 +135,67 @@ def _watch(pool: ModelPool, began: float) -> Times:
             return Times(shown, detected, passed, message)
         time.sleep(POLL_SECONDS)
     return Times(shown, detected, None, message)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTimes:
+    """Seconds since the controller was killed, and the weights that were uploaded again."""
+
+    answers: float
+    continues: float
+    uploaded_bytes: int
+    same_workers: bool
+
+
+def restart_times(device: str, lease_seconds: float) -> RestartTimes:
+    """Kill the controller of a pool in the background while it renders detached jobs."""
+    name = f"failure-times-{os.getpid()}"
+    config = PoolConfig.load(PRESET).override(device=device, workers=2, name=name)
+    section = config.pool.model_copy(update={"worker_lease_seconds": lease_seconds})
+    running = start_in_background(config.model_copy(update={"pool": section}))
+    try:
+        with tempfile.TemporaryDirectory() as folder, ModelPool.connect(name) as pool:
+            pool.wait_ready(120)
+            jobs = pool.submit_detached([_request(seed) for seed in range(400)], output=folder)
+            _wait(lambda: jobs.progress().record.succeeded >= 20)
+            pids = _pids(pool)
+            (controller,) = _processes("controller", psutil.Process(running.pid).children(recursive=True), {})
+            controller.kill()
+            began = time.monotonic()
+            done = len(list(Path(folder).glob("*.png")))
+            _wait(lambda: len(list(Path(folder).glob("*.png"))) > done + 4)  # some were on their way
+            continues = time.monotonic() - began
+            jobs.cancel()
+        with ModelPool.connect(name) as pool:
+            status = pool.status()
+            uploaded_bytes = sum(worker.uploaded_bytes for worker in status.workers)
+            return RestartTimes(
+                time.monotonic() - began - status.seconds, continues, uploaded_bytes, _pids(pool) == pids
+            )
+    finally:
+        stop_running_pool(name)
+
+
+def _pids(pool: ModelPool) -> set[int]:
+    return {memory.pid for memory in pool.memory().values()}
+
+
+def _print_restarts() -> None:
+    print("| device | workers | new controller answers | next image | weights uploaded again | same processes |")
+    print("|---|---|---|---|---|---|")
+    for device in ("sim", "cpu"):
+        for lease_seconds, text in ((0, "end with it"), (180, "are taken over")):
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.failure_times", "--restart", device, str(lease_seconds)],
+                capture_output=True, text=True, check=False, start_new_session=True,
+            )  # fmt: skip
+            if done.returncode:
+                print(f"| {device} | {text} | failed: {done.stderr.strip().splitlines()[-1]} | | | |", flush=True)
+                continue
+            found = RestartTimes(**json.loads(done.stdout.splitlines()[-1]))
+            same = "yes" if found.same_workers else "no"
+            times = f"{_text(found.answers)} | {_text(found.continues)}"
+            print(f"| {device} | {text} | {times} | {format_bytes(found.uploaded_bytes)} | {same} |", flush=True)
 
 
 def _processes(name: str, family: list[psutil.Process], pids: dict[str, int]) -> list[psutil.Process]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,8 @@ class OpenedPool:
     """A connection, the address of its pool, and a function that releases it.
 
     jobs     connects to the pool's job service; raises UserError if it has none
-    restart  starts another controller in place of one that is lost; only for the process that started the pool
+    restart  starts another controller in place of one that is lost, which takes over the workers; only for the process
+             that started the pool
     """
 
     connection: Connection
@@ -62,6 +64,11 @@ def start_pool(
         from modelpool.actors.ray.ray_connection import RayConnection
 
         plan = make_plan(config, session.gpu_count(), not session.is_local)
+        if plan.cache is not None:
+            # known to this pool's processes only: it grants access to the files of its nodes
+            plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
+        if keeps_jobs and config.pool.worker_lease_seconds:
+            plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
         environment = {**(session.actor_environment or {}), **forks} or None
         place = cluster.controller or controller
         start = partial(
@@ -74,6 +81,8 @@ def start_pool(
             environment,
         )
         connection = RayConnection(start())
+        if plan.worker_lease_seconds is not None and not session.is_local:
+            opened.callback(connection.end_workers, cluster.namespace, cluster.name)
         opened.callback(connection.end_controller)
         jobs: Callable[[], JobsConnection] | None = None
         if keeps_jobs and config.pool.journal is not False:

@@ -168,12 +168,14 @@ class Controller:
         pins: Sequence[tuple[str, int]] = (),
         heartbeat_seconds: float | None = None,
         checkpoints: CheckpointArchive | None = None,
+        epoch: int = 0,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
-        answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs.
+        answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
+        is larger than that of every earlier controller of the pool.
         """
         self._state = state
         self._fleet = fleet
@@ -181,7 +183,7 @@ class Controller:
         self._catalog = catalog
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
-        self._tasks = TaskStore(self._on_report, self._node_name)
+        self._tasks = TaskStore(self._on_report, self._node_name, epoch)
         self._facts = facts or ClusterFacts()
         self._name = name
         self._node = node
@@ -231,6 +233,7 @@ class Controller:
         await self._checkpoints.open()
         for model, replicas in self._pinned_at_start:
             await self.pin((model,), replicas)
+        await self._fleet.take_over()
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
@@ -453,7 +456,7 @@ class Controller:
         return len(self._dispatcher.running())
 
     async def close(self) -> None:
-        """Stop the workers. Unfinished jobs are not resolved. Idempotent."""
+        """End the workers. Unfinished jobs are not resolved. Idempotent."""
         for task in self._upkeep:
             task.cancel()
         for client in self._clients.values():
@@ -461,6 +464,7 @@ class Controller:
         for archiving in self._archiving:
             archiving.cancel()
         self._dispatcher.close()
+        await self._fleet.close()
         self._catalog.close()
         self._checkpoints.close()
         self._recorder.close()

@@ -59,9 +59,9 @@ logger = logging.getLogger(__name__)
 class _LiveWorker:
     """A running worker: its runs with their progress, and the residency it last reported."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, residency: Residency | None = None) -> None:
         self.spec = spec
-        self.residency = Residency(spec.capacity_bytes)
+        self.residency = residency or Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
         #: components whose files it has checked
         self.checked: set[ComponentKey] = set()
@@ -318,16 +318,17 @@ class Dispatcher:
         try:
             if command.delay_seconds:
                 await self._clock.sleep(command.delay_seconds)
-            spec = await self._fleet.start(worker_id, incarnation, command.group)
+            started = await self._fleet.start(worker_id, incarnation, command.group)
         except Exception as raised:
             self._start_failed(worker_id, incarnation, _start_loss(raised))
             return
+        spec = started.spec
         self._starts.pop((worker_id, incarnation), None)
-        self._live[worker_id] = _LiveWorker(spec)
+        self._live[worker_id] = _LiveWorker(spec, started.residency)
         if spec.files_address:
             self._tasks.file_servers[spec.node] = spec.files_address
         self._watches[worker_id, incarnation] = self._spawn(self._watch(worker_id, incarnation))
-        self.post(WorkerUp(self.now, spec))
+        self.post(WorkerUp(self.now, spec, started.residency))
 
     def _start_failed(self, worker_id: WorkerId, incarnation: int, loss: Loss) -> None:
         self._fleet.end(worker_id, incarnation)

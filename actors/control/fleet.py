@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from modelpool.actors.control.losses import Loss
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import TaskReport, WorkerId
 from modelpool.scheduler.tables.messages import LossCause
 
 #: a run to send as part of a batch: the request, and references to its inputs
@@ -58,9 +58,15 @@ class SentBatch:
 class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
 
-    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
-        """Start a worker on a node of `group` ("" is any) and wait until it answers. Raises whatever prevents it:
-        WorkerLost if it ended, or if no node came up in time.
+    async def take_over(self) -> int:
+        """Find the workers that earlier controllers of the pool left, and have them serve this one only; `start` uses
+        them. Those that do not answer, or were started for another configuration, are ended. Returns their number.
+        Called once, before any other method.
+        """
+
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> StartedWorker:
+        """Start a worker on a node of `group` ("" is any), or continue with one that was taken over, and wait until it
+        answers. Raises whatever prevents it: WorkerLost if it ended, or if no node came up in time.
         """
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
@@ -111,6 +117,9 @@ class WorkerFleet(Protocol):
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
+
+    async def close(self) -> None:
+        """End what was taken over and never used, and wait until all ends that were requested are under way."""
 
 
 class Clock(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +49,8 @@ class PoolPlan:
     cache            the folder of each node for fetched files; None without sources
     pins             models that stay on GPUs from the start, and on how many each
     checkpoints      how sampling runs are saved; None: not at all
+    worker_lease_seconds  time without a call from a controller after which a worker ends itself; None: workers end with
+                     their controller, which is not replaced
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -61,6 +65,7 @@ class PoolPlan:
     cache: CacheSettings | None = None
     pins: tuple[tuple[str, int], ...] = ()
     checkpoints: CheckpointSettings | None = None
+    worker_lease_seconds: float | None = None
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -71,6 +76,29 @@ class PoolPlan:
         without end, for workers without a group, which wait for GPUs that others use."""
         found = self.group(group)
         return None if found is None else max(self.nodes.start_timeout_seconds, 2 * found.start_seconds)
+
+
+def worker_kind(plan: PoolPlan, group: str, code: tuple[str, ...] = ()) -> str | None:
+    """Return a digest of everything that the process of a worker of `group` depends on; None if there is no such group.
+
+    code  names of the packages that it imports from, if they were sent
+
+    Unequal digests of equal plans do no harm but to start a worker again.
+    """
+    if group and group not in {known.name for known in plan.scheduler.groups}:
+        return None
+    depends_on = (
+        plan.open_engine,
+        plan.gpus_per_worker,
+        plan.group(group),
+        plan.cache,
+        plan.nodes.notice_command,
+        plan.nodes.notice_seconds,
+        plan.checkpoints,
+        plan.worker_lease_seconds,
+        code,
+    )
+    return hashlib.sha256(pickle.dumps(depends_on)).hexdigest()
 
 
 def most_workers(config: PoolConfig) -> int:

@@ -69,10 +69,13 @@ class TaskStore:
         self,
         on_report: Callable[[TaskSpec, TaskReport], None] = lambda task, report: None,
         node_of: Callable[[WorkerId, int], str] = lambda worker_id, incarnation: "",
+        epoch: int = 0,
     ) -> None:
-        """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker."""
+        """`on_report` is called for every run that ended with a report; `node_of` names the node of a worker. `epoch`
+        is that of the controller."""
         self._on_report = on_report
         self._node_of = node_of
+        self._epoch = epoch
         self._entries: dict[TaskId, _Entry] = {}
         self._inputs: dict[TaskId, ResultRef] = {}
         self._tasks_of: dict[JobId, tuple[TaskId, ...]] = {}
@@ -130,6 +133,7 @@ class TaskStore:
             kept=command.kept,
             files=self._expected_files(command.components, checked),
             fetch=self._fetch_order(sets, (), run),
+            epoch=self._epoch,
         )
 
     def prune_files(self, kept: Container[ComponentKey]) -> None:
@@ -177,6 +181,7 @@ class TaskStore:
             files=self._unchecked(entry.spec, checked),
             resume=entry.state is not None,
             fetch=self._fetch_order(remote_sets(entry.work), command.needed_next, run) if self._has_remote else None,
+            epoch=self._epoch,
         )
         inputs = [self._held(need) for need in entry.spec.needs]
         assert entry.state is not None or not command.resume, f"{command.task_id} resumes, and its state is not held"

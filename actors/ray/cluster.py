@@ -2,7 +2,8 @@
 
 Imports Ray at once: import this module after a session is open. Rules
 1. Ray restarts and retries nothing (`max_restarts=0`, `max_task_retries=0`): the scheduler core decides that.
-2. Workers belong to the controller and end with it; the controller belongs to the driver that started it.
+2. The controller belongs to the driver that started it. Workers belong to the controller and end with it, unless
+   another one may be started in its place: then they are detached, and end by their lease.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ import ctypes
 import gc
 import os
 import re
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,25 +29,29 @@ from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.cluster_facts import ClusterFacts, names_of
 from modelpool.actors.control.cluster_view import ClusterView
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.control.pool_plan import PoolPlan
+from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.control.succession import WorkerOrigin
 from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
 from modelpool.actors.ray.node_affinity import on_node
-from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
+from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.ray.state_folder import own_checkpoints
+from modelpool.actors.ray.survivors import Succession, detached_options, next_epoch
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import StateSaved, StepDone
+from modelpool.actors.wire.messages import StartedWorker, StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
+from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
+from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import Result, RunState
-from modelpool.pool.specs.spec import NodeId
+from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
@@ -75,15 +78,22 @@ class SystemClock:
 class ControllerActor(Controller):
     """A controller with Ray's fleet. All methods are coroutines: a plain one would block the whole actor."""
 
-    def __init__(self, plan: PoolPlan, name: str, models: ModelsSection, nodes: tuple[NodeId, ...] | None) -> None:
+    def __init__(
+        self,
+        plan: PoolPlan,
+        name: str,
+        models: ModelsSection,
+        nodes: tuple[NodeId, ...] | None,
+        namespace: str = "",
+        epoch: int = 0,
+    ) -> None:
         """`nodes` have the files of `models`, best first; () if this node has them, None on a single machine."""
         open_catalog = plan.open_catalog
         if plan.cache is not None:
-            # known to this pool's processes only: it grants access to the files of its nodes
-            plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
             open_catalog = partial(_open_catalog_here, plan)
         gc.set_threshold(CORE_GC_OBJECTS)
         me = ray.get_runtime_context().current_actor
+        succession = _succession(plan, namespace, name, epoch, me)
         catalog: CatalogQueries = (
             RemoteCatalog(open_catalog, nodes, partial(search_again, models, this_node()))
             if nodes
@@ -93,12 +103,14 @@ class ControllerActor(Controller):
         super().__init__(
             state=SchedulerState(plan.scheduler),
             fleet=RayFleet(
-                create=lambda new: _create_worker(plan, new, me),
+                create=lambda new: _create_worker(plan, new, me, succession),
                 needs=partial(_needs, plan),
                 examiner=LossExaminer(ray_nodes),
                 recent_view=partial(ray_nodes.recent, plan.nodes.poll_seconds),
                 node_timeout_seconds=plan.node_timeout_seconds,
                 start_timeout_seconds=plan.nodes.start_timeout_seconds,
+                succession=succession,
+                record_of=ray_nodes.actor,
             ),
             clock=SystemClock(),
             catalog=catalog,
@@ -114,6 +126,7 @@ class ControllerActor(Controller):
             pins=plan.pins,
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
             checkpoints=_archive(plan.checkpoints),
+            epoch=epoch,
         )
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
@@ -125,23 +138,32 @@ class ControllerActor(Controller):
 
 class GpuWorkerActor(GpuWorker):
     """A worker that reports its steps to a controller, leaves traces of its sudden end, passes on notices of its node's
-    end, and does not outlive the node's raylet."""
+    end, and does not outlive the node's raylet, nor its lease."""
 
-    def __init__(self, new: NewWorker, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
+    def __init__(self, new: WorkerOrigin, plan: PoolPlan, controller: ActorHandle[Any]) -> None:
         _die_with_raylet()
         trace = open_trace(new.trace)
+        self._origin = new
+        #: replaced by `follow`
+        self._controller = controller
 
         def on_step(step: StepDone) -> None:
-            controller.step_done.remote(step)
+            self._controller.step_done.remote(step)
 
         def on_state(saved: StateSaved, state: RunState) -> None:
-            controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
+            self._controller.save_state.remote(saved, packed_result(state, saved.state_bytes))
 
         def on_notice(deadline: float | None, reason: str) -> None:
-            controller.node_notice.remote(node, deadline, reason)
+            self._controller.node_notice.remote(node, deadline, reason)
+
+        def end_unneeded() -> None:
+            if trace is not None:
+                trace.close()
+            os._exit(0)
 
         node = this_node()
         controller.worker_placed.remote(new.worker_id, new.incarnation, node)
+        lease = WorkerLease(new.epoch, plan.worker_lease_seconds)
         super().__init__(
             new.worker_id,
             new.incarnation,
@@ -153,7 +175,9 @@ class GpuWorkerActor(GpuWorker):
             cache=plan.cache,
             host="" if plan.cache is None else ray.util.get_node_ip_address(),
             checkpoint_disk=None if plan.checkpoints is None else _disk(plan.checkpoints, own_checkpoints()),
+            lease=lease,
         )
+        LeaseWatch(lease, end_unneeded).start()
         self._notices = NoticePoller(
             plan.nodes.notice_command,
             plan.nodes.notice_seconds,
@@ -162,6 +186,17 @@ class GpuWorkerActor(GpuWorker):
             trace.refresh if trace else lambda: None,
         )
         self._notices.start()
+
+    def follow(self, epoch: int, controller: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:
+        """As `change_controller`; returns what this worker was created for, too."""
+        process = self.change_controller(epoch)
+        self._controller = controller
+        return self._origin, process
+
+    def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
+        """See `GpuWorker.adopt`."""
+        self._controller.worker_placed.remote(worker_id, incarnation, this_node())
+        return super().adopt(worker_id, incarnation, epoch)
 
     def call_here(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Call a function of `actors.ray.ray_losses` about another worker of this machine, which is gone or silent."""
@@ -210,6 +245,7 @@ def start_controller(
     log.
     """
     driver, view = this_node(), read_cluster()
+    epoch = 0 if plan.worker_lease_seconds is None else next_epoch(namespace, name)
     node = controller_node(view, place, driver)
     nodes = view.alive
     elsewhere = None if models is None else catalog_nodes(models, node, driver, nodes, environment)
@@ -218,7 +254,9 @@ def start_controller(
         options["runtime_env"] = dict(environment)
     try:
         controller: ActorHandle[Any] = (
-            ray.remote(ControllerActor).options(**options).remote(plan, name, models or ModelsSection(), elsewhere)
+            ray.remote(ControllerActor)
+            .options(**options)
+            .remote(plan, name, models or ModelsSection(), elsewhere, namespace, epoch)
         )
     except ValueError as taken:
         raise UserError(f"this Ray cluster already has a pool called {name!r}; choose another name") from taken
@@ -262,10 +300,32 @@ def find_controller(namespace: str, name: str) -> ActorHandle[Any]:
         ) from missing
 
 
-def _create_worker(plan: PoolPlan, new: NewWorker, controller: ActorHandle[Any]) -> ActorHandle[Any]:
+def _succession(
+    plan: PoolPlan, namespace: str, name: str, epoch: int, controller: ActorHandle[Any]
+) -> Succession | None:
+    """Return how the workers of a pool outlive this controller; None if they do not."""
+    if plan.worker_lease_seconds is None:
+        return None
+    code = tuple(ray.get_runtime_context().runtime_env.get("py_modules") or ())
+    return Succession(
+        namespace=namespace,
+        pool=name,
+        epoch=epoch,
+        lease_seconds=plan.worker_lease_seconds,
+        controller=controller,
+        kind_of=lambda group: worker_kind(plan, group, code),
+        on_replaced=lambda: os._exit(1),  # another controller has everything that this one had
+    )
+
+
+def _create_worker(
+    plan: PoolPlan, new: WorkerOrigin, controller: ActorHandle[Any], succession: Succession | None
+) -> ActorHandle[Any]:
+    detached = {} if succession is None else detached_options(succession.namespace, succession.pool, new)
     actor_class = ray.remote(
         **_needs(plan, new.group).options,
         **PLAIN,
+        **detached,
         concurrency_groups={COMPUTE: 1, CONTROL: 2, WATCH: 1},
     )(GpuWorkerActor)
     worker: ActorHandle[Any] = actor_class.remote(new, plan, controller)

@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayE
 
 from modelpool.actors.control.connection import ControllerMethod, P, ResultGone, T
 from modelpool.actors.ray.control_service import ControlService
+from modelpool.actors.ray.survivors import end_left_workers
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.wire.messages import ResultRef
 from modelpool.actors.wire.packing import result_of
@@ -57,16 +58,23 @@ class RayConnection:
         self._controller = controller
 
     def end_controller(self) -> None:
-        """Close the controller, if it answers within `CLOSE_SECONDS`; then kill it, and with it its remaining
-        workers."""
+        """Close the controller, if it answers within `CLOSE_SECONDS`; then kill it, and with it the remaining workers
+        that belong to it."""
         with contextlib.suppress(RayActorError, GetTimeoutError):
             ray.get(self._controller.close.remote(), timeout=CLOSE_SECONDS)
         self.kill_controller()
 
     def kill_controller(self) -> None:
-        """End the controller at once, and with it its workers. Raises PoolLost without Ray's control service."""
+        """End the controller at once, and with it workers that belong to it. Raises PoolLost without Ray's control
+        service."""
         self._check()
         ray.kill(self._controller)
+
+    def end_workers(self, namespace: str, pool: str) -> None:
+        """End the workers of a pool that have outlived its controller. Raises PoolLost without Ray's control service:
+        then their lease ends them."""
+        self._check()
+        end_left_workers(namespace, pool)
 
     def _check(self) -> None:
         if problem := self._control_service.problem():

@@ -1,5 +1,8 @@
 """`RayFleet`: workers as Ray actors. Converts Ray's errors to those of `actors.control.fleet`.
 
+Workers belong to the controller and end with it, or outlive it (`actors.ray.survivors`): then the next controller
+continues with them, and each call has the epoch of its controller.
+
 A worker whose group has no node yet is a pending actor: that is the demand to which Ray's autoscaler reacts, and it
 ends with the pool. A lost worker is examined (`actors.ray.ray_losses`) before its loss is reported. Calls that need
 Ray's control service run in threads, since they block while it does not answer: the creation of an actor (measured:
@@ -14,23 +17,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
 from modelpool.actors.control.losses import Loss
+from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import WorkerNeeds
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest
+from modelpool.actors.ray.ray_nodes import ActorReport
+from modelpool.actors.ray.survivors import Succession, Survivor, left_workers, take_over
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
 from modelpool.actors.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.process_memory import ProcessMemory
+from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
@@ -52,19 +61,13 @@ _THREADS = 4
 START_FACTOR = 20.0
 #: least limit of a start
 LEAST_START_SECONDS = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class NewWorker:
-    """A worker to create.
-
-    trace  the name of the traces that it leaves for the case of its sudden end
-    """
-
-    worker_id: WorkerId
-    incarnation: int
-    group: str
-    trace: str
+#: limit for the run of an earlier controller to stop, which it does at its next step. Loading the weights again takes
+#: about as long
+ADOPT_SECONDS = 60.0
+#: calls in the time of a lease, so that a few may fail
+CALLS_PER_LEASE = 6.0
+#: limit for a worker to say which controller it serves before it is ended, and for all ends of a pool that closes
+ASK_SECONDS, CLOSE_SECONDS = 1.0, 10.0
 
 
 @dataclass(slots=True)
@@ -89,15 +92,18 @@ class RayFleet:
 
     def __init__(
         self,
-        create: Callable[[NewWorker], ActorHandle[Any]],
+        create: Callable[[WorkerOrigin], ActorHandle[Any]],
         needs: Callable[[str], WorkerNeeds],
         examiner: LossExaminer,
         recent_view: Callable[[], Awaitable[ClusterView]],
         node_timeout_seconds: Callable[[str], float | None] = lambda group: None,
         start_timeout_seconds: float = 600.0,
+        succession: Succession | None = None,
+        record_of: Callable[[str], Awaitable[ActorReport | None]] | None = None,
     ) -> None:
         """`needs` and `node_timeout_seconds`, the limit of the wait for a node, are by group; None waits without end.
-        `start_timeout_seconds` is the limit of a start on its node before any worker has started.
+        `start_timeout_seconds` is the limit of a start on its node before any worker has started. With `succession`,
+        which needs Ray's record of an actor by its id (`record_of`), workers outlive the controller.
         """
         self._create = create
         self._needs = needs
@@ -109,15 +115,46 @@ class RayFleet:
         self._creations = ThreadPoolExecutor(_THREADS, "ray creations")
         self._ends = ThreadPoolExecutor(_THREADS, "ray ends")
         #: background tasks; kept here because the event loop only has weak references
-        self._kills: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[tuple[WorkerId, int], _Worker] = {}
+        self._succession = succession
+        self._record_of = record_of
+        self._epoch = 0 if succession is None else succession.epoch
+        #: workers of earlier controllers that are not used yet
+        self._survivors: list[Survivor] = []
+        self._lease_keeper: asyncio.Task[None] | None = None
+        #: ends that are under way
+        self._ending: set[Future[None]] = set()
 
-    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
+    async def take_over(self) -> int:
+        """See `WorkerFleet`."""
+        succession = self._succession
+        if succession is None:
+            return 0
+        assert self._record_of is not None, "a succession needs Ray's records"
+        loop = asyncio.get_running_loop()
+        left = await loop.run_in_executor(self._creations, left_workers, succession.namespace, succession.pool)
+        try:
+            self._survivors, others = await take_over(
+                left, partial(_change_controller, succession), succession.kind_of, self._record_of
+            )
+        except OlderEpoch:
+            succession.on_replaced()
+            raise
+        for handle in others:
+            self._end(ray.kill, handle)
+        self._lease_keeper = asyncio.ensure_future(self._keep_leases(succession.lease_seconds / CALLS_PER_LEASE))
+        return len(self._survivors)
+
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> StartedWorker:
         """See `WorkerFleet`. Without a group, waits as long as the cluster has no free resources."""
+        adopted = await self._adopted(worker_id, incarnation, group)
+        if adopted is not None:
+            return adopted
         trace = f"{worker_id}-{incarnation}-{secrets.token_hex(8)}"
-        handle = await self._created(NewWorker(worker_id, incarnation, group, trace))
-        run = handle.run_packed.options(concurrency_group=COMPUTE, num_returns=2)
-        worker = self._workers[worker_id, incarnation] = _Worker(handle, trace, run)
+        kind = "" if self._succession is None else self._succession.kind_of(group) or ""
+        handle = await self._created(WorkerOrigin(worker_id, incarnation, group, trace, self._epoch, kind))
+        worker = self._workers[worker_id, incarnation] = _worker(handle, trace)
         try:
             worker.process = await self._placed(handle, group)
             worker.node = worker.process.node
@@ -127,17 +164,43 @@ class RayFleet:
         except RayTaskError as raised:
             raise raised.cause from raised
         self._examiner.prepare(spec.node)
-        return spec
+        return StartedWorker(spec)
 
-    async def _created(self, new: NewWorker) -> ActorHandle[Any]:
-        """Create the actor. Raises WorkerLost if Ray does not do so in time; an actor that it creates later ends with
-        its only handle."""
-        creation = asyncio.get_running_loop().run_in_executor(self._creations, self._create, new)
+    async def _adopted(self, worker_id: WorkerId, incarnation: int, group: str) -> StartedWorker | None:
+        """Continue with a worker of an earlier controller; None if there is none. One that does not become idle is
+        ended."""
+        place = successor([survivor.origin for survivor in self._survivors], worker_id, group)
+        if place is None:
+            return None
+        survivor = self._survivors.pop(place)
+        worker = self._workers[worker_id, incarnation] = _worker(survivor.handle, survivor.origin.trace)
+        worker.process, worker.node = survivor.process, survivor.process.node
+        adoption = survivor.handle.adopt.options(concurrency_group=COMPUTE)
         try:
-            return await asyncio.wait_for(creation, CREATE_SECONDS)
+            started: StartedWorker = await asyncio.wait_for(
+                _answer(adoption.remote(worker_id, incarnation, self._epoch)), ADOPT_SECONDS
+            )
+        except (TimeoutError, RayError) as failed:
+            self._note_epoch(failed)
+            logger.info("worker %s cannot be taken over: %s", survivor.origin.worker_id, failed or "it is busy")
+            self.end(worker_id, incarnation)
+            return None
+        self._examiner.prepare(worker.node)
+        return started
+
+    async def _created(self, new: WorkerOrigin) -> ActorHandle[Any]:
+        """Create the actor. Raises WorkerLost if Ray does not do so in time; an actor that it creates later, or for a
+        start that was withdrawn, is ended."""
+        creation = self._creations.submit(self._create, new)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(creation), CREATE_SECONDS)
         except TimeoutError:
+            creation.add_done_callback(_end_created)
             reason = f"Ray did not create its process within {CREATE_SECONDS:.0f} s: its control service may be gone"
             raise WorkerLost(reason, LossCause.NO_NODE) from None
+        except asyncio.CancelledError:
+            creation.add_done_callback(_end_created)
+            raise
 
     async def _opened(self, handle: ActorHandle[Any]) -> WorkerSpec:
         """Open the engine of a worker whose process answers. Raises WorkerLost if that takes too long."""
@@ -165,18 +228,73 @@ class RayFleet:
         worker = self._workers.pop((worker_id, incarnation), None)
         if worker is None:
             return
-        self._ends.submit(ray.kill, worker.handle)
+        if self._succession is None or worker.process is None:
+            self._end(ray.kill, worker.handle)
+        else:
+            self._end(self._end_own, worker.handle)
         if worker.is_silent and worker.process is not None:
-            kill = asyncio.ensure_future(self._examiner.kill(worker.process, self._neighbour(worker)))
-            self._kills.add(kill)
-            kill.add_done_callback(self._kills.discard)
+            self._spawn(self._examiner.kill(worker.process, self._neighbour(worker)))
+
+    def _end(self, end: Callable[[ActorHandle[Any]], None], handle: ActorHandle[Any]) -> None:
+        """End an actor in a thread."""
+        ending = self._ends.submit(end, handle)
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    def _end_own(self, handle: ActorHandle[Any]) -> None:
+        """End a worker that outlives its controller, unless it serves a newer one by now."""
+        try:
+            ray.get(handle.ping.options(concurrency_group=CONTROL).remote(self._epoch), timeout=ASK_SECONDS)
+        except RayTaskError as raised:
+            if isinstance(raised.cause, OlderEpoch):
+                self._note_epoch(raised)
+                return
+        except (GetTimeoutError, RayError):
+            pass  # it hangs, or is gone
+        ray.kill(handle)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep_leases(self, interval_seconds: float) -> None:
+        """Renew the leases of all workers: a call does."""
+        while True:
+            await asyncio.sleep(interval_seconds)
+            for worker in self._workers.values():
+                if worker.process is not None:
+                    ping = worker.handle.ping.options(concurrency_group=CONTROL)
+                    self._spawn(self._renewed(ping.remote(self._epoch)))
+
+    async def _renewed(self, answer: Any) -> None:
+        try:
+            await answer
+        except RayError as failed:  # whoever waits for its end reports a loss
+            self._note_epoch(failed)
+
+    def _note_epoch(self, failed: BaseException) -> None:
+        """Notice that a worker serves a newer controller."""
+        if self._succession is not None and isinstance(failed, RayTaskError) and isinstance(failed.cause, OlderEpoch):
+            self._succession.on_replaced()
+
+    async def close(self) -> None:
+        """See `WorkerFleet`."""
+        if self._lease_keeper is not None:
+            self._lease_keeper.cancel()
+        for survivor in self._survivors:
+            self._end(self._end_own, survivor.handle)
+        self._survivors.clear()
+        if self._succession is not None:  # others end with this process
+            ending = tuple(self._ending)
+            await asyncio.get_running_loop().run_in_executor(None, partial(wait, ending, timeout=CLOSE_SECONDS))
 
     def ping(self, worker_id: WorkerId, incarnation: int) -> Awaitable[object] | None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))
         if worker is None or worker.process is None:
             return None
-        return _answer(worker.handle.ping.options(concurrency_group=CONTROL).remote())
+        return _answer(worker.handle.ping.options(concurrency_group=CONTROL).remote(self._epoch))
 
     async def why_silent(self, worker_id: WorkerId, incarnation: int, silent_seconds: float) -> Loss:
         """See `WorkerFleet`."""
@@ -206,19 +324,19 @@ class RayFleet:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
-            worker.handle.stop.options(concurrency_group=CONTROL).remote(run, keep_state)
+            worker.handle.stop.options(concurrency_group=CONTROL).remote(run, keep_state, self._epoch)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
-            worker.handle.prefetch.options(concurrency_group=CONTROL).remote(tuple(parts))
+            worker.handle.prefetch.options(concurrency_group=CONTROL).remote(tuple(parts), self._epoch)
 
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
-            worker.handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request)
+            worker.handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request, self._epoch)
 
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
         """See `WorkerFleet`."""
@@ -228,6 +346,7 @@ class RayFleet:
         except WORKER_GONE as lost:
             raise await self._lost(worker, lost) from lost
         except RayTaskError as raised:
+            self._note_epoch(raised)
             raise raised.cause from raised
         return report
 
@@ -265,7 +384,7 @@ class RayFleet:
         """Wait until the process of a new worker answers; return it. Raises WorkerLost if no node for it comes up in
         time, if the autoscaler cannot provide one, or if the process does not answer on its node."""
         limit = self._node_timeout_seconds(group)
-        answer = asyncio.ensure_future(_answer(handle.ping.options(concurrency_group=CONTROL).remote()))
+        answer = asyncio.ensure_future(_answer(handle.ping.options(concurrency_group=CONTROL).remote(self._epoch)))
         needs = await asyncio.get_running_loop().run_in_executor(self._creations, self._needs, group)
         began, waited_at, requested_at = time.monotonic(), time.monotonic(), time.time()
         pause_seconds = _PENDING_SECONDS if limit is None else min(_PENDING_SECONDS, limit)
@@ -341,7 +460,25 @@ class RayFleet:
         except RayTaskError as raised:
             if isinstance(raised.cause, ObjectLostError):
                 raise InputsLost(str(raised.cause).splitlines()[0]) from raised
+            self._note_epoch(raised)
             raise raised.cause from raised
+
+
+def _worker(handle: ActorHandle[Any], trace: str) -> _Worker:
+    return _Worker(handle, trace, handle.run_packed.options(concurrency_group=COMPUTE, num_returns=2))
+
+
+async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -> tuple[WorkerOrigin, WorkerProcess]:
+    """Have a worker serve this controller."""
+    call = handle.follow.options(concurrency_group=CONTROL)
+    answer: tuple[WorkerOrigin, WorkerProcess] = await call.remote(succession.epoch, succession.controller)
+    return answer
+
+
+def _end_created(creation: Future[ActorHandle[Any]]) -> None:
+    """End a worker that nobody waits for any more."""
+    with suppress(Exception):  # its creation may have failed
+        ray.kill(creation.result())
 
 
 def _timed_out(view: ClusterView | None, needs: WorkerNeeds, group: str, limit: float) -> str:

@@ -87,6 +87,8 @@ _FIELDS: tuple[tuple[Any, str, tuple[str, ...]], ...] = (
 _ROW_KEYS = ("ActorClassName", "Name", "Address", "OwnerAddress")
 #: class names of our actors in Ray's table
 _CONTROLLER_CLASS, _WORKER_CLASS = "ControllerActor", "GpuWorkerActor"
+#: between the name of a pool, which cannot contain it, and the rest of the name of one of its workers
+NAME_SEPARATOR = ":"
 
 _ENDS: Mapping[str, NodeEnd] = {
     "EXPECTED_TERMINATION": NodeEnd.EXPECTED,
@@ -295,8 +297,8 @@ def cluster_view(
 
 
 def pools_of(actors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the number of workers of each pool, by the pool's name, from rows of Ray's table of actors: a worker
-    belongs to the controller that owns it.
+    """Return the number of workers of each pool, by the pool's name, from rows of Ray's table of actors: the name of a
+    worker that outlives its controller begins with that of the pool; others belong to the controller that owns them.
     """
     actors = tuple(actors)
     controllers = {
@@ -304,12 +306,14 @@ def pools_of(actors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         for actor in actors
         if actor["ActorClassName"] == _CONTROLLER_CLASS
     }
-    owners = (
-        (actor["OwnerAddress"]["IPAddress"], actor["OwnerAddress"]["Port"])
-        for actor in actors
-        if actor["ActorClassName"] == _WORKER_CLASS
-    )
-    return dict(Counter(controllers[owner] for owner in owners if owner in controllers))
+    workers = [actor for actor in actors if actor["ActorClassName"] == _WORKER_CLASS]
+    pools: Counter[str] = Counter()
+    for worker in workers:
+        owner = worker["OwnerAddress"]["IPAddress"], worker["OwnerAddress"]["Port"]
+        pool, is_named, _ = worker["Name"].partition(NAME_SEPARATOR)
+        if is_named or owner in controllers:
+            pools[pool if is_named else controllers[owner]] += 1
+    return dict(pools)
 
 
 def actor_report(record: gcs_pb2.ActorTableData) -> ActorReport:

@@ -62,6 +62,8 @@ class PoolSection(Strict):
                   by default `checkpoints` beside a journal that is configured, else in the user's state folder, where
                   each node also keeps those of its workers
     checkpoint_bytes  maximum of each of these folders, such as "8GiB"
+    worker_lease_seconds  of `modelpool up`: workers keep their weights for another controller if theirs is lost, and
+                  end after this time without one; 0: they end with their controller
     """
 
     device: Literal["auto", "cuda", "rocm", "xpu", "mps", "npu", "mlu", "directml", "sim", "cpu"] = "auto"
@@ -74,9 +76,17 @@ class PoolSection(Strict):
     checkpoint_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 30.0
     checkpoint_dir: Path | None = None
     checkpoint_bytes: str | int = "8GiB"
+    worker_lease_seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 180.0
 
     @field_validator(
-        "workers", "vram", "reserve_vram", "threads", "checkpoint_seconds", "checkpoint_bytes", mode="before"
+        "workers",
+        "vram",
+        "reserve_vram",
+        "threads",
+        "checkpoint_seconds",
+        "checkpoint_bytes",
+        "worker_lease_seconds",
+        mode="before",
     )
     @classmethod
     def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:

@@ -28,6 +28,7 @@ from modelpool.pool.specs.spec import (
     TaskId,
     TaskSpec,
     WorkerId,
+    WorkerSpec,
 )
 from modelpool.scheduler.tables.messages import Outcome
 
@@ -71,6 +72,7 @@ class RunRequest:
     oom_steps  steps taken after running out of memory before this attempt; its report begins with them
     files  files of the task that this worker has not checked yet
     fetch  files to fetch first; None if all are local
+    epoch  of the controller that sends it
     """
 
     task: TaskSpec
@@ -83,6 +85,7 @@ class RunRequest:
     files: tuple[ExpectedFile, ...] = ()
     resume: bool = False
     fetch: FetchOrder | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class LoadRequest:
     run    identifies it among the runs that a controller sent
     roles  what to load of `model`: its `components`
     kept   components that must not be evicted for it
-    files, fetch  as in `RunRequest`
+    files, fetch, epoch  as in `RunRequest`
     """
 
     run: int
@@ -102,6 +105,7 @@ class LoadRequest:
     kept: tuple[ComponentKey, ...] = ()
     files: tuple[ExpectedFile, ...] = ()
     fetch: FetchOrder | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,17 @@ class LoadReport:
 
     residency: Residency
     error: RunError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedWorker:
+    """A worker that is up.
+
+    residency  the weights on its GPU if it was taken over from an earlier controller; None if it has started
+    """
+
+    spec: WorkerSpec
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """`GpuWorker`: owns one GPU. A thin shell around one engine, without Ray, so that tests create it directly.
 
 Rules
-1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt.
+1. `run` never raises: every outcome becomes a `RunError` value in the report of that attempt. Only a call that is not
+   accepted raises (rule 4).
 2. One thread uses the engine (Ray's `compute` group has one thread). Stops, status calls and preload requests arrive
    on other threads and touch only the values named in `__init__`.
 3. A worker whose GPU no longer answers reports the run as WORKER_LOST and then ends (`watch` returns): it is replaced
    by a new process, since no later run could succeed in this one. Both signals mean the same, in either order.
+4. Calls of a controller have its epoch. Those of an older one than the worker serves raise OlderEpoch, and its runs
+   that are under way stop (`actors.worker.worker_lease`).
 
 Knows neither Ray nor the scheduler, and imports torch only through its engine.
 """
@@ -23,13 +26,22 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
-from modelpool.actors.wire.messages import FetchOrder, LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
+from modelpool.actors.wire.messages import (
+    FetchOrder,
+    LoadReport,
+    LoadRequest,
+    RunRequest,
+    StartedWorker,
+    StateSaved,
+    StepDone,
+)
 from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.storage_meter import StorageMeter
+from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import (
@@ -161,11 +173,12 @@ class GpuWorker:
         cache: CacheSettings | None = None,
         host: str = "",
         checkpoint_disk: CheckpointDisk | None = None,
+        lease: WorkerLease | None = None,
     ) -> None:
         """`node` is the machine, whose memory and disks its workers share. With `checkpoint_seconds`, `on_state`
         receives the state of a sampling run, at most once in that time, on another thread, and `checkpoint_disk` saves
         it. `cache` is the machine's folder for fetched files, and `host` the address at which other nodes get them;
-        empty: they do not."""
+        empty: they do not. `lease` has the epoch of its controller; without one, all calls are accepted."""
         self._worker_id = worker_id
         self._incarnation = incarnation
         self._open_engine = open_engine
@@ -174,6 +187,7 @@ class GpuWorker:
         self._node = node
         self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
         self._engine: WorkerEngine | None = None
+        self._lease = lease or WorkerLease()
         self._cache = cache
         self._host = host
         self._fetched: WorkerFiles | None = None
@@ -197,6 +211,26 @@ class GpuWorker:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
             self._fetched = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
+        return self._introduction(facts)
+
+    def change_controller(self, epoch: int) -> WorkerProcess:
+        """Serve the controller of this epoch from now on: runs and loads of earlier ones stop at their next step.
+        Returns at once, on any thread. Raises OlderEpoch."""
+        self._lease.pass_to(epoch)
+        # a controller counts its runs from 1
+        self._stops, self._pauses, self._preload_request = {}, {}, None
+        return self.ping(epoch)
+
+    def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
+        """Continue under this name, with all weights in place: what `start` is for a worker of an earlier controller.
+        Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended."""
+        self._lease.check(epoch)
+        self._worker_id, self._incarnation = worker_id, incarnation
+        if self._engine is None:
+            return StartedWorker(self.start())
+        return StartedWorker(self._introduction(self._engine.introduce()), self._engine.residency())
+
+    def _introduction(self, facts: EngineFacts) -> WorkerSpec:
         return WorkerSpec(
             worker_id=self._worker_id,
             incarnation=self._incarnation,
@@ -212,7 +246,8 @@ class GpuWorker:
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run
-        that was stopped with it (`TaskReport.has_state`)."""
+        that was stopped with it (`TaskReport.has_state`). Raises OlderEpoch."""
+        self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before run"
         outcome: Outcome
         fetched: FetchCost | None = None
@@ -239,8 +274,9 @@ class GpuWorker:
         """Run one attempt of each request, as a batch if possible.
 
         `inputs` are those of the first request, then those of the second, and so on. Returns a report and a result for
-        each, as `run`.
+        each, as `run`. Raises OlderEpoch.
         """
+        self._lease.check(requests[0].epoch)
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
@@ -271,10 +307,12 @@ class GpuWorker:
         return tuple(report for report, _ in request_and_run), tuple(result for _, result in request_and_run)
 
     def load(self, request: LoadRequest) -> LoadReport:
-        """Load weights outside of runs, until all are loaded or `stop` names the request. Fails with a value."""
+        """Load weights outside of runs, until all are loaded or `stop` names the request. Fails with a value. Raises
+        OlderEpoch."""
+        self._lease.check(request.epoch)
         assert self._engine is not None, "start comes before load"
         error: RunError | None = None
-        should_stop = partial(self._is_stopped, request.run)
+        should_stop = partial(self._should_stop, request)
         try:
             if request.fetch is not None:
                 self._fetch_files(request.fetch, should_stop, request.components)
@@ -288,28 +326,33 @@ class GpuWorker:
                 self._ended.set()
         return LoadReport(self._engine.residency(), error)
 
-    def stop(self, run: int, keep_state: bool = False) -> None:
+    def stop(self, run: int, keep_state: bool = False, epoch: int = 0) -> None:
         """Stop that run at its next step, even if it has not begun yet. Does nothing if it is over. With `keep_state`,
-        a sampling run that has done a step ends with its state as its result; other stages continue to their end."""
+        a sampling run that has done a step ends with its state as its result; other stages continue to their end.
+        Raises OlderEpoch."""
+        self._lease.check(epoch)
         stops = self._pauses if keep_state else self._stops
         stops[run] = None
         for old in tuple(stops)[:-STOPS_REMEMBERED]:
             stops.pop(old, None)
 
-    def prefetch(self, parts: Sequence[FilePart]) -> None:
+    def prefetch(self, parts: Sequence[FilePart], epoch: int = 0) -> None:
         """Read these files into the page cache while runs continue, in place of earlier ones. Returns at once; does
-        what it can, and never fails a run.
+        what it can, and never fails a run. Raises OlderEpoch.
         """
+        self._lease.check(epoch)
         self._prefetcher.begin(parts)
 
-    def preload(self, run: int, preload_request: PreloadRequest) -> None:
+    def preload(self, run: int, preload_request: PreloadRequest, epoch: int = 0) -> None:
         """Preload the weights of these tasks to the GPU during that run, in place of earlier requests. Returns at
-        once. Stops where it would delay the run; does nothing if that is over.
+        once. Stops where it would delay the run; does nothing if that is over. Raises OlderEpoch.
         """
+        self._lease.check(epoch)
         self._preload_request = (run, preload_request)
 
-    def ping(self) -> WorkerProcess:
-        """Return its process, which proves that it answers."""
+    def ping(self, epoch: int = 0) -> WorkerProcess:
+        """Return its process, which proves that it answers. Raises OlderEpoch."""
+        self._lease.check(epoch)
         return this_process(self._node)
 
     def memory_report(self) -> ProcessMemory:
@@ -371,8 +414,8 @@ class GpuWorker:
             self._step_callback(request),
             lambda: self._should_stop(request),
             lambda: self._preload_for(request),
-            lambda: request.run in self._pauses,
-            self._checkpoints.callback(request),
+            lambda: request.run in self._pauses and self._is_current(request),
+            self._checkpoint_callback(request),
         )
 
     def _storage_bytes(self) -> int:
@@ -420,15 +463,18 @@ class GpuWorker:
         )
         return report, result
 
-    def _should_stop(self, request: RunRequest) -> bool:
-        return self._is_stopped(request.run)
+    def _should_stop(self, request: RunRequest | LoadRequest) -> bool:
+        return request.run in self._stops or not self._is_current(request)
 
-    def _is_stopped(self, run: int) -> bool:
-        return run in self._stops
+    def _is_current(self, request: RunRequest | LoadRequest) -> bool:
+        """Whether the controller that sent it is the one that this worker serves."""
+        return request.epoch >= self._lease.epoch
 
     def _preload_for(self, request: RunRequest) -> PreloadRequest | None:
         request_and_run = self._preload_request
-        return request_and_run[1] if request_and_run is not None and request_and_run[0] == request.run else None
+        if request_and_run is None or request_and_run[0] != request.run or not self._is_current(request):
+            return None
+        return request_and_run[1]
 
     def _step_callback(self, request: RunRequest) -> Callable[[int, int], None]:
         """Return a callback that forwards steps, but not too often and not the last one."""
@@ -437,12 +483,17 @@ class GpuWorker:
         def report(step: int, steps: int) -> None:
             nonlocal reported_at
             now = time.monotonic()
-            if step < steps and now - reported_at >= self._progress_seconds:
+            if step < steps and now - reported_at >= self._progress_seconds and self._is_current(request):
                 reported_at = now
                 task_id, run = request.task.task_id, request.run
                 self._on_step(StepDone(self._worker_id, self._incarnation, task_id, run, step, steps))
 
         return report
+
+    def _checkpoint_callback(self, request: RunRequest) -> Callable[[Callable[[], Sequence[RunState]]], None]:
+        """Return a callback that saves the state between two steps, unless another controller took over meanwhile."""
+        save = self._checkpoints.callback(request)
+        return lambda states: save(states) if self._is_current(request) else None
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:

@@ -162,12 +162,13 @@ class Autoscaler:
                 pass
         return at >= self.next_at and self._evaluate(at)
 
-    def came_up(self, spec: WorkerSpec, at: float) -> None:
-        """A worker introduces itself; the table does not know yet. Workers of groups that were given up are ignored."""
+    def came_up(self, spec: WorkerSpec, at: float, is_new: bool = True) -> None:
+        """A worker introduces itself; the table does not know yet. Workers of groups that were given up are ignored.
+        Only the start of a new process (`is_new`) measures how long starts take."""
         worker = self._worker_table.workers.get(spec.worker_id)
         if worker is None or not worker.group:
             return
-        is_first = worker.spec is None and spec.incarnation == 1
+        is_first = is_new and worker.spec is None and spec.incarnation == 1
         self.groups[worker.group].came_up(spec, at - worker.requested_at if is_first else None)
 
     def lost(self, worker: Worker, cause: LossCause) -> None:

@@ -28,7 +28,9 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     ended jobs WorkersWanted    the complete list each time. A worker that was given up gets another chance when it is
     left out and
                      then named again
-    WorkerUp         residency starts empty. For a live worker it counts as its loss
+    WorkerUp         residency starts empty, except for a worker of an earlier controller, which is idle and has what
+                     its residency lists; sizes of these components may be unknown. For a live worker it counts as its
+                     loss
     WorkerDown       once, for any reason why a live incarnation is gone; not after EndWorker. RunEnded of its task may
                      come late and is dropped
     NodeDraining     at any time, also for machines without workers, and again when the deadline changes
@@ -204,8 +206,9 @@ class SchedulerState:
                 self._node_draining(event)
             case WorkerUp():
                 if self.autoscaler is not None:
-                    self.autoscaler.came_up(event.worker, self.at)
-                lost = self.worker_table.up(event.worker, self.at, self.draining.get(event.worker.node))
+                    self.autoscaler.came_up(event.worker, self.at, is_new=event.residency is None)
+                deadline = self.draining.get(event.worker.node)
+                lost = self.worker_table.up(event.worker, self.at, deadline, event.residency)
                 if event.worker.cached_files:
                     self.costs.worker_up(event.worker)
                 message = f"worker {event.worker.worker_id} restarted"

@@ -97,10 +97,14 @@ class CancelRequested(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class WorkerUp(WireValue):
-    """A worker started, with nothing resident."""
+    """A worker started, or was taken over from an earlier controller.
+
+    residency  the weights on the GPU of a worker that was taken over; None: it started, and has none
+    """
 
     at: float
     worker: WorkerSpec
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
+from modelpool.pool.core.errors import format_bytes
 from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -284,9 +285,15 @@ class WorkerTable:
         else:
             self._note(worker)
 
-    def up(self, spec: WorkerSpec, at: float, drain_deadline: float | None = None) -> tuple[TaskId, ...]:
-        """A worker started, on a machine that ends at `drain_deadline`. Returns the tasks that turn out to be lost with
-        it."""
+    def up(
+        self,
+        spec: WorkerSpec,
+        at: float,
+        drain_deadline: float | None = None,
+        residency: Residency | None = None,
+    ) -> tuple[TaskId, ...]:
+        """A worker is up, on a machine that ends at `drain_deadline`; with `residency` it was taken over. Returns the
+        tasks that turn out to be lost with it."""
         worker = self.workers.get(spec.worker_id)
         if worker is None or worker.status is WorkerState.GIVEN_UP or spec.incarnation < worker.incarnation:
             self._out.append(EndWorker(spec.worker_id, spec.incarnation))  # this one is not wanted
@@ -304,10 +311,11 @@ class WorkerTable:
         worker.spec = spec
         worker.version += 1
         worker.link_bytes_per_second = max(spec.link_bytes_per_second, 1.0)
-        worker.update_residency(Residency(spec.capacity_bytes))
+        worker.update_residency(residency or Residency(spec.capacity_bytes))
         worker.idle_since = at
         worker.drain_deadline = drain_deadline
-        self._story.move(worker, WorkerState.IDLE, f"#{spec.incarnation}")
+        held = "" if residency is None else f", taken over with {format_bytes(residency.used_bytes)} of weights"
+        self._story.move(worker, WorkerState.IDLE, f"#{spec.incarnation}{held}")
         if not worker.wanted:
             self._forget(worker)
         self._note(worker)

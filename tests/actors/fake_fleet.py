@@ -24,6 +24,7 @@ from modelpool.actors.wire.messages import (
     LoadReport,
     LoadRequest,
     RunRequest,
+    StartedWorker,
     StepDone,
     Submission,
     SubmissionId,
@@ -171,7 +172,13 @@ class FakeFleet:
         """Attempts that wait for the test to end them."""
         return [sent for worker in self.workers.values() for sent in worker.running]
 
-    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
+    async def take_over(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        pass
+
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> StartedWorker:
         key = (worker_id, incarnation)
         assert not [k for k in self.workers if k[0] == worker_id], f"{worker_id} is started while it is up"
         if not self.starts_by_itself:
@@ -182,7 +189,7 @@ class FakeFleet:
                 del self.starting[key]
         gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.workers[key] = FakeWorker(FakeEngine(), gone)
-        return WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake", node=self.node)
+        return StartedWorker(WorkerSpec(worker_id, incarnation, CAPACITY_BYTES, 1e9, "fake", node=self.node))
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         return Loss(await self.workers[worker_id, incarnation].gone)

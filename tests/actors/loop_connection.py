@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from modelpool.actors.api.client import ModelPool
@@ -21,15 +22,17 @@ from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
+from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
-from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StateSaved, StepDone
+from modelpool.actors.wire.messages import LoadReport, LoadRequest, RunRequest, StartedWorker, StateSaved, StepDone
 from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
+from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import TaskReport, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
@@ -59,17 +62,40 @@ class ThreadFleet:
         make_engine: Callable[[], WorkerEngine],
         checkpoint_seconds: float | None = None,
         checkpoint_folder: Path | None = None,
+        predecessor: ThreadFleet | None = None,
     ) -> None:
         self._make_engine = make_engine
         self._checkpoint_seconds = checkpoint_seconds
         self._checkpoint_folder = checkpoint_folder
+        self._predecessor = predecessor
+        self.epoch: int = 1 if predecessor is None else predecessor.epoch + 1
+        self._left: list[tuple[WorkerOrigin, GpuWorker, ThreadPoolExecutor]] = []
         self.on_state: Callable[[StateSaved, RunState], None] = lambda saved, state: None
-        self._workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
+        self.workers: dict[tuple[WorkerId, int], tuple[GpuWorker, ThreadPoolExecutor]] = {}
         #: of ended workers too, whose runs may go on until their next step
         self.threads: list[ThreadPoolExecutor] = []
         self.on_step: Callable[[StepDone], None] = lambda step: None
 
-    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> WorkerSpec:
+    async def take_over(self) -> int:
+        if self._predecessor is not None:
+            for (worker_id, incarnation), (worker, thread) in self._predecessor.workers.items():
+                worker.change_controller(self.epoch)
+                worker._on_step = self.on_step
+                self._left.append((WorkerOrigin(worker_id, incarnation), worker, thread))
+            self._predecessor.workers = {}
+        return len(self._left)
+
+    async def close(self) -> None:
+        for _, _, thread in self._left:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    async def start(self, worker_id: WorkerId, incarnation: int, group: str = "") -> StartedWorker:
+        place = successor([origin for origin, _, _ in self._left], worker_id, group)
+        if place is not None:
+            _, worker, thread = self._left.pop(place)
+            self.workers[worker_id, incarnation] = (worker, thread)
+            adoption = partial(worker.adopt, worker_id, incarnation, self.epoch)
+            return await asyncio.get_running_loop().run_in_executor(thread, adoption)
         worker = GpuWorker(
             worker_id,
             incarnation,
@@ -79,11 +105,12 @@ class ThreadFleet:
             on_state=lambda saved, state: self.on_state(saved, state),
             checkpoint_seconds=self._checkpoint_seconds,
             checkpoint_disk=disk_at(self._checkpoint_folder),
+            lease=WorkerLease(self.epoch),
         )
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
-        self._workers[worker_id, incarnation] = (worker, thread)
+        self.workers[worker_id, incarnation] = (worker, thread)
         self.threads.append(thread)
-        return await asyncio.get_running_loop().run_in_executor(thread, worker.start)
+        return StartedWorker(await asyncio.get_running_loop().run_in_executor(thread, worker.start))
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         await asyncio.Event().wait()
@@ -96,13 +123,13 @@ class ThreadFleet:
         return Loss("never")
 
     def end(self, worker_id: WorkerId, incarnation: int) -> None:
-        if known := self._workers.pop((worker_id, incarnation), None):
+        if known := self.workers.pop((worker_id, incarnation), None):
             worker, thread = known
             worker._should_stop = lambda request: True  # a thread cannot be killed, as a process would be
             thread.shutdown(wait=False, cancel_futures=True)
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
-        worker, thread = self._workers[worker_id, incarnation]
+        worker, thread = self.workers[worker_id, incarnation]
         ref = FakeRef()
 
         async def report() -> TaskReport:
@@ -116,7 +143,7 @@ class ThreadFleet:
         return SentRun(report(), ref)
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
-        worker, thread = self._workers[worker_id, incarnation]
+        worker, thread = self.workers[worker_id, incarnation]
         requests, refs = [request for request, _ in asked], [FakeRef() for _ in asked]
         flat = [given for _, inputs in asked for given in inputs]
 
@@ -133,16 +160,16 @@ class ThreadFleet:
         return SentBatch(reports(), refs)
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
-        self._workers[worker_id, incarnation][0].stop(run, keep_state)
+        self.workers[worker_id, incarnation][0].stop(run, keep_state, self.epoch)
 
     def prefetch(self, worker_id: WorkerId, incarnation: int, parts: Sequence[FilePart]) -> None:
-        self._workers[worker_id, incarnation][0].prefetch(parts)
+        self.workers[worker_id, incarnation][0].prefetch(parts, self.epoch)
 
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
-        self._workers[worker_id, incarnation][0].preload(run, preload_request)
+        self.workers[worker_id, incarnation][0].preload(run, preload_request, self.epoch)
 
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
-        worker, thread = self._workers[worker_id, incarnation]
+        worker, thread = self.workers[worker_id, incarnation]
         return await asyncio.get_running_loop().run_in_executor(thread, worker.load, request)
 
     async def copy_result(self, ref: FakeRef) -> FakeRef:
@@ -159,7 +186,7 @@ class ThreadFleet:
         return FakeRef(result)
 
     async def memory_reports(self) -> dict:
-        return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self._workers.items()}
+        return {worker_id: worker.memory_report() for (worker_id, _), (worker, _) in self.workers.items()}
 
 
 class LoopConnection:
@@ -175,15 +202,18 @@ class LoopConnection:
         pins: Sequence[tuple[str, int]] = (),
         checkpoint_seconds: float | None = None,
         checkpoint_folders: tuple[Path | None, Path | None] = (None, None),
+        predecessor: LoopConnection | None = None,
     ) -> None:
-        """`checkpoint_folders` are those of the workers and of the controller."""
+        """`checkpoint_folders` are those of the workers and of the controller. Takes over the workers of the controller
+        of `predecessor`."""
         self.loop = asyncio.new_event_loop()
         self.lost = False
         #: questions that were asked, by name
         self.asked: list[str] = []
         self._thread = threading.Thread(target=self.loop.run_forever, name="controller")
         self._thread.start()
-        self.fleet = fleet = ThreadFleet(make_engine, checkpoint_seconds, checkpoint_folders[0])
+        before = None if predecessor is None else predecessor.fleet
+        self.fleet = fleet = ThreadFleet(make_engine, checkpoint_seconds, checkpoint_folders[0], before)
         self.controller = Controller(
             state=SchedulerState(scheduler),
             fleet=fleet,
@@ -193,6 +223,7 @@ class LoopConnection:
             budget_bytes=budget_bytes,
             pins=pins,
             checkpoints=CheckpointArchive(disk_at(checkpoint_folders[1])),
+            epoch=fleet.epoch,
         )
         fleet.on_step = lambda step: self._start(self.controller.step_done(step))
         fleet.on_state = lambda saved, state: self._start(self.controller.state_saved(saved, FakeRef(state), state))

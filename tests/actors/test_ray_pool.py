@@ -16,10 +16,14 @@ import pytest
 import ray
 
 from modelpool import ModelPool
+from modelpool.actors.api.opening import start_pool
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.orders import DecodeOrder, InputLatent
+from modelpool.actors.ray.survivors import left_workers
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.results.outcomes import JobFailed, JobFailure
+from modelpool.actors.results.outcomes import JobFailed, JobFailure, PoolLost
+from modelpool.actors.settings.config import ClusterSection, PoolConfig, PoolSection
+from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, TaskId
@@ -32,6 +36,7 @@ from tests.actors.fakes import (
     TellingEngine,
     TracedImage,
     TracingEngine,
+    fake_plan,
     image_of,
     make_pipes,
     start_fake_pool,
@@ -128,6 +133,44 @@ def test_the_death_of_an_idle_worker_is_noticed(pool) -> None:
     pool.wait_ready(120)
     assert pool.memory()["gpu-0"].pid != pid
     assert len(list(pool.submit(request(seed=seed) for seed in range(4)).images())) == 4
+
+
+def test_workers_outlive_a_killed_controller_and_serve_the_next_one_with_their_weights(tmp_path) -> None:
+    """As in `modelpool up`. The worker is in the middle of a run when the controller is killed."""
+    config = PoolConfig(
+        pool=PoolSection(workers=1, journal=False, worker_lease_seconds=600.0), cluster=ClusterSection(name="lasting")
+    )
+    opened = start_pool(config, partial(fake_plan, folder=make_pipes(tmp_path)), keeps_jobs=True, preload=())
+    try:
+        before = ModelPool(opened.connection, lambda: None, None)
+        (first,) = before.submit(request(seed=7)).images()
+        assert not all(task.resident for task in first.tasks), "the first run loads"
+        pid = before.memory()["gpu-0"].pid
+        before.submit(request(ENDLESS))
+        assert int((tmp_path / "reached").read_text()) == pid
+        os.kill(controller_pid("lasting"), signal.SIGKILL)
+        with pytest.raises(PoolLost):
+            eventually(lambda: before.status() is None)
+        assert opened.restart is not None
+        opened.restart()
+        with ModelPool(opened.connection, lambda: None, None) as after:
+            (again,) = after.submit(request(seed=8)).images()
+            assert (again.pixels == expected(again.request)).all()
+            assert [(task.resident, task.uploaded_bytes) for task in again.tasks] == [(True, 0)] * len(again.tasks)
+            assert after.memory()["gpu-0"].pid == pid
+            assert after.status().restarts == 0
+            (worker,) = left_workers("modelpool", "lasting")
+            with pytest.raises(OlderEpoch, match="epoch 2; the call is of epoch 1"):
+                ray.get(worker.ping.remote(1))
+    finally:
+        opened.close()
+    eventually(lambda: not left_workers("modelpool", "lasting"))
+
+
+def controller_pid(name: str) -> int:
+    """The process of a controller."""
+    actor = ray.get_actor(name, "modelpool")
+    return int(ray._private.state.state.actor_table(actor._actor_id.hex())["Pid"])
 
 
 def test_progress_arrives_and_cancelling_stops_at_the_next_step(pool, folder) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from modelpool.pool.plan.eviction_plan import Residency, needed_bytes, plan
+from modelpool.pool.plan.eviction_plan import Residency, Resident, needed_bytes, plan
 from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.specs.eviction_hints import EvictionHints
 from modelpool.pool.specs.execution_modes import choose_mode
@@ -219,23 +219,29 @@ class Shell:
             if WorkerId(name) not in self.up:
                 self.come_up(name, capacity_bytes)
 
-    def come_up(self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "") -> list[Command]:
-        """Answer the StartWorker that is on its way."""
+    def come_up(
+        self, name: str, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "",
+        entries: tuple[Resident, ...] | None = None,
+    ) -> list[Command]:  # fmt: skip
+        """Answer the StartWorker that is on its way; with `entries`, by a worker of an earlier controller that holds
+        these weights."""
         key = next(k for k in self.starting if k[0] == name)
-        return self.introduce(name, key[1], capacity_bytes, link, node)
+        return self.introduce(name, key[1], capacity_bytes, link, node, entries)
 
     def introduce(
-        self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = ""
-    ) -> list[Command]:
+        self, name: str, incarnation: int, capacity_bytes: int = ROOMY, link: float = 4.0, node: str = "",
+        entries: tuple[Resident, ...] | None = None,
+    ) -> list[Command]:  # fmt: skip
         """Let a WorkerUp arrive, asked for or not."""
         worker_id = WorkerId(name)
         self.starting.pop((worker_id, incarnation), None)
         latest = self.state.worker_table.incarnations.get(worker_id, 0)
         if worker_id in self.state.worker_table.workers and incarnation >= latest:
             self._gone(worker_id)
-            self.up[worker_id] = (incarnation, Residency(capacity_bytes))
+            self.up[worker_id] = (incarnation, Residency(capacity_bytes, entries or ()))
         spec = WorkerSpec(worker_id, incarnation, capacity_bytes, link, node=NodeId(node))
-        return self.feed(WorkerUp(self.tick(), spec))
+        residency = None if entries is None else Residency(capacity_bytes, entries)
+        return self.feed(WorkerUp(self.tick(), spec, residency))
 
     def fail_start(self, name: str) -> list[Command]:
         key = next(k for k in self.starting if k[0] == name)

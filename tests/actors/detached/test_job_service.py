@@ -70,7 +70,7 @@ class Service:
         self.line.lose()
 
     def new_controller(self) -> None:
-        self.line = LoopConnection(2, partial(FakeEngine, self.folder))
+        self.line = LoopConnection(2, partial(FakeEngine, self.folder), predecessor=self.line)
         self.lines.append(self.line)
         self.connected.set()
 

@@ -11,8 +11,9 @@ import ray
 
 from modelpool.actors.control.cluster_view import ResourceDemand
 from modelpool.actors.control.fleet import WorkerLost
+from modelpool.actors.control.succession import WorkerOrigin
 from modelpool.actors.ray.actor_options import WorkerNeeds
-from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, NewWorker, RayFleet
+from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer
 from modelpool.actors.ray.ray_nodes import RayNodes
 from modelpool.pool.specs.spec import WorkerId
@@ -27,12 +28,12 @@ DEMAND = ResourceDemand((("GPU", 1.0),), (("modelpool-group", "far"),))
 class Pending:
     """The methods of a worker that a start calls; no node for it exists."""
 
-    def ping(self) -> None: ...
+    def ping(self, epoch: int) -> None: ...
     def start(self) -> None: ...
     def run_packed(self, request: bytes) -> None: ...
 
 
-def create(new: NewWorker) -> Any:
+def create(new: WorkerOrigin) -> Any:
     groups = {COMPUTE: 1, CONTROL: 2, WATCH: 1}
     return ray.remote(**FAR.options, max_restarts=0, concurrency_groups=groups)(Pending).remote()
 

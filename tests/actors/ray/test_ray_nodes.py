@@ -164,8 +164,9 @@ def test_workers_belong_to_the_pool_of_their_controller() -> None:
         actor("GpuWorkerActor", port=4, owner_port=1),
         actor("GpuWorkerActor", port=5, owner_port=9),
         actor("Holder", port=6, owner_port=1),
+        actor("GpuWorkerActor", "lasting:gpu-0:3:1", port=7, owner_port=9),
     ]
-    assert pools_of(rows) == {"mine": 2}
+    assert pools_of(rows) == {"mine": 2, "lasting": 1}
 
 
 def test_a_controller_is_not_started_on_a_node_that_is_drained() -> None:

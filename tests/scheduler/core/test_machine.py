@@ -68,6 +68,12 @@ COSTS = st.builds(
 
 
 PINNED = [(TEXT, PAINT, VAE), (PAINT,), (DRAW, VAE), (ComponentKey("nothing"),)]
+#: what workers hold that an earlier controller left; sizes of the last are not known
+LEFT = [
+    (),
+    (Resident(PAINT, 12, "x", 5),),
+    (Resident(TEXT, 2), Resident(VAE, 3), Resident(ComponentKey("nothing"), 1)),
+]
 LOAD_ERRORS = [None, None, None, RunErrorKind.FILE_UNAVAILABLE, RunErrorKind.OUT_OF_VRAM]
 
 
@@ -200,6 +206,12 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), node=st.sampled_from(NODES))
     def come_up(self, number: int, capacity: int, node: str) -> None:
         self.shell.come_up(self.pick(self.shell.starting, number)[0], capacity, node=node)
+
+    @precondition(lambda self: self.shell.starting)
+    @rule(number=ANY, capacity=st.sampled_from(CAPACITIES), entries=st.sampled_from(LEFT), node=st.sampled_from(NODES))
+    def take_over(self, number: int, capacity: int, entries: tuple[Resident, ...], node: str) -> None:
+        """A start is answered by a worker of an earlier controller."""
+        self.shell.come_up(self.pick(self.shell.starting, number)[0], capacity, node=node, entries=entries)
 
     @rule(components=st.sampled_from(PINNED), replicas=st.integers(0, 3))
     def pin(self, components: tuple[ComponentKey, ...], replicas: int) -> None:

@@ -1,0 +1,99 @@
+"""Another controller continues with the workers of a lost one: the same weights, the same pixels, no loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from modelpool import GenerateRequest, ImageResult, ModelPool
+from modelpool.actors.control.pool_plan import plan_pool, worker_kind
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.pool.specs.spec import Stage, WorkerId
+from tests.actors.fakes import FakeEngine
+from tests.actors.loop_connection import LoopConnection
+
+MODELS = ("shapes", "forms")
+
+
+@contextmanager
+def lines(count: int, **options: object) -> Iterator[list[LoopConnection]]:
+    """A controller and its successors; each is lost before the next one starts."""
+    found = [LoopConnection(2, FakeEngine, **options)]  # type: ignore[arg-type]
+    try:
+        for _ in range(count - 1):
+            found.append(LoopConnection(2, FakeEngine, predecessor=found[-1], **options))  # type: ignore[arg-type]
+        yield found
+    finally:
+        for line in reversed(found):
+            line.end()
+
+
+def rendered(line: LoopConnection, seed: int) -> dict[str, ImageResult]:
+    """An image of each model by name."""
+    with ModelPool(line, lambda: None, None) as pool:
+        pool.wait_ready(60)
+        requests = [GenerateRequest(model=model, prompt="a circle", seed=seed, steps=2) for model in MODELS]
+        return {image.request.model: image for image in pool.submit(requests).images()}
+
+
+def sampled_on(image: ImageResult) -> str:
+    """The worker of its sampling run."""
+    return next(task.worker for task in image.tasks if task.stage is Stage.SAMPLE)
+
+
+def test_each_model_is_rendered_where_its_weights_are_without_a_load() -> None:
+    first = LoopConnection(2, FakeEngine)
+    try:
+        before = rendered(first, 1)
+        held = {w: worker._engine.residency() for (w, _), (worker, _) in first.fleet.workers.items()}
+        first.lose()
+        second = LoopConnection(2, FakeEngine, predecessor=first)
+        try:
+            after = rendered(second, 2)
+            same = rendered(second, 1)
+            state = second.controller._state.worker_table.workers
+            assert {w: set(state[w].entries) for w in held} == {
+                w: {entry.component for entry in residency.entries} for w, residency in held.items()
+            }
+            assert first.fleet.workers == {}
+        finally:
+            second.end()
+    finally:
+        first.end()
+    for model in MODELS:
+        assert {(task.resident, task.uploaded_bytes) for task in after[model].tasks} == {(True, 0)}
+        assert sampled_on(before[model]) == sampled_on(after[model]), "its weights are elsewhere"
+        assert (same[model].pixels == before[model].pixels).all()
+
+
+def test_workers_outlive_several_controllers_and_are_not_restarted() -> None:
+    with lines(3) as found:
+        assert [line.fleet.epoch for line in found] == [1, 2, 3]
+        rendered(found[-1], 1)
+        assert all(line.fleet.workers == {} for line in found[:-1])
+        with ModelPool(found[-1], lambda: None, None) as pool:
+            assert pool.status().restarts == 0
+        assert sum(len(line.fleet.threads) for line in found) == 2, "no worker was started again"
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_same"),
+    [
+        ({}, True),
+        ({"vram": "32MiB"}, False),
+        ({"threads": 2}, False),
+        ({"workers": 1}, True),
+        ({"device": "cpu"}, False),
+    ],
+)
+def test_workers_of_another_configuration_are_of_another_kind(changed: dict[str, object], is_same: bool) -> None:
+    """Worth a restart is only what a worker's process depends on."""
+    config = PoolConfig().override(device="sim", workers=2)
+    plans = [plan_pool(one, 0, False) for one in (config, config.override(**changed))]
+    kinds = [worker_kind(plan, "") for plan in plans]
+    assert (kinds[0] == kinds[1]) == is_same
+    assert worker_kind(plans[0], "no such group") is None
+    assert worker_kind(plans[0], "", ("other code",)) != kinds[0]
+    assert WorkerId("gpu-0") in plans[0].worker_ids
