@@ -108,7 +108,7 @@ def test_a_drained_pool_has_saved_the_run_that_it_stopped(tmp_path: Path) -> Non
     pool.line.fleet._checkpoint_seconds = 1e6  # the only state is that of the stop
 
     def go_on_when_stopped() -> None:
-        worker, _ = pool.line.fleet._workers[WorkerId("gpu-0"), 1]
+        worker, _ = pool.line.fleet.workers[WorkerId("gpu-0"), 1]
         while not worker._pauses:
             time.sleep(0.001)
         pool.gate.set()
