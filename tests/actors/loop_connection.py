@@ -246,7 +246,7 @@ class LoopConnection:
 
     def flush_checkpoints(self) -> None:
         """Wait until every state that a run has saved so far is where it belongs."""
-        for worker, _ in tuple(self.fleet._workers.values()):
+        for worker, _ in tuple(self.fleet.workers.values()):
             assert worker._checkpoints._sending.flush(60.0)
             assert worker._checkpoints._disk is None or worker._checkpoints._disk.flush(60.0)
         self._start(self.controller.status()).result()  # what was sent before has arrived
