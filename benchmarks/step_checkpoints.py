@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,9 +34,13 @@ from modelpool.actors.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.stage_params import Latent, ModelRef, Result, RunHooks, RunState, SampleParams
-from modelpool.pool.guidance.sampling_run import denoise_images
+from modelpool.pool.core.task_inputs import TaskInputs
+from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
+from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
+from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.sampling.partial_run import partial_run_of, run_states
+from modelpool.pool.sampling.schedules import sd1_sigma_table
 from modelpool.pool.specs.spec import RunCost, Stage, TaskId, TaskSpec, WorkerId
 
 STEPS = 100
@@ -91,7 +95,7 @@ class WaitingEngine:
         self,
         task: TaskSpec,
         work: SampleParams,
-        inputs: tuple[Result, ...],
+        inputs: Mapping[str, Result],
         hooks: RunHooks,
         *more: object,
         resume: RunState | None = None,
@@ -113,14 +117,14 @@ class WaitingEngine:
             hooks.on_step(step, steps)
             self._on_step(step)
 
-        part = partial_run_of((work,), (inputs,), CPU, () if resume is None else (resume,), hooks.should_pause)
+        part = partial_run_of(
+            (work,), (TaskInputs(inputs),), CPU, () if resume is None else (resume,), hooks.should_pause
+        )
         latent_BCHW = denoise_images(
-            predict,
-            work,
-            (work.seed,),
-            self._shape_CHW,
-            Condition(torch.zeros((1, 1, 8))),
-            None,
+            ImagesToDenoise(work, (work.seed,), self._shape_CHW),
+            Prompts(Condition(torch.zeros((1, 1, 8)))),
+            ModelCall(predict, sd1_sigma_table()),
+            ClassifierFreeGuidance(work.cfg),
             CPU,
             replace(hooks, on_step=on_step, checkpoint=checkpoint),
             part=part,

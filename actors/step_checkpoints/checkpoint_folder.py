@@ -30,8 +30,8 @@ SUFFIX = ".checkpoint"
 _NAME = re.compile(rf"(?P<task>[A-Za-z0-9._-]+)\.(?P<step>[0-9]+){re.escape(SUFFIX)}")
 #: checkpoints without a change for so long are removed at the start of a pool: longer than an outage over a holiday
 MOST_AGE_SECONDS = 14 * 86400.0
-#: unfinished files are removed after this time: no write takes so long
-MOST_WRITE_SECONDS = 3600.0
+#: unfinished files, of processes that were killed, are removed after this time: no write takes so long
+MOST_WRITE_SECONDS = 600.0
 #: left free on the disk for others: journal and outputs matter more than checkpoints
 LEAST_FREE_BYTES = 512 << 20
 #: bytes of a file besides its tensors, at most: header and metadata
@@ -155,17 +155,18 @@ class CheckpointFolder:
 
     def clean(self) -> None:
         """Remove what is too old, files that were never finished, and the oldest checkpoints beyond the bound."""
-        for path, changed_at in self._unfinished():
-            if self._now() - changed_at > MOST_WRITE_SECONDS:
-                _remove(path)
         for stored in self._oldest_first():
             if self._now() - stored.changed_at > MOST_AGE_SECONDS:
                 _remove(stored.path)
         self._make_room(None, 0)
 
     def _make_room(self, task_id: TaskId | None, file_bytes: int) -> None:
-        """Remove the oldest checkpoints of other tasks until one of `file_bytes` fits. The earlier one of the task is
-        needed until the new one is complete: meanwhile the folder may be larger by one file."""
+        """Remove files that were never finished, and the oldest checkpoints of other tasks until one of `file_bytes`
+        fits. The earlier one of the task is needed until the new one is complete: meanwhile the folder may be larger
+        by one file."""
+        for path, changed_at in self._unfinished():
+            if self._now() - changed_at > MOST_WRITE_SECONDS:
+                _remove(path)
         stored = self._oldest_first()
         excess = sum(each.file_bytes for each in stored if each.task_id != task_id) + file_bytes - self._bound_bytes
         for each in stored:

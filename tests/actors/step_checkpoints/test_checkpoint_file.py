@@ -26,7 +26,7 @@ from modelpool.pool.core.stage_params import RunHooks
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.partial_run import partial_run_of
 from modelpool.pool.specs.spec import TaskId
-from tests.pool.sampling.test_partial_run import CPU, KINDS, STEPS, WORK, run
+from tests.pool.sampling.test_partial_run import CPU, KINDS, NOTHING, STEPS, WORK, run
 
 TASK = TaskId("sample-0123456789abcdef0123")
 VERSIONS = {"modelpool": "1", "torch": "2"}
@@ -78,12 +78,12 @@ def test_a_run_resumes_from_the_file_of_any_of_its_steps_with_the_same_bytes(
         for task, one in zip(tasks, states(), strict=True):
             write_checkpoint(tmp_path / f"{task}.{one.step}", task, one, VERSIONS)
 
-    whole = partial_run_of((work,) * 2, ((), ()), CPU)
+    whole = partial_run_of((work,) * 2, (NOTHING,) * 2, CPU)
     expected = run(work, whole, kind, hooks=RunHooks(lambda *step: None, lambda: False, checkpoint=save))
     for step in range(1, STEPS):
         found = [read_checkpoint(tmp_path / f"{task}.{step}", task, STEPS, VERSIONS) for task in tasks]
         assert [each.step for each in found] == [step, step]
-        assert torch.equal(run(work, partial_run_of((work,) * 2, ((), ()), CPU, found), kind), expected), step
+        assert torch.equal(run(work, partial_run_of((work,) * 2, (NOTHING,) * 2, CPU, found), kind), expected), step
 
 
 @given(levels=st.lists(floats, max_size=3), level=st.none() | floats, parts=st.integers(0, 7), drawn=st.integers(0, 99))
