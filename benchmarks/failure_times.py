@@ -6,9 +6,9 @@ one of its processes is killed or stopped (SIGSTOP), and the status of the pool 
 - detected: the worker is given up, and `status` counts a restart; for a pool that is lost, the driver gets PoolLost
 - continues: the worker that replaces the lost one has ended a run; the driver of a lost pool may start a new one
 
-With --restarts: a pool of `modelpool up` renders detached jobs, its controller is killed, and its daemon starts another
-one. Measured are the times until the new controller answers and until the next image is committed, with workers that
-are taken over, and with workers that end with their controller (`worker_lease_seconds = 0`).
+With --restarts: a pool of `modelpool up` gets detached jobs, and its controller is killed at once; the daemon starts
+another one. Measured are the times until the new controller answers and until all images are committed, with workers
+that are taken over, and with workers that end with their controller (`worker_lease_seconds = 0`).
 
 Usage: python -m benchmarks.failure_times [--restarts]
 """
@@ -49,6 +49,8 @@ FAILURES = {
     "control service (GCS) and a worker killed": ("gcs_server and worker", False),
 }
 MOST_SECONDS = 240.0
+#: of each measurement of a restart
+IMAGES = 4
 POLL_SECONDS = 0.05
 
 
@@ -148,7 +150,7 @@ class RestartTimes:
 
 
 def restart_times(device: str, lease_seconds: float) -> RestartTimes:
-    """Kill the controller of a pool in the background while it renders detached jobs."""
+    """Submit detached jobs to a pool in the background, and kill its controller at once."""
     name = f"failure-times-{os.getpid()}"
     config = PoolConfig.load(PRESET).override(device=device, workers=2, name=name)
     section = config.pool.model_copy(update={"worker_lease_seconds": lease_seconds})
@@ -156,21 +158,19 @@ def restart_times(device: str, lease_seconds: float) -> RestartTimes:
     try:
         with tempfile.TemporaryDirectory() as folder, ModelPool.connect(name) as pool:
             pool.wait_ready(120)
-            jobs = pool.submit_detached([_request(seed) for seed in range(400)], output=folder)
-            _wait(lambda: jobs.progress().record.succeeded >= 20)
-            pids = _pids(pool)
+            list(pool.submit([_request(seed) for seed in range(4)]).results())  # both workers have the weights
+            before = _pids(pool)
             (controller,) = _processes("controller", psutil.Process(running.pid).children(recursive=True), {})
+            jobs = pool.submit_detached([_request(100 + seed) for seed in range(IMAGES)], output=folder)
             controller.kill()
             began = time.monotonic()
-            done = len(list(Path(folder).glob("*.png")))
-            _wait(lambda: len(list(Path(folder).glob("*.png"))) > done + 4)  # some were on their way
+            _wait(lambda: jobs.progress().record.succeeded == IMAGES)
             continues = time.monotonic() - began
-            jobs.cancel()
         with ModelPool.connect(name) as pool:
             status = pool.status()
             uploaded_bytes = sum(worker.uploaded_bytes for worker in status.workers)
             return RestartTimes(
-                time.monotonic() - began - status.seconds, continues, uploaded_bytes, _pids(pool) == pids
+                time.monotonic() - began - status.seconds, continues, uploaded_bytes, _pids(pool) == before
             )
     finally:
         stop_running_pool(name)
@@ -181,7 +181,7 @@ def _pids(pool: ModelPool) -> set[int]:
 
 
 def _print_restarts() -> None:
-    print("| device | workers | new controller answers | next image | weights uploaded again | same processes |")
+    print("| device | workers | new controller answers | images committed | weights uploaded | same processes |")
     print("|---|---|---|---|---|---|")
     for device in ("sim", "cpu"):
         for lease_seconds, text in ((0, "end with it"), (180, "are taken over")):

@@ -356,7 +356,8 @@ class Shell:
         if report.error is None:
             self.held.add(report.task_id)
         if report.has_state:
-            self.states[report.task_id] = report.step
+            # a late report may bring a state that is older than the one that is held
+            self.states[report.task_id] = max(report.step, self.states.get(report.task_id, 0))
         return self.feed(RunEnded(self.tick(), report))
 
     def lose_result(self, task_id: TaskId) -> list[Command]:

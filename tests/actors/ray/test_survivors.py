@@ -11,12 +11,14 @@ from ray.exceptions import RayTaskError
 
 from modelpool.actors.control.losses import Death
 from modelpool.actors.control.succession import WorkerOrigin, successor
-from modelpool.actors.ray import survivors
+from modelpool.actors.ray import ray_fleet, survivors
+from modelpool.actors.ray.actor_options import WorkerNeeds
+from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_nodes import ActorReport
-from modelpool.actors.ray.survivors import take_over
+from modelpool.actors.ray.survivors import Succession, take_over
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
-from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId
+from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
 
 N1 = NodeId("n1")
 
@@ -82,3 +84,48 @@ def test_a_worker_continues_under_its_name_or_as_another_of_its_group() -> None:
     assert successor(workers, WorkerId("gpu-5"), "") == 0
     assert successor(workers, WorkerId("big-7"), "big") == 2
     assert successor(workers, WorkerId("gpu-0"), "small") is None
+
+
+class Handle:
+    """A worker that answers every call with its process or its spec, and no actor of Ray."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+
+    def __getattr__(self, method: str) -> Any:
+        async def answer(*arguments: Any) -> Any:
+            if method == "ping" and arguments[0] < self.epoch:
+                raise RayTaskError("ping", "traceback", OlderEpoch("this worker serves the controller of epoch 2"))
+            return SPEC if method == "start" else WorkerProcess(1, 1.0, N1)
+
+        call = SimpleNamespace(remote=answer)
+        return SimpleNamespace(options=lambda **options: call)
+
+
+SPEC = WorkerSpec(WorkerId("gpu-0"), 1, 64, 1.0, node=N1)
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_controller_that_was_replaced_does_not_end_the_workers_of_its_successor(monkeypatch, is_replaced) -> None:
+    """A machine was suspended, say, while another controller took over; then the run on it seems to hang."""
+    killed, noticed = [], []
+    monkeypatch.setattr(ray_fleet.ray, "get", lambda call, timeout: asyncio.run(call))
+    monkeypatch.setattr(ray_fleet.ray, "kill", killed.append)
+    handle = Handle()
+    succession = Succession("modelpool", "mine", 1, 60.0, handle, {"": "now"}.get, lambda: noticed.append("replaced"))
+
+    async def scene() -> None:
+        fleet = RayFleet(
+            lambda origin: handle,  # type: ignore[arg-type, return-value]
+            lambda group: WorkerNeeds(0.0),
+            SimpleNamespace(prepare=lambda node: None),  # type: ignore[arg-type]
+            lambda: asyncio.sleep(0),  # type: ignore[arg-type, return-value]
+            succession=succession,
+        )
+        await fleet.start(WorkerId("gpu-0"), 1)
+        handle.epoch = 2 if is_replaced else 1
+        fleet.end(WorkerId("gpu-0"), 1)
+        await fleet.close()
+
+    asyncio.run(scene())
+    assert (killed, noticed) == (([], ["replaced"]) if is_replaced else ([handle], []))

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import GIB
-from modelpool.pool.specs.spec import NodeId, RunErrorKind
+from modelpool.pool.plan.eviction_plan import Residency
+from modelpool.pool.specs.spec import NodeId, RunErrorKind, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.record.event_log import LogHeader, entry_line, header_line, read_entries, read_header
 from modelpool.scheduler.simulator.node_supply import Reclaim, SupplyConditions
+from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import (
     EndWorker,
     LossCause,
@@ -30,7 +32,9 @@ from modelpool.scheduler.tables.messages import (
     StartFailed,
     StartWorker,
     Submitted,
+    Tick,
     WorkerDown,
+    WorkerUp,
 )
 from modelpool.scheduler.tables.node_groups import AutoscalingConfig, NodeGroup
 from modelpool.scheduler.tables.scaling_record import ScalingRule
@@ -215,6 +219,20 @@ def test_a_lost_node_is_replaced_only_if_work_is_worth_it() -> None:
     assert len(busy.supply.nodes) == 2
     assert len(idle.supply.nodes) == 1
     assert outcomes(busy) == outcomes(idle) == {Outcome.SUCCEEDED}
+
+
+def test_a_worker_that_was_taken_over_measures_no_start() -> None:
+    """A new controller requests its nodes again; what earlier ones left answers at once."""
+    group = replace(SMALL_NODES, min_nodes=2, max_nodes=2)
+    state = SchedulerState(SchedulerConfig(groups=(group,)))
+    first, second = [c for c in state.handle(Tick(0.0)) if isinstance(c, StartWorker)]
+    autoscaler = state.autoscaler
+    assert autoscaler is not None
+    for command, residency in ((first, Residency(24 * GIB)), (second, None)):
+        spec = WorkerSpec(command.worker_id, 1, 24 * GIB, 1e9, node=NodeId(command.worker_id))
+        assert autoscaler.groups["small"].start_seconds == group.start_seconds
+        state.handle(WorkerUp(0.5, spec, residency))
+    assert autoscaler.groups["small"].start_seconds == 0.5
 
 
 def test_the_minimum_is_kept_when_the_only_node_is_drained() -> None:
