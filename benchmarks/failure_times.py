@@ -32,6 +32,7 @@ import psutil
 
 from modelpool import GenerateRequest, ModelPool, PoolConfig
 from modelpool.actors.cli.daemon import start_in_background, stop_running_pool
+from modelpool.actors.ray.run_file import RunningPool
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.errors import format_bytes
 
@@ -152,28 +153,32 @@ class RestartTimes:
 def restart_times(device: str, lease_seconds: float) -> RestartTimes:
     """Submit detached jobs to a pool in the background, and kill its controller at once."""
     name = f"failure-times-{os.getpid()}"
-    config = PoolConfig.load(PRESET).override(device=device, workers=2, name=name)
-    section = config.pool.model_copy(update={"worker_lease_seconds": lease_seconds})
-    running = start_in_background(config.model_copy(update={"pool": section}))
-    try:
-        with tempfile.TemporaryDirectory() as folder, ModelPool.connect(name) as pool:
-            pool.wait_ready(120)
-            list(pool.submit([_request(seed) for seed in range(4)]).results())  # both workers have the weights
-            before = _pids(pool)
-            (controller,) = _processes("controller", psutil.Process(running.pid).children(recursive=True), {})
-            jobs = pool.submit_detached([_request(100 + seed) for seed in range(IMAGES)], output=folder)
-            controller.kill()
-            began = time.monotonic()
-            _wait(lambda: jobs.progress().record.succeeded == IMAGES)
-            continues = time.monotonic() - began
-        with ModelPool.connect(name) as pool:
-            status = pool.status()
-            uploaded_bytes = sum(worker.uploaded_bytes for worker in status.workers)
-            return RestartTimes(
-                time.monotonic() - began - status.seconds, continues, uploaded_bytes, _pids(pool) == before
-            )
-    finally:
-        stop_running_pool(name)
+    with tempfile.TemporaryDirectory() as folder:
+        config = PoolConfig.load(PRESET).override(device=device, workers=2, name=name)
+        changed = {"worker_lease_seconds": lease_seconds, "journal": Path(folder) / "journal"}
+        running = start_in_background(config.model_copy(update={"pool": config.pool.model_copy(update=changed)}))
+        try:
+            return _restarted(running, Path(folder))
+        finally:
+            stop_running_pool(name)
+
+
+def _restarted(running: RunningPool, folder: Path) -> RestartTimes:
+    with ModelPool.connect(running.name) as pool:
+        pool.wait_ready(120)
+        list(pool.submit([_request(seed) for seed in range(4)]).results())  # both workers have the weights
+        before = _pids(pool)
+        (controller,) = _processes("controller", psutil.Process(running.pid).children(recursive=True), {})
+        jobs = pool.submit_detached([_request(100 + seed) for seed in range(IMAGES)], output=folder)
+        controller.kill()
+        began = time.monotonic()
+        _wait(lambda: jobs.progress().record.succeeded == IMAGES)
+        continues = time.monotonic() - began
+    with ModelPool.connect(running.name) as pool:
+        status = pool.status()
+        uploaded_bytes = sum(worker.uploaded_bytes for worker in status.workers)
+        answers = time.monotonic() - began - status.seconds
+        return RestartTimes(answers, continues, uploaded_bytes, _pids(pool) == before)
 
 
 def _pids(pool: ModelPool) -> set[int]:
