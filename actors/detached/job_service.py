@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -137,6 +138,7 @@ class JobService:
         #: submissions whose folder cannot be written, and when to try again, on the monotonic clock
         self._held: dict[str, float] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
+        self._id_numbers = itertools.count(1)
         self._wake = threading.Event()
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="modelpool detached outputs")
         self._thread = threading.Thread(target=self._run, name="modelpool detached jobs", daemon=True)
@@ -224,18 +226,21 @@ class JobService:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                link = _Link(self._connect(), self._journal.epoch, self)
+                link = _Link(self._connect(), self)
                 self._serve(link)
             except (PoolLost, UserError, UnknownDriver) as problem:
                 self._lose(str(problem))
             except Fenced as fenced:
                 self._lose(str(fenced))
                 return
+            except Exception as mistake:  # a broken controller, or a bug: it must not end all detached jobs
+                logger.exception("the job service starts again")
+                self._lose(f"{type(mistake).__name__}: {mistake}")
             if not self._stopping:
                 self._wake.wait(RETRY_SECONDS)
 
     def _lose(self, trouble: str) -> None:
-        """Forget what was in the pool: it has no outcome, so it is sent again."""
+        """Forget what was in the pool: it has no outcome, so it is sent again. Drivers read `trouble` meanwhile."""
         with self._changed:
             self._trouble = trouble
             self._feeds.clear()
@@ -288,12 +293,13 @@ class JobService:
 
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
         with self._changed:
-            ended = [name for name in self._feeds if name not in active]
-            for name in ended:
-                del self._feeds[name]
+            ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
             self._held = {name: at for name, at in self._held.items() if name in active}
-        for name in ended:
-            link.forget(name)
+        for name, feed in ended.items():
+            if feed.in_pool:  # it was cancelled in the journal a moment ago
+                link.cancel(name)
+            else:
+                link.forget(name)
 
     def _feed_of(self, record: SubmissionRecord) -> _Feed | None:
         """Return the feed of a submission; None while its folder cannot be written."""
@@ -385,6 +391,12 @@ class JobService:
             return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
         return []
 
+    def new_id(self, name: str) -> SubmissionId:
+        """Return a new id for a submission; see `name_of`. A controller ignores jobs whose ids it knows, so ids differ
+        from those of earlier services, by the epoch, and of earlier connections.
+        """
+        return SubmissionId(f"{name}.{self._journal.epoch}.{next(self._id_numbers)}")
+
     # ---- ends of jobs -------------------------------------------------------------------------------------------
 
     def note_running(self, submission_id: SubmissionId, running: tuple[TaskProgress, ...]) -> None:
@@ -465,18 +477,15 @@ class JobService:
 class _Link:
     """The connection of the service to one controller, until that is lost. A listener of all its submissions."""
 
-    def __init__(self, connection: Connection, epoch: int, service: JobService) -> None:
-        """`epoch` makes ids unique among those of earlier services."""
+    def __init__(self, connection: Connection, service: JobService) -> None:
         self.connection = connection
         #: why there will be no more events; "" while there are
         self.lost = ""
-        self._epoch = epoch
         self._service = service
         self._reader = EventReader(connection, CLIENT)
         self._images = InputImages(connection.give)
         #: the ids under which the controller knows a submission; what is sent again has a new one
         self._ids: dict[str, list[SubmissionId]] = {}
-        self._count = 0
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
@@ -498,8 +507,7 @@ class _Link:
         requests, given = self._images.bring_all([request for _, request in part])
         ids = self._ids.setdefault(record.submission_id, [])
         if is_again or not ids:
-            self._count += 1
-            ids.append(SubmissionId(f"{record.submission_id}.{self._epoch}.{self._count}"))
+            ids.append(self._service.new_id(record.submission_id))
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
         self.connection.call(Controller.submit, sent)
@@ -539,7 +547,7 @@ class _Listener:
 
 
 def name_of(submission_id: SubmissionId) -> str:
-    """Return the name of a submission from an id that `_Link` gave it."""
+    """Return the name of a submission from an id of `JobService.new_id`."""
     return submission_id.rsplit(".", 2)[0]
 
 

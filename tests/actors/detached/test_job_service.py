@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
+from modelpool.actors.control.controller import Controller
 from modelpool.actors.detached import job_service
-from modelpool.actors.detached.job_service import JobService
+from modelpool.actors.detached.job_service import CLIENT, JobService
 from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import SubmissionState
 from modelpool.actors.results.outcomes import PoolLost
@@ -190,6 +191,18 @@ def test_a_lost_controller_loses_nothing(service: Service) -> None:
     require_complete(service, jobs, 40)
 
 
+def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(service: Service) -> None:
+    """It was stopped for a minute, say. The controller remembers the ids of ended jobs and ignores them: under equal
+    ids, nothing ran any more."""
+    jobs = service.submit([*prompts(6), f"{ENDLESS} one"])
+    service.until(lambda: jobs.progress().record.succeeded == 6)
+    service.until(lambda: len(jobs.progress().running) == 1)
+    service.line.call(Controller.leave, CLIENT)
+    service.until(lambda: not jobs.progress().running)
+    service.until(lambda: len(jobs.progress().running) == 1)
+    jobs.cancel()
+
+
 def test_failed_and_impossible_requests_have_their_reasons(service: Service) -> None:
     """An impossible kind is refused at once; a request that fails later does not hold up the others."""
     jobs = service.submit(["fine", f"{FAIL} now", "fine too"])
@@ -215,6 +228,36 @@ def test_cancelling_stops_what_runs_and_keeps_what_is_finished(service: Service)
     jobs.remove()
     assert not service.pool.detached()
     service.until(lambda: not service.service._feeds)
+
+
+def test_what_was_cancelled_in_the_journal_is_cancelled_in_the_pool_whoever_notices_first(service: Service) -> None:
+    """The service's thread may look between the two halves of `cancel`. Then nothing ended the runs."""
+    jobs = service.submit([f"{ENDLESS} one", f"{ENDLESS} two"])
+    service.until(lambda: len(jobs.progress().running) == 2)
+    service.service._journal.cancel(jobs.id)
+    service.until(lambda: not service.service._feeds)
+    service.until(lambda: not service.line.controller._jobs)
+
+
+def test_an_unexpected_failure_does_not_end_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The controller's scheduler failed, say: it raises PoolBroken."""
+    reasons = [RuntimeError("the scheduler failed"), KeyError("a bug")]
+    connect = service.service._connect
+
+    def failing() -> LoopConnection:
+        if reasons:
+            raise reasons.pop()
+        return connect()
+
+    jobs = service.submit(prompts(40))
+    monkeypatch.setattr(service.service, "_connect", failing)
+    service.lose_controller()
+    service.new_controller()
+    require_complete(service, jobs, 40)
+    assert not reasons
+    assert "the scheduler failed" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Service) -> None:
