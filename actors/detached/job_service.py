@@ -7,7 +7,9 @@ Life of a request: journaled, sent to the controller when its turn is near, its 
 Rules
 1. The journal is the only state. A new service continues from it: what has no outcome runs again, unless its output is
    in the folder already.
-2. At most `WINDOW` requests of a submission and `TOTAL_WINDOW` of all are in the pool. The others are on disk only.
+2. At most `WINDOW` requests of a submission and `TOTAL_WINDOW` of all are in the pool. The others are on disk only. The
+   window is small until the pool is faster than it, and again while outputs wait for a slow disk: until they are
+   written, they occupy the object store.
 3. A lost controller loses nothing: its unfinished requests are sent to the next one.
 4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be.
 """
@@ -61,7 +63,8 @@ ServiceMethod: TypeAlias = Callable[Concatenate["JobService", P], T]
 CLIENT = ClientId("detached jobs")
 #: requests that travel together
 CHUNK = 64
-#: requests of a submission in the pool: enough for 256 GPUs to have their next four
+#: requests of a submission in the pool: at first, and at most, which is enough for 256 GPUs to have their next four
+LEAST_WINDOW = 128
 WINDOW = 1024
 TOTAL_WINDOW = 4096
 #: threads that fetch, encode and write outputs
@@ -105,8 +108,11 @@ class JobsProgress:
 class _Feed:
     """A submission of which requests are in the pool.
 
+    window      requests that may be in the pool
+    was_full    whether so many were in the pool since the window changed
     last_place  everything up to it was sent or has an outcome
     in_pool     places that were sent and have no outcome
+    unwritten   those of them that have ended
     again       places to send again, soonest first
     kept         what the output folder had when this feed began, by recipe digest
     lost         how often the output of a place was lost
@@ -115,8 +121,11 @@ class _Feed:
     record: SubmissionRecord
     folder: OutputFolder
     kept: dict[str, KeptImage]
+    window: int
+    was_full: bool = False
     last_place: int = -1
     in_pool: set[int] = field(default_factory=set)
+    unwritten: int = 0
     again: list[int] = field(default_factory=list)
     lost: Counter[int] = field(default_factory=Counter)
 
@@ -311,7 +320,7 @@ class JobService:
                 return None
         try:
             folder = OutputFolder(record.output)
-            feed = _Feed(record, folder, folder.kept())
+            feed = _Feed(record, folder, folder.kept(), LEAST_WINDOW)
         except OutputFailed as problem:
             self._hold(name, str(problem))
             return None
@@ -336,7 +345,10 @@ class JobService:
         """
         with self._changed:
             total = sum(len(each.in_pool) for each in self._feeds.values())
-            room = min(WINDOW - len(feed.in_pool), TOTAL_WINDOW - total)
+            if (window := window_after(feed.window, feed.was_full, len(feed.in_pool), feed.unwritten)) != feed.window:
+                feed.window, feed.was_full = window, False
+            room = min(feed.window - len(feed.in_pool), TOTAL_WINDOW - total)
+            feed.was_full = feed.was_full or room < CHUNK
             again, feed.again = feed.again[:CHUNK], feed.again[CHUNK:]
         if room < CHUNK and not again:
             return
@@ -409,19 +421,29 @@ class JobService:
 
     def note_ended(self, link: _Link, job: JobEnded) -> None:
         """A job ended; called by the reader's thread, which must not wait."""
+        with self._changed:
+            feed = self._feeds.get(name_of(job.submission_id))
+            if feed is not None:
+                feed.unwritten += 1
         with suppress(RuntimeError):  # the service stops: the request runs again
-            self._writers.submit(self._finish, link, job)
+            self._writers.submit(self._finish, link, feed, job)
 
     def note_lost(self) -> None:
         """The controller is gone."""
         self._wake.set()
 
-    def _finish(self, link: _Link, job: JobEnded) -> None:
-        name = name_of(job.submission_id)
+    def _finish(self, link: _Link, feed: _Feed | None, job: JobEnded) -> None:
+        """Write the output of a job that ended, and commit it."""
+        if feed is None:
+            return
         with self._changed:
-            feed = self._feeds.get(name)
-        if feed is None or job.index not in feed.in_pool:
-            return  # cancelled, or from before the controller was lost
+            feed.unwritten -= 1
+            if self._feeds.get(feed.record.submission_id) is not feed or job.index not in feed.in_pool:
+                return  # cancelled, or from before the controller was lost
+        self._write_and_commit(link, feed, job)
+
+    def _write_and_commit(self, link: _Link, feed: _Feed, job: JobEnded) -> None:
+        name = feed.record.submission_id
         try:
             try:
                 outcome = self._outcome_of(link, feed, job)
@@ -544,6 +566,18 @@ class _Listener:
         """See `Listener`."""
         self._link.lost = str(reason)
         self._service.note_lost()
+
+
+def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:
+    """Return how many requests of a submission may be in the pool, from how many are there, `unwritten` of which have
+    ended: half as many if a quarter of them waits for the disk, twice as many if the pool was given its fill and has
+    nearly used it up.
+    """
+    if unwritten > window // 4:
+        return max(window // 2, LEAST_WINDOW)
+    if was_full and in_pool < window // 4:
+        return min(2 * window, WINDOW)
+    return window
 
 
 def name_of(submission_id: SubmissionId) -> str:

@@ -19,9 +19,10 @@ import pytest
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.detached import job_service
-from modelpool.actors.detached.job_service import CLIENT, JobService
+from modelpool.actors.detached.job_service import CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import SubmissionState
+from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
@@ -141,7 +142,8 @@ def test_jobs_run_without_their_driver(service: Service) -> None:
 
 
 def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_service, "WINDOW", 8)
+    monkeypatch.setattr(job_service, "LEAST_WINDOW", 8)
+    monkeypatch.setattr(job_service, "WINDOW", 16)
     most = 0
     add = service.line.controller._queue
 
@@ -152,7 +154,34 @@ def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatc
 
     service.line.controller._queue = watched  # type: ignore[method-assign]
     require_complete(service, service.submit(prompts(60)), 60)
-    assert 4 <= most <= 8
+    assert 4 <= most <= 16
+
+
+def test_few_outputs_wait_for_a_slow_disk(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They occupy the object store. Before, they were as many as the largest window has."""
+    monkeypatch.setattr(job_service, "LEAST_WINDOW", 8)
+    disk, write = threading.Event(), OutputFolder.write
+
+    def slow(*args: Any) -> Any:
+        disk.wait()
+        return write(*args)
+
+    monkeypatch.setattr(OutputFolder, "write", slow)
+    jobs = service.submit(prompts(60))
+    service.until(lambda: jobs.progress().in_pool == 8 and not service.line.controller._jobs)
+    service.service._wake.set()
+    assert jobs.progress().in_pool == 8
+    disk.set()
+    require_complete(service, jobs, 60)
+
+
+def test_the_window_follows_the_pool_and_the_disk() -> None:
+    assert window_after(LEAST_WINDOW, False, 0, 0) == LEAST_WINDOW, "nothing was sent yet"
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW // 2, 0) == LEAST_WINDOW
+    assert window_after(LEAST_WINDOW, True, 1, 0) == 2 * LEAST_WINDOW
+    assert window_after(WINDOW, True, 1, 0) == WINDOW
+    assert window_after(WINDOW, True, WINDOW, WINDOW // 2) == WINDOW // 2
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW, LEAST_WINDOW) == LEAST_WINDOW
 
 
 def test_a_crash_of_the_service_loses_nothing(service: Service) -> None:

@@ -146,7 +146,7 @@ class ServiceMachine(RuleBasedStateMachine):
         self.patch.setattr(job_service, "EventReader", SteppedReader)
         self.patch.setattr(job_service, "OutputFolder", CrashingFolder)
         self.patch.setattr(job_service, "CHUNK", 2)
-        self.patch.setattr(job_service, "WINDOW", 4)
+        self.patch.setattr(job_service, "LEAST_WINDOW", 4)
         self.desk = self.new_desk()
         self.link: _Link | None = None
         self.service = self.opened()
@@ -335,4 +335,4 @@ def expected_sha256(name: str, place: int) -> str:
 
 
 TestService = ServiceMachine.TestCase
-TestService.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestService.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
