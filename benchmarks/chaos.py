@@ -54,6 +54,10 @@ AFTER_PROGRESS = 0.7
 #: without a commit for so long after the last fault, the pool counts as stuck
 STUCK_SECONDS = 300.0
 DISK_BYTES = 256 << 20
+#: interval of a line about the progress while no fault is injected
+SAY_SECONDS = 30.0
+#: torch has one folder per user in the temporary folder
+TORCH_CACHE = "torchinductor_"
 #: size of the small submissions that arrive during faults
 SMALL = 3
 
@@ -351,7 +355,8 @@ class Run:
             time.sleep(0.5)
         self.batch, self.folders = name, folders
         self._last_progress_at = self._last_fault_at = time.monotonic()
-        next_at = time.monotonic() + self.rng.uniform(0.0, 3.0)
+        said_at = time.monotonic()
+        next_at = said_at + self.rng.uniform(0.0, 3.0)
         enough = False
         while not self.tally.violations:
             self.faults.undo(everything=enough)
@@ -364,6 +369,9 @@ class Run:
             enough = self.tally.faults.total() >= self.wanted.faults or now > until
             if not enough and now >= next_at and not self._waits_for_progress:
                 next_at = self._one_fault()
+            if now - said_at > SAY_SECONDS:
+                said_at = now
+                print(f"     {self._commit_count} commits", flush=True)
             busy = bool(self.faults.lasting)
             if not busy and now - max(self._last_progress_at, self._last_fault_at) > STUCK_SECONDS:
                 self.tally.violations.append(f"stuck: no commit for {STUCK_SECONDS:.0f} s after the last fault")
@@ -485,12 +493,14 @@ def run(wanted: argparse.Namespace, work: Path) -> int:
 
 
 def left_behind(commands: Commands, before: set[Path]) -> list[str]:
-    """Stop the pool; return what it left in the temporary folder, and its processes. Torch has one cache per user there."""
+    """Stop the pool; return what it left in the temporary folder, and its processes."""
     commands.run("down", POOL)
     own = {os.getpid(), os.getppid(), 1}
     deadline = time.monotonic() + 15.0
     while time.monotonic() < deadline:
-        files = sorted(str(path) for path in Path("/tmp").iterdir() if path not in before | {Path("/tmp/torchinductor_root")})
+        files = sorted(
+            str(path) for path in Path("/tmp").iterdir() if path not in before | {Path("/tmp/torchinductor_root")}
+        )
         left = [process for process in psutil.process_iter() if process.pid not in own and _lives(process)]
         if not files and not left:
             return []

@@ -146,12 +146,8 @@ def with_ray(folder: Path, count: int, images: int, rounds: int) -> Iterator[tup
         yield f"{count} requests submitted", f"{passed:.1f} s, {count / passed:.0f} per second"
         ordered = sorted(latencies)
         p99 = ordered[int(0.99 * (len(ordered) - 1))]
-        yield (
-            "`status` meanwhile",
-            (
-                f"median {statistics.median(ordered) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, most {ordered[-1] * 1e3:.1f} ms"
-            ),
-        )
+        median, p99, most = (1e3 * each for each in (statistics.median(ordered), p99, ordered[-1]))
+        yield "`status` meanwhile", f"median {median:.1f} ms, p99 {p99:.1f} ms, most {most:.1f} ms"
         jobs.cancel()
 
 

@@ -318,6 +318,25 @@ def test_submitting_again_under_an_id_runs_nothing_twice(service: Service) -> No
     require_complete(service, jobs, 5)
 
 
+def test_a_submission_is_handed_over_again_if_the_service_is_restarted_meanwhile(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forgets what it has not acknowledged."""
+    crashes = ["append", "seal"]
+    call = service.call
+
+    def crashing(question: Callable[..., Any], *args: Any) -> Any:
+        if crashes and question.__name__ == crashes[0]:
+            del crashes[0]
+            service.crash()
+            service.reopen()
+        return call(question, *args)
+
+    monkeypatch.setattr(service, "call", crashing)
+    require_complete(service, service.submit(prompts(4)), 4)
+    assert not crashes
+
+
 def test_a_pool_of_a_driver_has_no_detached_jobs(service: Service) -> None:
     pool = ModelPool(service.line, lambda: None, None)
     with pytest.raises(UserError, match="modelpool up"):
