@@ -1,6 +1,6 @@
 """Kills the processes of a pool at random points, and checks that detached jobs keep their guarantees.
 
-    python -m benchmarks.chaos [--images 1000] [--faults 100] [--seed S] [--minutes M] [--workers 3]
+    python -m benchmarks.chaos [--images 1000] [--faults 100] [--seed S] [--minutes M] [--only FAULT ...]
 
 A batch of small images is submitted to a pool of simulated GPUs, by the command line, once without faults and then
 again and again until enough faults were injected: kill -9 of a worker, the controller, the job service, the daemon, a
@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no new faults after that")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--only", nargs="+", default=(), help='faults to draw, such as "kill worker"; by default all')
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.inside is not None:
@@ -212,18 +213,20 @@ def role_of(arguments: Sequence[str]) -> str:
 class Faults:
     """Injects faults, and undoes those that last a while."""
 
-    def __init__(self, rng: random.Random, disk: Path) -> None:
+    def __init__(self, rng: random.Random, disk: Path, only: Sequence[str] = ()) -> None:
+        """`only` are the faults to draw, by their name in the table; by default all."""
         self._rng, self._disk = rng, disk
+        choices = {("kill", role, 0.0): weight for role, weight in KILLS.items()}
+        choices |= {("stop", role, most): weight for role, (weight, most) in STOPS.items()}
+        choices |= {(kind, "", most): weight for kind, (weight, most) in DISK.items()}
+        self._choices = {fault: weight for fault, weight in choices.items() if not only or name_of(*fault[:2]) in only}
         self._moved = 0
         #: when, the fault, and how it is undone
         self.lasting: list[tuple[float, str, Callable[[], None]]] = []
 
     def draw(self) -> tuple[str, str, float]:
         """Return the next fault: kind, target, seconds."""
-        choices = {("kill", role, 0.0): weight for role, weight in KILLS.items()}
-        choices |= {("stop", role, most): weight for role, (weight, most) in STOPS.items()}
-        choices |= {(kind, "", most): weight for kind, (weight, most) in DISK.items()}
-        kind, target, most = self._rng.choices(list(choices), list(choices.values()))[0]
+        kind, target, most = self._rng.choices(list(self._choices), list(self._choices.values()))[0]
         return kind, target, self._rng.uniform(0.5, most) if most else 0.0
 
     def inject(self, kind: str, target: str, seconds: float, folders: list[Path]) -> bool:
@@ -269,6 +272,11 @@ class Faults:
         self.lasting.append((time.monotonic() + seconds, kind, undo))
 
 
+def name_of(kind: str, target: str) -> str:
+    """Return the name of a fault, such as "kill worker" or "disk full"."""
+    return f"{kind} {target}".strip()
+
+
 def resume(process: psutil.Process) -> None:
     """Let a stopped process continue, if it still exists."""
     with contextlib.suppress(psutil.Error):
@@ -296,7 +304,7 @@ class Run:
         self.model = Guarantees()
         self.commands = Commands(work)
         self.rng = random.Random(seed)
-        self.faults = Faults(self.rng, self.commands.disk)
+        self.faults = Faults(self.rng, self.commands.disk, wanted.only)
         self.config, self.jobs, self.few_jobs = self._files()
         self.supervisor = Supervisor(self.commands, self.config, self.tally)
         self.batch, self.folders = "", [Path()]
@@ -367,7 +375,9 @@ class Run:
                 break
             now = time.monotonic()
             enough = self.tally.faults.total() >= self.wanted.faults or now > until
-            if not enough and now >= next_at and not self._waits_for_progress:
+            if self._waits_for_progress:
+                next_at = now + self.rng.uniform(0.0, 3.0)
+            elif not enough and now >= next_at:
                 next_at = self._one_fault()
             if now - said_at > SAY_SECONDS:
                 said_at = now
@@ -409,7 +419,7 @@ class Run:
             hit = self.faults.inject(kind, target, seconds, self.folders)
         if not hit:
             return time.monotonic()
-        what = f"{kind} {target}".strip()
+        what = name_of(kind, target)
         self.tally.faults[what] += 1
         self._last_fault_at = time.monotonic()
         lasting = f" for {seconds:.1f} s" if seconds else ""
