@@ -173,6 +173,7 @@ class ServiceMachine(RuleBasedStateMachine):
             self.serve()
             self.read()
             self.finish_all()
+            self.do(self.desk.clock.advance(8.0))  # lost workers start again after a pause
         self.agrees()
         for record in self.service.submissions():
             assert record.state is SubmissionState.ENDED
