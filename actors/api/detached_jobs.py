@@ -19,10 +19,12 @@ from modelpool.actors.detached.records import (
 )
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError
+from modelpool.pool.core.errors import UnknownName, UserError
 
 #: requests in one call
 CHUNK = 1000
+#: how often a submission is handed over if the job service is restarted meanwhile
+MOST_TRIES = 5
 
 Check: TypeAlias = Callable[[Sequence[GenerateRequest]], Sequence[Recipe | UserError]]
 
@@ -94,12 +96,22 @@ def submit_detached(
         if isinstance(answer, UserError):
             raise answer
     new = NewSubmission(submission_id or uuid.uuid4().hex[:10], str(output.absolute()), user, len(texts))
-    record = connection.call(JobService.begin, new)
-    if record.state is SubmissionState.RECEIVING:
-        for first_place, part in _parts(texts):
-            connection.call(JobService.append, new.submission_id, first_place, part)
-        connection.call(JobService.seal, new.submission_id)
+    for tries_left in reversed(range(MOST_TRIES)):
+        try:
+            _hand_over(connection, new, texts)
+            break
+        except UnknownName:  # the service was restarted, and forgot what it had not acknowledged
+            if not tries_left:
+                raise
     return DetachedJobs(connection, new.submission_id)
+
+
+def _hand_over(connection: JobsConnection, new: NewSubmission, texts: Iterable[str]) -> None:
+    if connection.call(JobService.begin, new).state is not SubmissionState.RECEIVING:
+        return
+    for first_place, part in _parts(texts):
+        connection.call(JobService.append, new.submission_id, first_place, part)
+    connection.call(JobService.seal, new.submission_id)
 
 
 def _parts(texts: Iterable[str]) -> Iterator[tuple[int, tuple[str, ...]]]:

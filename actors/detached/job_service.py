@@ -7,13 +7,16 @@ Life of a request: journaled, sent to the controller when its turn is near, its 
 Rules
 1. The journal is the only state. A new service continues from it: what has no outcome runs again, unless its output is
    in the folder already.
-2. At most `WINDOW` requests of a submission and `TOTAL_WINDOW` of all are in the pool. The others are on disk only.
+2. At most `WINDOW` requests of a submission and `TOTAL_WINDOW` of all are in the pool. The others are on disk only. The
+   window is small until the pool is faster than it, and again while outputs wait for a slow disk: until they are
+   written, they occupy the object store.
 3. A lost controller loses nothing: its unfinished requests are sent to the next one.
 4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -60,7 +63,8 @@ ServiceMethod: TypeAlias = Callable[Concatenate["JobService", P], T]
 CLIENT = ClientId("detached jobs")
 #: requests that travel together
 CHUNK = 64
-#: requests of a submission in the pool: enough for 256 GPUs to have their next four
+#: requests of a submission in the pool: at first, and at most, which is enough for 256 GPUs to have their next four
+LEAST_WINDOW = 128
 WINDOW = 1024
 TOTAL_WINDOW = 4096
 #: threads that fetch, encode and write outputs
@@ -104,8 +108,11 @@ class JobsProgress:
 class _Feed:
     """A submission of which requests are in the pool.
 
+    window      requests that may be in the pool
+    was_full    whether so many were in the pool since the window changed
     last_place  everything up to it was sent or has an outcome
     in_pool     places that were sent and have no outcome
+    unwritten   those of them that have ended
     again       places to send again, soonest first
     kept         what the output folder had when this feed began, by recipe digest
     lost         how often the output of a place was lost
@@ -114,8 +121,11 @@ class _Feed:
     record: SubmissionRecord
     folder: OutputFolder
     kept: dict[str, KeptImage]
+    window: int
+    was_full: bool = False
     last_place: int = -1
     in_pool: set[int] = field(default_factory=set)
+    unwritten: int = 0
     again: list[int] = field(default_factory=list)
     lost: Counter[int] = field(default_factory=Counter)
 
@@ -137,6 +147,7 @@ class JobService:
         #: submissions whose folder cannot be written, and when to try again, on the monotonic clock
         self._held: dict[str, float] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
+        self._id_numbers = itertools.count(1)
         self._wake = threading.Event()
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="modelpool detached outputs")
         self._thread = threading.Thread(target=self._run, name="modelpool detached jobs", daemon=True)
@@ -224,18 +235,21 @@ class JobService:
     def _run(self) -> None:
         while not self._stopping:
             try:
-                link = _Link(self._connect(), self._journal.epoch, self)
+                link = _Link(self._connect(), self)
                 self._serve(link)
             except (PoolLost, UserError, UnknownDriver) as problem:
                 self._lose(str(problem))
             except Fenced as fenced:
                 self._lose(str(fenced))
                 return
+            except Exception as mistake:  # a broken controller, or a bug: it must not end all detached jobs
+                logger.exception("the job service starts again")
+                self._lose(f"{type(mistake).__name__}: {mistake}")
             if not self._stopping:
                 self._wake.wait(RETRY_SECONDS)
 
     def _lose(self, trouble: str) -> None:
-        """Forget what was in the pool: it has no outcome, so it is sent again."""
+        """Forget what was in the pool: it has no outcome, so it is sent again. Drivers read `trouble` meanwhile."""
         with self._changed:
             self._trouble = trouble
             self._feeds.clear()
@@ -288,12 +302,13 @@ class JobService:
 
     def _forget_ended(self, link: _Link, active: Container[str]) -> None:
         with self._changed:
-            ended = [name for name in self._feeds if name not in active]
-            for name in ended:
-                del self._feeds[name]
+            ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
             self._held = {name: at for name, at in self._held.items() if name in active}
-        for name in ended:
-            link.forget(name)
+        for name, feed in ended.items():
+            if feed.in_pool:  # it was cancelled in the journal a moment ago
+                link.cancel(name)
+            else:
+                link.forget(name)
 
     def _feed_of(self, record: SubmissionRecord) -> _Feed | None:
         """Return the feed of a submission; None while its folder cannot be written."""
@@ -305,7 +320,7 @@ class JobService:
                 return None
         try:
             folder = OutputFolder(record.output)
-            feed = _Feed(record, folder, folder.kept())
+            feed = _Feed(record, folder, folder.kept(), LEAST_WINDOW)
         except OutputFailed as problem:
             self._hold(name, str(problem))
             return None
@@ -330,7 +345,10 @@ class JobService:
         """
         with self._changed:
             total = sum(len(each.in_pool) for each in self._feeds.values())
-            room = min(WINDOW - len(feed.in_pool), TOTAL_WINDOW - total)
+            if (window := window_after(feed.window, feed.was_full, len(feed.in_pool), feed.unwritten)) != feed.window:
+                feed.window, feed.was_full = window, False
+            room = min(feed.window - len(feed.in_pool), TOTAL_WINDOW - total)
+            feed.was_full = feed.was_full or room < CHUNK
             again, feed.again = feed.again[:CHUNK], feed.again[CHUNK:]
         if room < CHUNK and not again:
             return
@@ -385,6 +403,12 @@ class JobService:
             return [ended for one in part for ended in self._send_run(link, feed, [one], is_again)]
         return []
 
+    def new_id(self, name: str) -> SubmissionId:
+        """Return a new id for a submission; see `name_of`. A controller ignores jobs whose ids it knows, so ids differ
+        from those of earlier services, by the epoch, and of earlier connections.
+        """
+        return SubmissionId(f"{name}.{self._journal.epoch}.{next(self._id_numbers)}")
+
     # ---- ends of jobs -------------------------------------------------------------------------------------------
 
     def note_running(self, submission_id: SubmissionId, running: tuple[TaskProgress, ...]) -> None:
@@ -397,19 +421,29 @@ class JobService:
 
     def note_ended(self, link: _Link, job: JobEnded) -> None:
         """A job ended; called by the reader's thread, which must not wait."""
+        with self._changed:
+            feed = self._feeds.get(name_of(job.submission_id))
+            if feed is not None:
+                feed.unwritten += 1
         with suppress(RuntimeError):  # the service stops: the request runs again
-            self._writers.submit(self._finish, link, job)
+            self._writers.submit(self._finish, link, feed, job)
 
     def note_lost(self) -> None:
         """The controller is gone."""
         self._wake.set()
 
-    def _finish(self, link: _Link, job: JobEnded) -> None:
-        name = name_of(job.submission_id)
+    def _finish(self, link: _Link, feed: _Feed | None, job: JobEnded) -> None:
+        """Write the output of a job that ended, and commit it."""
+        if feed is None:
+            return
         with self._changed:
-            feed = self._feeds.get(name)
-        if feed is None or job.index not in feed.in_pool:
-            return  # cancelled, or from before the controller was lost
+            feed.unwritten -= 1
+            if self._feeds.get(feed.record.submission_id) is not feed or job.index not in feed.in_pool:
+                return  # cancelled, or from before the controller was lost
+        self._write_and_commit(link, feed, job)
+
+    def _write_and_commit(self, link: _Link, feed: _Feed, job: JobEnded) -> None:
+        name = feed.record.submission_id
         try:
             try:
                 outcome = self._outcome_of(link, feed, job)
@@ -465,18 +499,15 @@ class JobService:
 class _Link:
     """The connection of the service to one controller, until that is lost. A listener of all its submissions."""
 
-    def __init__(self, connection: Connection, epoch: int, service: JobService) -> None:
-        """`epoch` makes ids unique among those of earlier services."""
+    def __init__(self, connection: Connection, service: JobService) -> None:
         self.connection = connection
         #: why there will be no more events; "" while there are
         self.lost = ""
-        self._epoch = epoch
         self._service = service
         self._reader = EventReader(connection, CLIENT)
         self._images = InputImages(connection.give)
         #: the ids under which the controller knows a submission; what is sent again has a new one
         self._ids: dict[str, list[SubmissionId]] = {}
-        self._count = 0
 
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
@@ -498,8 +529,7 @@ class _Link:
         requests, given = self._images.bring_all([request for _, request in part])
         ids = self._ids.setdefault(record.submission_id, [])
         if is_again or not ids:
-            self._count += 1
-            ids.append(SubmissionId(f"{record.submission_id}.{self._epoch}.{self._count}"))
+            ids.append(self._service.new_id(record.submission_id))
             self._reader.listen(ids[-1], _Listener(self, ids[-1], self._service))
         sent = Submission(CLIENT, ids[-1], part[0][0], tuple(requests), False, record.user, given)
         self.connection.call(Controller.submit, sent)
@@ -538,8 +568,20 @@ class _Listener:
         self._service.note_lost()
 
 
+def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:
+    """Return how many requests of a submission may be in the pool, from how many are there, `unwritten` of which have
+    ended: half as many if a quarter of them waits for the disk, twice as many if the pool was given its fill and has
+    nearly used it up.
+    """
+    if unwritten > window // 4:
+        return max(window // 2, LEAST_WINDOW)
+    if was_full and in_pool < window // 4:
+        return min(2 * window, WINDOW)
+    return window
+
+
 def name_of(submission_id: SubmissionId) -> str:
-    """Return the name of a submission from an id that `_Link` gave it."""
+    """Return the name of a submission from an id of `JobService.new_id`."""
     return submission_id.rsplit(".", 2)[0]
 
 

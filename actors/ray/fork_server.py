@@ -20,17 +20,16 @@ import random
 import runpy
 import select
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from modelpool.actors.ray import fork_client
 from modelpool.actors.ray.code_folder import code_path
+from modelpool.actors.ray.session_folder import SessionFolder
 
 #: what the processes of a pool import before their first task
 ENGINE_MODULES = (
@@ -61,19 +60,19 @@ _GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/")
 class ForkServer:
     """A running fork server; its imports may still be going on, and workers wait for them."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, folder: SessionFolder, process: subprocess.Popen[bytes]) -> None:
         self._folder = folder
         self._process = process
 
     @classmethod
     def start(cls, modules: Sequence[str], parent_folder: Path) -> ForkServer | None:
         """Start a server that imports `modules`; None on systems other than Linux. Returns at once. Its socket is in a
-        new folder of `parent_folder`, whose path must be short."""
+        new folder of `parent_folder`, whose path must be short; the next pool removes what a killed one left."""
         if sys.platform != "linux":
             return None
-        folder = Path(tempfile.mkdtemp(prefix="modelpool-fork-", dir=parent_folder))
+        folder = SessionFolder(parent_folder, "fork-")
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(folder / "socket"))
+            listener.bind(str(folder.path / "socket"))
             listener.listen(socket.SOMAXCONN)
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(listener.fileno()), *modules],
@@ -89,7 +88,7 @@ class ForkServer:
     @property
     def socket(self) -> Path:
         """The path of its socket."""
-        return self._folder / "socket"
+        return self._folder.path / "socket"
 
     def close(self) -> None:
         """End the server, but none of its forks. Idempotent."""
@@ -97,7 +96,7 @@ class ForkServer:
         self._process.stdin.close()
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
 
 def fork_environment(server: Path) -> dict[str, str]:

@@ -21,14 +21,16 @@ from modelpool.actors.control.connection import Connection
 from modelpool.actors.detached.job_service import JobService, P, ServiceMethod, T
 from modelpool.actors.detached.journal import Journal, JournalFailed
 from modelpool.actors.ray.cluster import controller_node, find_controller
+from modelpool.actors.ray.control_service import ControlService
 from modelpool.actors.ray.node_affinity import on_node
-from modelpool.actors.ray.ray_connection import RayConnection
+from modelpool.actors.ray.ray_connection import RayConnection, awaited, check
 from modelpool.actors.ray.ray_nodes import read_cluster, this_node
 from modelpool.actors.ray.state_folder import journal_path
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import ControllerPlace
 from modelpool.pool.core.errors import UserError
 
+SERVICE_GONE = "the job service of the pool is gone"
 #: calls that run at a time: drivers that wait, and those that ask
 CALLS = 32
 #: time for outputs that have arrived to be written
@@ -62,18 +64,13 @@ class RayJobsConnection:
 
     def __init__(self, service: ActorHandle[Any]) -> None:
         self._service = service
+        self._control_service = ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ServiceMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """See `JobsConnection`."""
+        """See `JobsConnection`. Without Ray's control service, the pool counts as lost."""
+        check(self._control_service)
         call = getattr(self._service, question.__name__)
-        try:
-            return cast("T", ray.get(call.remote(*args, **kwargs)))
-        except RayTaskError as raised:
-            raise raised.cause from None
-        except RayActorError as lost:
-            raise PoolLost("the job service of the pool is gone") from lost
-        except RayError as lost:
-            raise PoolLost(str(lost).splitlines()[0]) from lost
+        return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
 
     def close(self) -> None:
         """Have the service write what has arrived, and end it. What it has not committed runs again when its journal

@@ -1,4 +1,4 @@
-"""`RayConnection`: the connection of a driver to a controller that is a Ray actor.
+"""`RayConnection`: the connection of a driver to a controller that is a Ray actor, and how calls of actors are awaited.
 
 Imports Ray at once: import this module after a session is open.
 """
@@ -77,20 +77,32 @@ class RayConnection:
         end_left_workers(namespace, pool)
 
     def _check(self) -> None:
-        if problem := self._control_service.problem():
-            raise PoolLost(problem)
+        check(self._control_service)
 
     def _get(self, ref: Any) -> Any:
-        while True:
-            try:
-                return ray.get(ref, timeout=WAIT_SECONDS)
-            except GetTimeoutError:
-                self._check()
-            except RayTaskError as raised:
-                raise raised.cause from None
-            except ObjectLostError:
-                raise
-            except RayActorError as lost:
-                raise PoolLost("the controller of the pool is gone") from lost
-            except RayError as lost:
-                raise PoolLost(str(lost).splitlines()[0]) from lost
+        return awaited(ref, self._control_service, "the controller of the pool is gone")
+
+
+def awaited(ref: Any, control_service: ControlService, gone: str) -> Any:
+    """Wait for a call of an actor, as long as Ray's control service answers. Raises what the method raises,
+    ObjectLostError, and PoolLost: `gone` if the actor has ended.
+    """
+    while True:
+        try:
+            return ray.get(ref, timeout=WAIT_SECONDS)
+        except GetTimeoutError:
+            check(control_service)
+        except RayTaskError as raised:
+            raise raised.cause from None
+        except ObjectLostError:
+            raise
+        except RayActorError as lost:
+            raise PoolLost(gone) from lost
+        except RayError as lost:
+            raise PoolLost(str(lost).splitlines()[0]) from lost
+
+
+def check(control_service: ControlService) -> None:
+    """Raise PoolLost without Ray's control service."""
+    if problem := control_service.problem():
+        raise PoolLost(problem)

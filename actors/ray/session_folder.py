@@ -35,10 +35,11 @@ _OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler)/|^ray::
 
 
 class SessionFolder:
-    """A new folder for one Ray; `path` is for Ray."""
+    """A new folder for one Ray, or for what its processes need; `path` is for them."""
 
-    def __init__(self, parent: Path) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    def __init__(self, parent: Path, name: str = "") -> None:
+        """`name` tells what it is for."""
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}", dir=parent))
         self.path = self._folder / RAY_NAME
         # locked before it has its name: a folder without a lock, or with a locked one, is left alone
         draft = self._folder / f"{LOCK_NAME}.new"

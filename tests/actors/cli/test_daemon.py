@@ -33,16 +33,34 @@ from tests.actors.loop_connection import LoopConnection
 
 ROOT = Path(__file__).parents[3]
 
+#: kills the controller with the jobs of a submission, and renders the same ones again
 DRIVER = """
-from modelpool import ModelPool
+import sys, time
+import psutil
+from pathlib import Path
+from modelpool import GenerateRequest, ModelPool
+daemon, folder = psutil.Process(int(sys.argv[1])), Path(sys.argv[2])
+requests = [GenerateRequest(model="shapes", prompt="a red circle", seed=seed, steps=4) for seed in range(6)]
 with ModelPool.connect() as pool:
     print([worker.id for worker in pool.status().workers])
+    jobs = pool.submit_detached(requests, output=folder / "killed")
+    while not jobs.progress().record.succeeded:
+        time.sleep(0.01)
+    (controller,) = [p for p in daemon.children(recursive=True) if p.name().startswith("ray::Controller")]
+    controller.kill()
+    jobs.wait(120)
+    with ModelPool.connect() as after:
+        after.submit_detached(requests, output=folder / "again").wait(120)
+        print([one.outcome.value for one in after.attach(jobs.id).outcomes()])
 """
 
 
 @pytest.mark.ray
-def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch) -> None:
+def test_a_pool_in_the_background_is_found_used_survives_its_controller_and_is_ended(tmp_path, monkeypatch) -> None:
+    """A short form of `benchmarks.chaos`: detached jobs whose controller is killed (SIGKILL) are committed once, with
+    the bytes that they have without that."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv(SERVER_VARIABLE, raising=False)  # so that all processes are its own
     config = PoolConfig.load(ROOT / "configs" / "laptop.toml").override(device="sim", workers=1, name="mine")
     assert running_pool() is None
@@ -51,8 +69,12 @@ def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch)
         assert running_pool("mine") == started
         with pytest.raises(UserError, match="a pool called 'mine' is already running"):
             start_in_background(config)
-        used = subprocess.run([sys.executable, "-c", DRIVER], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert used.stdout == "['gpu-0']\n", used.stderr
+        used = subprocess.run(
+            [sys.executable, "-c", DRIVER, str(started.pid), str(tmp_path)],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert used.stdout == f"['gpu-0']\n{['succeeded'] * 6}\n", used.stderr
+        require_equal_once(tmp_path / "killed", tmp_path / "again")
         family = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
     finally:
         assert stop_running_pool("mine") == started
@@ -61,6 +83,15 @@ def test_a_pool_in_the_background_is_found_used_and_ended(tmp_path, monkeypatch)
     assert stop_running_pool() is None
     with pytest.raises(UserError, match="no pool is running on this machine"):
         _connect()
+
+
+def require_equal_once(folder: Path, other: Path) -> None:
+    """Both folders have the same six images, each listed once."""
+    for each in (folder, other):
+        assert len((each / "manifest.jsonl").read_text().splitlines()) == 6
+    images = {path.name: path.read_bytes() for path in folder.glob("*.png")}
+    assert len(images) == 6
+    assert images == {path.name: path.read_bytes() for path in other.glob("*.png")}
 
 
 def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tmp_path, monkeypatch) -> None:

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
+from modelpool.actors.control.controller import Controller
 from modelpool.actors.detached import job_service
-from modelpool.actors.detached.job_service import JobService
+from modelpool.actors.detached.job_service import CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import SubmissionState
+from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
@@ -140,7 +142,8 @@ def test_jobs_run_without_their_driver(service: Service) -> None:
 
 
 def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_service, "WINDOW", 8)
+    monkeypatch.setattr(job_service, "LEAST_WINDOW", 8)
+    monkeypatch.setattr(job_service, "WINDOW", 16)
     most = 0
     add = service.line.controller._queue
 
@@ -151,7 +154,34 @@ def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatc
 
     service.line.controller._queue = watched  # type: ignore[method-assign]
     require_complete(service, service.submit(prompts(60)), 60)
-    assert 4 <= most <= 8
+    assert 4 <= most <= 16
+
+
+def test_few_outputs_wait_for_a_slow_disk(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They occupy the object store. Before, they were as many as the largest window has."""
+    monkeypatch.setattr(job_service, "LEAST_WINDOW", 8)
+    disk, write = threading.Event(), OutputFolder.write
+
+    def slow(*args: Any) -> Any:
+        disk.wait()
+        return write(*args)
+
+    monkeypatch.setattr(OutputFolder, "write", slow)
+    jobs = service.submit(prompts(60))
+    service.until(lambda: jobs.progress().in_pool == 8 and not service.line.controller._jobs)
+    service.service._wake.set()
+    assert jobs.progress().in_pool == 8
+    disk.set()
+    require_complete(service, jobs, 60)
+
+
+def test_the_window_follows_the_pool_and_the_disk() -> None:
+    assert window_after(LEAST_WINDOW, False, 0, 0) == LEAST_WINDOW, "nothing was sent yet"
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW // 2, 0) == LEAST_WINDOW
+    assert window_after(LEAST_WINDOW, True, 1, 0) == 2 * LEAST_WINDOW
+    assert window_after(WINDOW, True, 1, 0) == WINDOW
+    assert window_after(WINDOW, True, WINDOW, WINDOW // 2) == WINDOW // 2
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW, LEAST_WINDOW) == LEAST_WINDOW
 
 
 def test_a_crash_of_the_service_loses_nothing(service: Service) -> None:
@@ -190,6 +220,18 @@ def test_a_lost_controller_loses_nothing(service: Service) -> None:
     require_complete(service, jobs, 40)
 
 
+def test_a_service_that_its_controller_has_dropped_sends_its_requests_again(service: Service) -> None:
+    """It was stopped for a minute, say. The controller remembers the ids of ended jobs and ignores them: under equal
+    ids, nothing ran any more."""
+    jobs = service.submit([*prompts(6), f"{ENDLESS} one"])
+    service.until(lambda: jobs.progress().record.succeeded == 6)
+    service.until(lambda: len(jobs.progress().running) == 1)
+    service.line.call(Controller.leave, CLIENT)
+    service.until(lambda: not jobs.progress().running)
+    service.until(lambda: len(jobs.progress().running) == 1)
+    jobs.cancel()
+
+
 def test_failed_and_impossible_requests_have_their_reasons(service: Service) -> None:
     """An impossible kind is refused at once; a request that fails later does not hold up the others."""
     jobs = service.submit(["fine", f"{FAIL} now", "fine too"])
@@ -215,6 +257,36 @@ def test_cancelling_stops_what_runs_and_keeps_what_is_finished(service: Service)
     jobs.remove()
     assert not service.pool.detached()
     service.until(lambda: not service.service._feeds)
+
+
+def test_what_was_cancelled_in_the_journal_is_cancelled_in_the_pool_whoever_notices_first(service: Service) -> None:
+    """The service's thread may look between the two halves of `cancel`. Then nothing ended the runs."""
+    jobs = service.submit([f"{ENDLESS} one", f"{ENDLESS} two"])
+    service.until(lambda: len(jobs.progress().running) == 2)
+    service.service._journal.cancel(jobs.id)
+    service.until(lambda: not service.service._feeds)
+    service.until(lambda: not service.line.controller._jobs)
+
+
+def test_an_unexpected_failure_does_not_end_the_service(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The controller's scheduler failed, say: it raises PoolBroken."""
+    reasons = [RuntimeError("the scheduler failed"), KeyError("a bug")]
+    connect = service.service._connect
+
+    def failing() -> LoopConnection:
+        if reasons:
+            raise reasons.pop()
+        return connect()
+
+    jobs = service.submit(prompts(40))
+    monkeypatch.setattr(service.service, "_connect", failing)
+    service.lose_controller()
+    service.new_controller()
+    require_complete(service, jobs, 40)
+    assert not reasons
+    assert "the scheduler failed" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Service) -> None:
@@ -244,6 +316,25 @@ def test_submitting_again_under_an_id_runs_nothing_twice(service: Service) -> No
     with pytest.raises(UserError, match="'night' belongs to a submission of 5"):
         service.submit(prompts(6), jobs_id="night")
     require_complete(service, jobs, 5)
+
+
+def test_a_submission_is_handed_over_again_if_the_service_is_restarted_meanwhile(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forgets what it has not acknowledged."""
+    crashes = ["append", "seal"]
+    call = service.call
+
+    def crashing(question: Callable[..., Any], *args: Any) -> Any:
+        if crashes and question.__name__ == crashes[0]:
+            del crashes[0]
+            service.crash()
+            service.reopen()
+        return call(question, *args)
+
+    monkeypatch.setattr(service, "call", crashing)
+    require_complete(service, service.submit(prompts(4)), 4)
+    assert not crashes
 
 
 def test_a_pool_of_a_driver_has_no_detached_jobs(service: Service) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 
 from modelpool.actors.ray.fork_server import PY_EXECUTABLE, ForkServer, fork_environment
 from modelpool.actors.ray.ray_session import short_folder
+from modelpool.actors.ray.session_folder import remove_abandoned
 from tests.actors.ray.local_cluster import can_hide
 
 #: a module of the standard library that nothing else here imports
@@ -97,12 +98,13 @@ def test_workers_stay_when_the_server_ends_and_later_ones_start_without_it(serve
         assert first.communicate("\n")[0] == "errors come here too\n"
 
 
-def test_a_server_ends_with_the_process_that_started_it(tmp_path) -> None:
+def test_a_server_ends_with_the_process_that_started_it_and_its_folder_with_the_next_pool(tmp_path) -> None:
+    parent = Path(tempfile.mkdtemp(dir=short_folder()))
     program = f"""
 from pathlib import Path
 from modelpool.actors.ray.fork_server import ForkServer
 import os, sys
-server = ForkServer.start([{MODULE!r}], Path("/tmp"))
+server = ForkServer.start([{MODULE!r}], Path({str(parent)!r}))
 print(server._process.pid, server.socket, flush=True)
 input()
 os._exit(0)
@@ -111,9 +113,12 @@ os._exit(0)
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as starter:
         pid, socket = line_of(starter).split()
+        assert remove_abandoned([parent]) == []
         starter.communicate("\n")
     until_gone(int(pid))
-    shutil.rmtree(Path(socket).parent)
+    assert Path(socket).exists()
+    remove_abandoned([parent])
+    parent.rmdir()
 
 
 @pytest.mark.parametrize(
