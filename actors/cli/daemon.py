@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus
 
 #: interval at which the daemon checks its controller
-HEALTH_SECONDS = 5.0
+HEALTH_SECONDS = 2.0
 #: interval of checks for signals while the daemon waits for its controller
 CHECK_SECONDS = 0.1
 #: silence after which the controller counts as lost: it answers within seconds even while 100,000 jobs arrive
