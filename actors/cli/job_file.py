@@ -71,7 +71,8 @@ def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Job
         try:
             request = GenerateRequest(**{**defaults, **found})
         except UserError as error:
-            broken.append(BrokenLine(number, _shortened(str(error))))
+            hint = "" if "model" in {**defaults, **found} else "; --model NAME is for all lines without one"
+            broken.append(BrokenLine(number, _shortened(f"{error}{hint}")))
             continue
         lines.append(JobLine(number, _seeded(request, seed, occurrences)))
     if not lines and not broken:

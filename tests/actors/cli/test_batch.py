@@ -109,7 +109,7 @@ def test_a_line_without_a_model_needs_the_option(command: Command) -> None:
     ended = command("batch", "jobs.jsonl", "--out", "p")
     assert ended.code == 2
     assert ended.opened == ()
-    assert "jobs.jsonl:1: model: missing; this field is required" in ended.err
+    assert "jobs.jsonl:1: model: missing; this field is required; --model NAME is for all lines" in ended.err
 
 
 def test_failures_name_their_line(command: Command) -> None:
