@@ -23,10 +23,10 @@ PAGE = ROOT / "docs" / "reference" / "requests.md"
 WIDTH = 120
 HEAD = """# Requests
 
-The fields of a request, in Python (`GenerateRequest(...)`, `pool.generate(...)`), in the lines of job files, and as
-options of `modelpool generate`. Only `model` and `prompt` are required, and on the command line the model may be left
-out if the pool has only one. A field that a model does not support is refused, with the reason. Fields for some models
-may be written as `options={"motion": 127}`, too.
+The fields of a request, in Python (`pool.submit(GenerateRequest(...))`), in the lines of job files, and as options of
+`modelpool generate`. Only `model` and `prompt` are required, and on the command line the model may be left out if the
+pool has only one. Unless its text says otherwise, a field that a model does not support is refused, with the reason.
+Fields for some models may be written as `options={"motion": 127}`, too.
 
 This page is written by `scripts/write_requests.py`.
 """

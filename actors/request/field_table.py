@@ -89,7 +89,7 @@ class RequestField:
 
     def checked(self, value: Any) -> Any:
         """Return the parsed value. Raises UserError that names the field."""
-        if value is None or self.check is None:
+        if self.check is None or (value is None and self.default is None):
             return value
         return self.check.parse(self.name, value) if isinstance(self.check, Number | Whole) else self.check(value)
 
@@ -130,7 +130,7 @@ _ROWS = (
     ),
     RequestField(
         "negative",
-        "What to avoid.",
+        "What to avoid. Ignored, with a warning, by models and settings without such guidance.",
         "",
         requires="guidance by a negative prompt",
         since=1,
@@ -138,7 +138,7 @@ _ROWS = (
     ),
     RequestField(
         "steps",
-        "Sampling steps.",
+        "Sampling steps. Models with defaults of their own replace this one, and those of `cfg` and `sampler`.",
         20,
         check=STEPS,
         since=1,
@@ -161,7 +161,7 @@ _ROWS = (
     ),
     RequestField(
         "schedule",
-        "Schedule of noise levels; default: the sampler's.",
+        "Schedule of noise levels; default: the model's, or else the sampler's.",
         since=1,
         option=Option("--schedule", "NAME", "normal, karras, simple, ... (default: depends on the sampler)."),
     ),
@@ -177,7 +177,7 @@ _ROWS = (
     RequestField(
         "clip_skip",
         'Last layers of CLIP that are skipped in addition to those that the family of the model skips: "Clip skip" of '
-        "A1111, minus one.",
+        "A1111, minus one. Models without CLIP ignore it.",
         0,
         check=Whole(0, MAX_CLIP_SKIP),
         requires="a CLIP text encoder",
@@ -308,7 +308,7 @@ _ROWS = (
     ),
     RequestField(
         "image_cfg",
-        "Guidance scale of `image`.",
+        "Guidance scale of `image`. Default: the model's.",
         check=Number(1.0, MAX_CFG, f"a number from 1 (no guidance by the image) to {MAX_CFG:g}"),
         requires="guidance by text and image (InstructPix2Pix)",
         option=Option(
@@ -321,7 +321,7 @@ _ROWS = (
     ),
     RequestField(
         "noise_level",
-        "Noise added to `image` by an upscaling model.",
+        "Noise added to `image` by an upscaling model. Default: the model's.",
         check=Whole(0, MAX_NOISE_LEVEL),
         requires="upscaling with noise (the x4 upscaler)",
         option=Option(
@@ -334,14 +334,15 @@ _ROWS = (
     ),
     RequestField(
         "frames",
-        "Frames of a video; models accept a multiple of a number plus one. A video of 1 frame is a video.",
+        "Frames of a video; models accept a multiple of a number plus one. A video of 1 frame is a video. Default: the "
+        "model's.",
         check=Whole(1, MAX_FRAMES),
         requires="video",
         option=Option("--frames", "N", f"Number of video frames {_OF_MODEL}.", VIDEO, "whole"),
     ),
     RequestField(
         "frame_rate",
-        "Frames per second of a video.",
+        "Frames per second of a video. Default: the model's.",
         unit="1/s",
         check=Number(0.0, MAX_FRAME_RATE, above=True),
         requires="video",
@@ -383,7 +384,7 @@ _ROWS = (
     ),
     RequestField(
         "motion",
-        "Amount of motion in a video, as in the training of Stable Video Diffusion.",
+        "Amount of motion in a video, as in the training of Stable Video Diffusion. Default: the model's.",
         check=Whole(0, 255),
         requires="an amount of motion (Stable Video Diffusion)",
         option=Option(
@@ -393,7 +394,7 @@ _ROWS = (
     RequestField(
         "image_noise",
         "Standard deviation of the noise on the first frame, whose pixels are from -1 to 1: with more noise, the video "
-        "follows the image less.",
+        "follows the image less. Default: the model's.",
         check=Number(0.0, 1.0),
         requires="noise on the first frame (Stable Video Diffusion)",
         option=Option(

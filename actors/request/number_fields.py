@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from numbers import Real
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any
 
 from modelpool.pool.core.errors import unusable_field
@@ -64,7 +65,7 @@ CFG = Number(MIN_CFG, MAX_CFG, f"a number from {MIN_CFG:g} (no guidance) to {MAX
 
 def finite_number(value: Any) -> float | None:
     """Return `value` as a finite float if it is a number or the text of one, else None. Booleans give None."""
-    if isinstance(value, bool) or not isinstance(value, Real | str):
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal | str):
         return None
     try:
         number = float(value)
@@ -75,8 +76,11 @@ def finite_number(value: Any) -> float | None:
 
 def whole_number(field: str, value: Any, expected: str) -> int:
     """Return `value` as a whole number if it is one, or the text of one; booleans are refused. Raises UnusableField."""
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    # digits are read exactly: seeds exceed the whole numbers that floats have
     is_written = isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,30}", value.strip(), re.ASCII)
-    if isinstance(value, bool) or not (is_whole or is_written):
+    if is_written or (isinstance(value, Integral) and not isinstance(value, bool)):
+        return int(value)
+    found = None if isinstance(value, str) else finite_number(value)
+    if found is None or not found.is_integer():
         raise unusable_field(field, value, expected)
-    return int(value)
+    return int(found)

@@ -226,6 +226,7 @@ class GpuWorker:
         Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended."""
         self._lease.check(epoch)
         self._worker_id, self._incarnation = worker_id, incarnation
+        self._checkpoints.rename(worker_id, incarnation)
         if self._engine is None:
             return StartedWorker(self.start())
         return StartedWorker(self._introduction(self._engine.introduce()), self._engine.residency())

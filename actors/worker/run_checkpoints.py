@@ -45,6 +45,10 @@ class RunCheckpoints:
         #: running tasks that may have files
         self._on_disk: set[TaskId] = set()
 
+    def rename(self, worker_id: WorkerId, incarnation: int) -> None:
+        """Send states under another name from now on: the controller ignores those of workers that it does not know."""
+        self._worker_id, self._incarnation = worker_id, incarnation
+
     def open(self) -> None:
         """Remove what is too old or too much on the node's disk, in the background."""
         if self._disk is not None:

@@ -385,8 +385,9 @@ def _loop_bytes(
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
+            run = replace(work, steps=_STEPS, first_step=0, switch=0)
             denoise_images(
-                ImagesToDenoise(replace(work, steps=_STEPS, first_step=0, switch=0), (work.seed,), shape_CHW),
+                ImagesToDenoise(run, (run.seed,), shape_CHW),
                 Prompts(
                     cond,
                     uncond,
@@ -394,7 +395,7 @@ def _loop_bytes(
                     without if work.guides_without_image else None,
                 ),
                 ModelCall(predict_noise, sd1_sigma_table(), max_batch=max_batch),
-                guider_of(facts, work, cond, (1, *shape_CHW), META, GuidanceMemory()),
+                guider_of(facts, run, cond, (1, *shape_CHW), META, GuidanceMemory()),
                 META,
                 hooks,
                 StartLatent(start, kept),

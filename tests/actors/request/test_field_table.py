@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modelpool.actors.request.field_table import REQUEST_FIELDS
@@ -30,11 +32,12 @@ def test_values_are_accepted_up_to_the_bounds_and_refused_beyond_them() -> None:
     for name, row in REQUEST_FIELDS.items():
         match row.check:
             case Whole(least, most, expected, step):
-                good: list[Any] = [least, most, str(least), float(least)]
-                bad: list[Any] = [least - step, most + step, least + 0.5, "many", True, [], math.nan]
+                good: list[Any] = [least, most, str(least), str(most), float(least), np.int64(least)]
+                bad: list[Any] = [least - step, most + step, least + 0.5, f"{least}.5", "many", True, [], math.nan]
                 bad += [least + 1] if step > 1 else []
             case Number(least, most, expected, above):
-                good = [most, str(most), (least + most) / 2] + ([] if above else [least])
+                good = [most, str(most), Decimal(str(most)), np.float32(most), (least + most) / 2]
+                good += [] if above else [least]
                 bad = [least - 1, most + 1, "many", True, [], math.nan, math.inf] + ([least] if above else [])
             case _:
                 continue

@@ -93,6 +93,24 @@ def test_states_are_saved_at_most_once_in_an_interval(
         assert (one.attempt, one.run, one.steps, one.state_bytes) == (3, 7, 5, result_bytes(state))
 
 
+def test_states_after_a_takeover_have_the_name_that_the_new_controller_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[StateSaved] = []
+    monkeypatch.setattr(LatestQueue, "put", lambda queue, key, action: action())
+    bench = Bench(steps=3)
+    bench.worker = GpuWorker(
+        WorkerId("gpu-3"),
+        2,
+        FakeEngine,
+        bench.steps.append,
+        on_state=lambda one, state: saved.append(one),
+        checkpoint_seconds=0.0,
+    )
+    bench.worker.start()
+    bench.worker.adopt(WorkerId("gpu-0"), 1)
+    bench.run()
+    assert {(one.worker_id, one.incarnation) for one in saved} == {("gpu-0", 1)}
+
+
 def test_a_state_travels_packed_or_whole() -> None:
     latent = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     sampler = SamplerState(latent, (2.0, 1.0), np.stack([latent, latent + 1]), latent * 2)
