@@ -231,9 +231,15 @@ class Controller:
         self._opened_at = self._clock.now()
         self._recorder.open()
         await self._checkpoints.open()
+        taken_over = await self._fleet.take_over()  # first: their leases run
         for model, replicas in self._pinned_at_start:
-            await self.pin((model,), replicas)
-        await self._fleet.take_over()
+            try:
+                await self.pin((model,), replicas)
+            except UserError:
+                if not taken_over:
+                    raise
+                # the pool has run before: its file may be gone since
+                logger.exception("model %s is not pinned again", model)
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
         self._upkeep = [
             asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))

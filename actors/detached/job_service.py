@@ -245,6 +245,7 @@ class JobService:
             except Exception as mistake:  # a broken controller, or a bug: it must not end all detached jobs
                 logger.exception("the job service starts again")
                 self._lose(f"{type(mistake).__name__}: {mistake}")
+            self._wake.clear()  # the loss has set it
             if not self._stopping:
                 self._wake.wait(RETRY_SECONDS)
 
@@ -570,12 +571,12 @@ class _Listener:
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:
     """Return how many requests of a submission may be in the pool, from how many are there, `unwritten` of which have
-    ended: half as many if a quarter of them waits for the disk, twice as many if the pool was given its fill and has
-    nearly used it up.
+    ended: half as many if a quarter of them waits for the disk, twice as many if the pool was given its fill and takes
+    more, while hardly any wait.
     """
     if unwritten > window // 4:
         return max(window // 2, LEAST_WINDOW)
-    if was_full and in_pool < window // 4:
+    if was_full and in_pool <= window - CHUNK and unwritten <= window // 8:
         return min(2 * window, WINDOW)
     return window
 

@@ -449,7 +449,8 @@ class GpuWorker:
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
         stopped = result if isinstance(result, RunState) else None
-        self._checkpoints.ended(request, error, stopped, resumed is not None)
+        if self._is_current(request):  # else its result goes nowhere, and another controller may use the states
+            self._checkpoints.ended(request, error, stopped, resumed is not None)
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,

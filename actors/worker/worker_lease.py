@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 #: least time between two checks of a lease
 _LEAST_SECONDS = 0.05
+#: part of a lease by which its end is put off, and the most
+_GRACE_PART, MOST_GRACE_SECONDS = 0.1, 5.0
 
 
 class OlderEpoch(RuntimeError):
@@ -49,6 +51,11 @@ class WorkerLease:
         """Seconds until the lease is over, negative afterwards; None if it has no end."""
         return None if self._seconds is None else self._renewed_at + self._seconds - self._now()
 
+    @property
+    def grace_seconds(self) -> float:
+        """How much longer than the lease its end is put off."""
+        return min(MOST_GRACE_SECONDS, (self._seconds or 0.0) * _GRACE_PART)
+
 
 class LeaseWatch:
     """A thread that calls `on_over` once when the lease is over."""
@@ -71,6 +78,9 @@ class LeaseWatch:
     def _watch(self) -> None:
         while (left_seconds := self._lease.left_seconds) is not None and not self._ended.is_set():
             if left_seconds <= 0.0:
-                self._on_over()
-                return
+                # this process may have been stopped: calls of its controller wait, and renew the lease
+                if not self._ended.wait(self._lease.grace_seconds) and (self._lease.left_seconds or 0.0) <= 0.0:
+                    self._on_over()
+                    return
+                continue
             self._ended.wait(max(left_seconds, _LEAST_SECONDS))

@@ -433,7 +433,8 @@ class Autoscaler:
                     alone = 1.0 if len(holders.get(entry.component, ())) < 2 else 0.25
                     soon = 1.0 if entry.component in needed else 0.5
                     value += alone * soon * entry.resident_bytes / rate
-            device = "" if first.spec is None else first.spec.device_name
+            spec = next((worker.spec for worker in workers if worker.spec is not None), None)
+            device = "" if spec is None else spec.device_name
             nodes.append(
                 FleetNode(
                     name=name,
@@ -442,7 +443,7 @@ class Autoscaler:
                     gpu_bytes=float(first.capacity_bytes or 0) if outlook is None else outlook.gpu_bytes,
                     speed=1.0 / self._costs.run_kinds.slowness(device, reference) if outlook is None else outlook.speed,
                     free_at=free_at,
-                    ends_at=inf if first.spec is None else self._draining.get(first.spec.node, inf),
+                    ends_at=inf if spec is None else self._draining.get(spec.node, inf),
                     is_starting=is_starting,
                     is_overdue=is_starting and at - first.requested_at > OVERDUE * start_seconds + OVERDUE_SECONDS,
                     is_leaving=not any(worker.wanted for worker in workers),

@@ -19,7 +19,7 @@ import pytest
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.detached import job_service
-from modelpool.actors.detached.job_service import CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
+from modelpool.actors.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import SubmissionState
 from modelpool.actors.outputs.folder import OutputFolder
@@ -177,7 +177,9 @@ def test_few_outputs_wait_for_a_slow_disk(service: Service, monkeypatch: pytest.
 
 def test_the_window_follows_the_pool_and_the_disk() -> None:
     assert window_after(LEAST_WINDOW, False, 0, 0) == LEAST_WINDOW, "nothing was sent yet"
-    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW // 2, 0) == LEAST_WINDOW
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW - CHUNK + 1, 0) == LEAST_WINDOW
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW - CHUNK, 0) == 2 * LEAST_WINDOW, "as after every chunk"
+    assert window_after(LEAST_WINDOW, True, LEAST_WINDOW - CHUNK, LEAST_WINDOW // 4) == LEAST_WINDOW
     assert window_after(LEAST_WINDOW, True, 1, 0) == 2 * LEAST_WINDOW
     assert window_after(WINDOW, True, 1, 0) == WINDOW
     assert window_after(WINDOW, True, WINDOW, WINDOW // 2) == WINDOW // 2

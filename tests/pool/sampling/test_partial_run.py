@@ -153,7 +153,7 @@ def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_run_that_stops_at_a_step_and_resumes_is_the_same_run(sampler: str, kind: str) -> None:
     """At each single step, and after every step; steps are counted on."""
-    for changes in ({}, {"first_step": 2, "masked": True, "starts": True}):
+    for changes in ({}, {"first_step": 2, "masked": True, "reads_start": True}):
         work = replace(WORK, sampler=sampler, **changes)
         expected, count = run(work, None, kind), work.steps_run
         for pauses in (*[(step,) for step in range(1, count)], tuple(range(1, count))):
