@@ -78,7 +78,8 @@ def whole_number(field: str, value: Any, expected: str) -> int:
     """Return `value` as a whole number if it is one, or the text of one; booleans are refused. Raises UnusableField."""
     # digits are read exactly: seeds exceed the whole numbers that floats have
     is_written = isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,30}", value.strip(), re.ASCII)
-    if is_written or (isinstance(value, Integral) and not isinstance(value, bool)):
+    is_truth_value = isinstance(value, bool)
+    if is_written or (not is_truth_value and isinstance(value, Integral)):
         return int(value)
     found = None if isinstance(value, str) else finite_number(value)
     if found is None or not found.is_integer():
