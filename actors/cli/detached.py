@@ -70,7 +70,7 @@ def submit(
         say(console, f"{job_file}: {counted(len(jobs.broken), 'invalid line')}; nothing was submitted", "red")
         raise typer.Exit(2)
     requests = [line.request for line in jobs.lines]
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         submitted = joined.submit_detached(requests, output=out.absolute(), jobs_id=jobs_id)
         record = submitted.progress().record
     if as_json:
@@ -97,7 +97,7 @@ def wait(
 
     until = None if timeout is None else time.monotonic() + timeout
     console = user_console()
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         jobs = joined.attach(jobs_id)
         progress = jobs.progress()
         with console.status(progress_line(progress)) as status:
@@ -119,7 +119,7 @@ def progress(
     """Show how far a submission is, and what it waits for."""
     from modelpool.actors.cli.screen import print_json, say, user_console
 
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         now = joined.attach(jobs_id).progress()
     if as_json:
         values = {"in_pool": now.in_pool, "running": len(now.running), "waiting_for": now.waiting_for}
@@ -135,7 +135,7 @@ def cancel(context: typer.Context, jobs_id: JobsId, pool: options.PoolName = Non
     """Cancel what has not ended of a submission. Finished outputs stay."""
     from modelpool.actors.cli.screen import say, user_console
 
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         record = joined.attach(jobs_id).cancel()
     say(user_console(), counts(record), "bold")
 
@@ -160,7 +160,7 @@ def list_jobs(context: typer.Context, as_json: options.AsJson = False, pool: opt
     from modelpool.actors.cli.screen import print_json, show, user_console
     from modelpool.actors.cli.tables import rows_table
 
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         records = joined.detached()
     if as_json:
         for record in records:
@@ -179,7 +179,7 @@ def show_jobs(
     """Show a submission and the outcomes of its jobs."""
     from modelpool.actors.cli.screen import print_json, say, user_console
 
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         jobs = joined.attach(jobs_id)
         now, outcomes = jobs.progress(), list(jobs.outcomes())
     if as_json:
@@ -197,7 +197,7 @@ def show_jobs(
 
 def remove_jobs(context: typer.Context, jobs_id: JobsId, pool: options.PoolName = None) -> None:
     """Forget a submission that has ended. Its outputs stay."""
-    with _joined(context, pool) as joined:
+    with joined_pool(context, pool) as joined:
         joined.attach(jobs_id).remove()
 
 
@@ -239,7 +239,8 @@ def _time(unix_seconds: float) -> str:
     return datetime.fromtimestamp(unix_seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _joined(context: typer.Context, pool: str | None) -> Pool:
+def joined_pool(context: typer.Context, pool: str | None) -> Pool:
+    """Return a connection to the running pool of this name, or to the latest one. Raises UserError."""
     from modelpool.actors.cli.serve import name_of_running
 
     return session_of(context).open_pool(PoolOptions(pool=pool or name_of_running()))

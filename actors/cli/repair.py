@@ -23,7 +23,14 @@ EXIT_FAILED = 1
 #: problems that are printed one by one
 MOST_LISTED = 40
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="An output folder with a manifest.", show_default=False)]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR_OR_ID",
+        help="An output folder with a manifest, or the id of a submission of a running pool on this machine.",
+        show_default=False,
+    ),
+]
 Inputs = Annotated[
     list[Path] | None,
     typer.Option(
@@ -51,13 +58,14 @@ def repair(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Generate files of DIR again that are missing or damaged, from the recipes in its manifest.
+    """Generate files of a folder again that are missing or damaged, from the recipes in its manifest.
 
     Lines of the manifest that cannot be used are moved to manifest.damaged; complete files that are not listed are
     listed again. Exits with 0 if everything is complete, with 1 if something could not be repaired.
     """
     from modelpool.actors.cli.screen import counted, say, user_console
 
+    folder = outputs_of(context, folder, pool)
     console, out = user_console(), opened_folder(folder)
     damaged = list(out.damaged(quick))
     print_damaged(console, out, damaged)
@@ -75,13 +83,29 @@ def repair(
     raise typer.Exit(_generate(context, where, folder, damaged, inputs or [Path(), folder], as_json))
 
 
+def outputs_of(context: typer.Context, given: Path, pool: str | None) -> Path:
+    """Return `given` if it is a folder, or else the folder of the outputs of the submission with this id. Raises
+    UserError if it is neither."""
+    from modelpool.actors.cli.detached import joined_pool
+    from modelpool.pool.core.errors import UserError, unusable_field
+
+    if given.exists() or len(given.parts) != 1:
+        return given
+    try:
+        with joined_pool(context, pool) as running:
+            return Path(running.attach(str(given)).progress().record.output)
+    except UserError as problem:
+        expected = f"an output folder, or the id of a submission ({problem})"
+        raise unusable_field("DIR_OR_ID", str(given), expected) from None
+
+
 def opened_folder(path: Path) -> OutputFolder:
     """Return the output folder at `path`. Raises UserError unless it exists and has been one."""
     from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
     from modelpool.pool.core.errors import unusable_field
 
     if not (path / MANIFEST_NAME).is_file():
-        raise unusable_field("DIR", str(path), f"an output folder, with a {MANIFEST_NAME}")
+        raise unusable_field("DIR_OR_ID", str(path), f"an output folder, with a {MANIFEST_NAME}")
     return OutputFolder(path)
 
 

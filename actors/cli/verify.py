@@ -14,7 +14,7 @@ import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.cli.repair import Folder, Inputs, opened_folder, print_damaged
+from modelpool.actors.cli.repair import Folder, Inputs, opened_folder, outputs_of, print_damaged
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import unusable_field
 
@@ -49,7 +49,7 @@ def verify(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Check every file of DIR against its manifest; generate a sample of them again and compare the pixels.
+    """Check every file of a folder against its manifest; generate a sample of them again and compare the pixels.
 
     Equal devices, versions and weights must give equal bytes. Otherwise the pixels may differ by 2/255 on average, and
     1% of them by more than 16/255; which of device, versions and weights differ is printed. Exits with 0 if everything
@@ -58,6 +58,7 @@ def verify(
     from modelpool.actors.cli.run_jobs import started
     from modelpool.actors.cli.screen import counted, json_on_stdout, print_json, say, user_console
 
+    folder = outputs_of(context, folder, pool)
     share, console, out = parse_share(sample), user_console(), opened_folder(folder)
     damaged = list(out.damaged())
     print_damaged(console, out, damaged)

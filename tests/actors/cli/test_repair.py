@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from modelpool.actors.cli.session import Session
 from modelpool.actors.cli.verify import parse_share, sampled
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UnusableField
+from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.cli.conftest import Ended
 from tests.actors.fakes import DECODES, HANDS_ON, PAIR, VIDEOS, FakeEngine
@@ -174,6 +175,36 @@ def test_repair_and_verify_need_an_output_folder(again: Again) -> None:
         assert ended.code == 2
         assert "expected an output folder, with a manifest.jsonl" in ended.err
         assert list(Path("other").iterdir()) == [], "nothing is created in a folder that is not ours"
+
+
+def test_the_outputs_of_a_submission_are_found_by_its_id(
+    again: Again, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fill([request(1), request(2)])
+
+    class Running:
+        """A pool that knows one submission."""
+
+        def __enter__(self) -> Running:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def attach(self, jobs_id: str) -> SimpleNamespace:
+            if jobs_id != "batch-1":
+                raise UserError(f"no submission {jobs_id!r}")
+            record = SimpleNamespace(output=str(tmp_path / OUT))
+            return SimpleNamespace(progress=lambda: SimpleNamespace(record=record))
+
+    for command in (["verify", "--sample", "0"], ["repair"]):
+        for name, code, text in (
+            ("batch-1", 0, "2 "),
+            ("batch-2", 2, "DIR_OR_ID: found 'batch-2', expected an output"),
+        ):
+            arguments = [*command, name, "--pool", "mine"]
+            assert run(arguments, Session(arguments, lambda options: Running())) == code  # type: ignore[arg-type]
+            assert text in capfd.readouterr().err
 
 
 def test_verify_finds_equal_pixels_of_every_kind(again: Again) -> None:
