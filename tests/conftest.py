@@ -22,6 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Ray's name for "every port on loopback"; without it each listens on all interfaces
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+# Many functions of Ray start one if there is none. A test that did so by accident ended its whole process 60 s later,
+# when Ray found its control service gone.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 # A shell ignores Ctrl-C in what it starts in the background, and nohup a closed terminal; tests send both to themselves
 # and to children.

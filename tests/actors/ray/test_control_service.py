@@ -81,6 +81,7 @@ def blocked() -> threading.Event:
 def test_a_creation_that_blocks_leaves_the_loop_free_and_ends_as_a_start_that_failed(blocked, monkeypatch) -> None:
     """Without the control service, Ray's creation of an actor does not return."""
     monkeypatch.setattr("modelpool.actors.ray.ray_fleet.CREATE_SECONDS", 0.2)
+    monkeypatch.setattr("modelpool.actors.ray.ray_nodes.read_cluster", blocked.wait)
 
     async def scene() -> None:
         nodes = RayNodes()
