@@ -178,7 +178,7 @@ def read_tests() -> Proof:
     """Read the tables of the tests, and the tiny models that modules without a table name."""
     proof = Proof()
     modules = {
-        path: ast.parse(path.read_text(encoding="utf-8")) for folder in TESTS for path in sorted(folder.glob("*.py"))
+        path: ast.parse(path.read_text(encoding="utf-8")) for folder in TESTS for path in sorted(folder.rglob("*.py"))
     }
     tiny = {name: family for module in modules.values() for name, family in _tiny_models(module)}
     alike: dict[str, str] = {}

@@ -11,28 +11,8 @@ Flux 2 are tensors in their VAE's files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class LatentFormat:
-    """One family's latents.
-
-    channels    channels of a latent
-    dimensions  dimensions of a latent after batch and channels: 1 for audio, 2 for images, 3 for video
-    scale       factor from the VAE's latents (less the mean) to the model's
-    mean        subtracted from each channel; one number for all channels, or one per channel
-    std         divisor of each channel; one number for all channels, or one per channel
-    tiny        the tiny autoencoder distilled for these latents; empty for none
-    """
-
-    channels: int
-    dimensions: int = 2
-    scale: float = 1.0
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    tiny: str = ""
-
+from modelpool.pool.families.parts.latent_format import LatentFormat
 
 _MOCHI_MEAN = (
     -0.06730895953510081, -0.038011381506090416, -0.07477820912866141, -0.05565264470995561,

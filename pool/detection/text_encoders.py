@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.formats.safetensors_file import Shape
 
 Shapes = Mapping[str, Shape]
@@ -224,6 +225,7 @@ class TextEncoderSet:
 
 #: the members of each set
 MEMBERS: Mapping[str, tuple[str, ...]] = {
+    **{family.readings_name: tuple(text.encoder for text in family.texts) for family in defined_families()},
     "sd1": ("clip_l",),
     "sd2": ("clip_h",),
     "sdxl": ("clip_l", "clip_g"),
@@ -250,7 +252,6 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "hunyuan_image": ("qwen25_7b", "byt5_small_glyph"),
     "hunyuan_video_15": ("qwen25_7b", "byt5_small_glyph"),
     "z_image": ("qwen3_4b",),
-    "ovis": ("qwen3_2b",),
     "kandinsky5": ("clip_l", "qwen25_7b"),
     "kandinsky5_image": ("clip_l", "qwen25_7b"),
 }

@@ -42,6 +42,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.core.stopping import stop_check
 from modelpool.pool.core.task_inputs import IMAGE, REGION_MASK, TaskInputs, numbered
+from modelpool.pool.families.parts.text_reading import Reading, with_layers_skipped
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.guidance.call_model import call_model, model_inputs, tokens_of, video_cells
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
@@ -60,7 +61,6 @@ from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.embeddings import Embedding
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, match_lengths, read_texts
 from modelpool.pool.text.image_tokens import ImageStates
-from modelpool.pool.text.reading import Reading, with_layers_skipped
 
 
 @dataclass(frozen=True, slots=True)

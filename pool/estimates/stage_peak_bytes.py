@@ -45,6 +45,7 @@ from modelpool.pool.core.stage_params import (
     Stopped,
     VisionEncodeParams,
 )
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.guidance.call_model import call_model, number_inputs
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
@@ -61,7 +62,6 @@ from modelpool.pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
 from modelpool.pool.text.image_tokens import ImageStates
-from modelpool.pool.text.reading import Reading
 from modelpool.pool.tracing.activation_bytes import PeakCounter, StageModule
 from modelpool.pool.tracing.dry_run import META
 

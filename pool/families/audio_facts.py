@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.families.facts import Guidance, Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
 
 #: by the name that `pool.detection` gives
 AUDIO_FACTS: Mapping[str, ModelFacts] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.families.facts import Guidance, Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
 
 _C = ModelFacts(
     prediction=Prediction.NOISE,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, ShiftBySize, ShiftBySizeAndSteps
-from modelpool.pool.families.facts import Guidance, Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
 
 
 def _flow(

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from modelpool.pool.text.reading import Cleaning, MaskMode, Padding, Pooled, Reading
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Padding, Pooled, Reading
 
 #: padding token of open_clip
 _OPEN_CLIP_PAD = 0
@@ -104,6 +105,7 @@ _PIXART_ALPHA = _t5("t5xxl", 120, cleaning=Cleaning.LOWERED, is_masked=True, mas
 #: by set, or by family if a family reads the encoders of a set differently
 READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
     {
+        **{family.readings_name: family.texts for family in defined_families()},
         "sd1": (_CLIP_L,),
         "sd2": (Reading("clip_h", 1024, clip_pad_id=_OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
         "sdxl": (_SDXL_L, _SDXL_G),
@@ -243,7 +245,9 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )  # fmt: skip
 ROW_OF: Mapping[str, str] = MappingProxyType(
-    {name: name for name in READINGS} | {family: row for row, families in _ROWS.items() for family in families}
+    {name: name for name in READINGS}
+    | {family: row for row, families in _ROWS.items() for family in families}
+    | {family.name: family.readings_name for family in defined_families()}
 )
 
 
@@ -254,6 +258,7 @@ OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
         "hunyuan_image": frozenset({"byt5_small_glyph"}),
         "hunyuan_video_15": frozenset({"byt5_small_glyph"}),
     }
+    | {family.readings_name: family.optional_encoders for family in defined_families() if family.optional_encoders}
 )
 
 

@@ -32,9 +32,12 @@ from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
 from modelpool.pool.families.audio_facts import AUDIO_FACTS
 from modelpool.pool.families.cascade_families import CASCADES
-from modelpool.pool.families.facts import ModelFacts
 from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.image_facts import IMAGE_FACTS
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.model_facts import ModelFacts
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF, readings_of
 from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
@@ -101,12 +104,10 @@ _NAMINGS = (
 )
 
 
-_HALF_FIRST = ("float16", "bfloat16", "float32")
-_BFLOAT16_FIRST, _NO_FLOAT16 = ("bfloat16", "float16", "float32"), ("bfloat16", "float32")
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), _BFLOAT16_FIRST),
-    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "lumina2", "hidream", "qwen_image"), _NO_FLOAT16),
+    **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
+    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "lumina2", "hidream", "qwen_image"), NO_FLOAT16),
 }
 
 
@@ -116,16 +117,62 @@ def text_prefix(member: str) -> str:
 
 
 def family_of(name: str, facts: ModelFacts) -> Family:
-    """Return the family with the recognition name `name`, sampled according to `facts`."""
+    """Return the family with the recognition name `name` and no module of its own, sampled according to `facts`."""
     row = next(row for row in SIGNATURES if row.name == name)
-    latent, readings = LATENT_FORMATS[row.latent], readings_of(name)
+    readings = readings_of(name)
     assert readings is not None, f"{name}: no text readings are defined"
-    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
     is_even = facts.prediction is Prediction.FLOW and name not in _ENDING_ABOVE
-    schedule = _OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal")
+    return _family(
+        name,
+        row.title,
+        row.latent,
+        readings,
+        facts,
+        schedule=_OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal"),
+        sampler=_OWN_SAMPLERS.get(name, "euler"),
+        dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
+        cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
+        image_concat=_SHOWN.get(name),
+        relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
+    )
+
+
+def defined_family(definition: FamilyDefinition) -> Family:
+    """Return the family of a module of `pool.families.modules`."""
+    return _family(
+        definition.name,
+        definition.title,
+        definition.latent,
+        definition.texts,
+        definition.facts,
+        schedule=definition.schedule,
+        sampler=definition.sampler,
+        dtypes=definition.dtypes,
+        cfg_rescale=definition.cfg_rescale,
+        image_concat=definition.image_concat,
+        relative=definition.name,
+    )
+
+
+def _family(
+    name: str,
+    title: str,
+    latent_format: str,
+    readings: tuple[Reading, ...],
+    facts: ModelFacts,
+    *,
+    schedule: str,
+    sampler: str,
+    dtypes: tuple[str, ...],
+    cfg_rescale: CfgRescale,
+    image_concat: ImageConcat | None,
+    relative: str,
+) -> Family:
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
+    latent = LATENT_FORMATS[latent_format]
     return Family(
         name=name,
-        title=row.title,
+        title=title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
@@ -153,21 +200,19 @@ def family_of(name: str, facts: ModelFacts) -> Family:
             model=name,
             words_negative=any(reading.negative_template for reading in readings),
             reads=_reads(name, facts),
-            image_concat=_SHOWN.get(name),
+            image_concat=image_concat,
             vision_use=facts.vision_use,
             side_multiple=facts.side_multiple,
             video=_video(facts),
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
-            cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
-            defaults=SamplingDefaults(
-                facts.steps, facts.cfg, _OWN_SAMPLERS.get(name, "euler"), schedule, facts.guidance
-            ),
+            cfg_rescale=cfg_rescale,
+            defaults=SamplingDefaults(facts.steps, facts.cfg, sampler, schedule, facts.guidance),
         ),
         text_set=name,
         extra_prefixes={Role.DIFFUSION_MODEL: _BESIDES[name]} if name in _BESIDES else {},
-        latent_format=row.latent,
-        dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), _HALF_FIRST),
-        relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
+        latent_format=latent_format,
+        dtypes=dtypes,
+        relative=relative,
     )
 
 
@@ -195,6 +240,7 @@ TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
         for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
         if name in ROW_OF and _is_said(name, facts)
     }
+    | {definition.name: defined_family(definition) for definition in defined_families()}
     | dict(CASCADES)
 )
 

@@ -17,8 +17,8 @@ from modelpool.pool.core.expert_names import HIGH, LOW, expert_named
 from modelpool.pool.core.sampling_facts import LowNoiseExpert
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX
-from modelpool.pool.families.facts import ModelFacts
 from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.transformer_families import family_of
 from modelpool.pool.families.video_facts import VIDEO_FACTS, WAN_22_T2V
 from modelpool.pool.formats.safetensors_file import Shape

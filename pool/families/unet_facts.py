@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from modelpool.pool.core.sampling_facts import FirstFrameMode, NoiseFacts, NoiseKind, Prediction, VisionEncoderUse
-from modelpool.pool.families.facts import Guidance, Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
 
 _INPAINT = ModelFacts(
     prediction=Prediction.NOISE,

@@ -18,7 +18,7 @@ from modelpool.pool.core.sampling_facts import (
     ShiftBySize,
     VisionEncoderUse,
 )
-from modelpool.pool.families.facts import Guidance, Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
 
 
 def _flow(shift: float) -> NoiseFacts:

@@ -16,6 +16,7 @@ from modelpool.pool.core.expert_names import HIGH, LOW
 from modelpool.pool.core.lru_cache import LruCache
 from modelpool.pool.core.stage_params import LoraRef, ModelRef, component_key
 from modelpool.pool.devices.capabilities import DeviceCapabilities, capabilities_of
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
@@ -28,7 +29,6 @@ from modelpool.pool.patcher.weight_form import WeightForm, resident_form
 from modelpool.pool.patches.lora_file import LoraMatch, match_lora, require_match
 from modelpool.pool.patches.patch_set import PatchSet, WeightPatch
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, Role
-from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 #: the expert of a role, as LoRAs for one of two experts name it

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.build_checkpoint import Checkpoint
 from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer, tokenizer_kind
 from modelpool.pool.text.tokenizer_files import TENSORS, find_tokenizer
 

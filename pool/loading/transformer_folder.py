@@ -14,6 +14,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.families.family import Family
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_vision
@@ -41,7 +42,7 @@ _BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}
     for name in ("hunyuan_video", "hunyuan_video_i2v")
-}
+} | {family.name: family.text_folders for family in defined_families() if family.text_folders}
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
 #: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
 _IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"

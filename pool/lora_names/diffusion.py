@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from modelpool.pool.families.parts.lora_naming import BaseNames, NameSource, Ranges
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.lora_names.naming import BaseNames, NameSource, Ranges, generate_names, naming_of
+from modelpool.pool.lora_names.naming import generate_names, naming_of
 
 if TYPE_CHECKING:
     from modelpool.pool.keymaps.key_map import KeyMap

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, key_map_of
 from modelpool.pool.keymaps.provenance import Origin, Segment, UntraceableOperationError, rows_of, trace
@@ -105,6 +106,17 @@ CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
+#: converters of the project: of layouts that diffusers builds but does not convert
+_CONVERTERS: Mapping[str, Converter] = {
+    **EXTRA_CONVERTERS,
+    **{family.name: family.convert for family in defined_families() if not isinstance(family.convert, str)},
+}
+#: families that are published under the names of a layout with a converter
+_LAYOUT_OF: Mapping[str, str] = {
+    family.name: family.convert
+    for family in defined_families()
+    if isinstance(family.convert, str) and family.convert != family.name
+}
 #: families whose query and key norms are named weight in newer files, and scale in the converters
 SCALES_NAMED_WEIGHT = frozenset({"flux", "chroma", "flux2"})
 
@@ -116,6 +128,7 @@ def layout_map(family: str, shapes: Shapes, prefix: str = "") -> KeyMap:
     omits parameters made of tensors that the file lacks, and the companions of quantized weights. Raises
     UnknownArchitecture if so much is missing that the converter of `family` cannot convert the file.
     """
+    family = _LAYOUT_OF.get(family, family)
     if family in CONVERTED_LIKE:
         relative, renames = CONVERTED_LIKE[family]
         like = layout_map(relative, shapes, prefix)
@@ -125,7 +138,7 @@ def layout_map(family: str, shapes: Shapes, prefix: str = "") -> KeyMap:
     }
     key_of = {_older_name(family, key.removeprefix(prefix)): key for key in model_shapes}
     bare = {name: model_shapes[key] for name, key in key_of.items()}
-    convert = EXTRA_CONVERTERS.get(family) or diffusion_converter(family, bare)
+    convert = _CONVERTERS.get(family) or diffusion_converter(family, bare)
     if convert is None:
         return key_map_of(model_shapes, {})
     fixed = FIXED_CUTS.get(family)

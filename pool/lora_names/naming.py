@@ -10,64 +10,23 @@ trainers of single models publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.lora_naming import (
+    CHECKPOINT_KEYS,
+    GENERIC,
+    TRANSFORMER,
+    BaseNames,
+    LoraNaming,
+    NameRule,
+    NameSource,
+    Ranges,
+    dotted,
+    joined_names,
+)
 from modelpool.pool.lora_names.hunyuan import flux_base, original_base
-
-if TYPE_CHECKING:
-    from modelpool.pool.keymaps.key_map import RowRange
-
-Ranges: TypeAlias = "tuple[RowRange, ...]"
-BaseNames: TypeAlias = "Mapping[NameSource, Mapping[str, Ranges]]"
-
-
-class NameSource(Enum):
-    """Source of the base name of a weight.
-
-    CHECKPOINT  the checkpoint's key without its prefix and without its last part, for weights
-    WHOLE_KEY   the checkpoint's key without its prefix, for everything that is no weight: biases, tables, scales
-    DIFFUSERS   diffusers' name of a weight, without its last part
-    """
-
-    CHECKPOINT = "checkpoint"
-    WHOLE_KEY = "whole key"
-    DIFFUSERS = "diffusers"
-
-
-@dataclass(frozen=True, slots=True)
-class NameRule:
-    """A rule for names: `prefix`, then the base name from one source.
-
-    joined     with underscores for dots
-    transform  applied to the base name first
-    """
-
-    prefix: str
-    source: NameSource
-    joined: bool = False
-    transform: Callable[[str], str] = str
-
-    def write(self, base: str) -> str:
-        """Return the LoRA name of the weight with the base name `base`."""
-        transformed = self.transform(base)
-        return self.prefix + (transformed.replace(".", "_") if self.joined else transformed)
-
-
-@dataclass(frozen=True, slots=True)
-class LoraNaming:
-    """All rules for names in the LoRAs of one family.
-
-    rules        the first wins if two make the same name
-    extra_names  base names that neither source has, made from those of all sources
-    """
-
-    rules: tuple[NameRule, ...]
-    extra_names: Callable[[BaseNames], Iterator[tuple[NameSource, str, Ranges]]] = field(
-        default=lambda names_by_source: iter(())
-    )
 
 
 def naming_of(family: str) -> LoraNaming:
@@ -91,37 +50,12 @@ def _as_attention_processor(base: str) -> str:
     return base.replace(".to_out.0", ".to_out").replace(".to_", ".processor.to_")
 
 
-def _dotted(source: NameSource, *prefixes: str) -> tuple[NameRule, ...]:
-    return tuple(NameRule(prefix, source) for prefix in prefixes)
-
-
-def _joined(source: NameSource, *prefixes: str) -> tuple[NameRule, ...]:
-    return tuple(NameRule(prefix, source, joined=True) for prefix in prefixes)
-
-
-#: names whose prefix shows that a checkpoint's key follows
-_CHECKPOINT_KEYS = (
-    *_dotted(NameSource.CHECKPOINT, "diffusion_model.", "model.diffusion_model."),
-    *_dotted(NameSource.WHOLE_KEY, "diffusion_model.", "model.diffusion_model."),
-    *_joined(NameSource.CHECKPOINT, "lora_unet_"),
-)
-#: the conventions of diffusers, PEFT and others applied to the checkpoint's keys, as trainers of original code do
-_BORROWED = (
-    *_dotted(NameSource.CHECKPOINT, "transformer.", "base_model.model.", ""),
-    *_joined(NameSource.CHECKPOINT, "lycoris_", "lora_transformer_"),
-)
 _UNET_RULES = (
-    *_joined(NameSource.DIFFUSERS, "lora_unet_", "lycoris_"),
-    *_dotted(NameSource.DIFFUSERS, "unet.", "base_model.model.", "unet.base_model.model.", ""),
+    *joined_names(NameSource.DIFFUSERS, "lora_unet_", "lycoris_"),
+    *dotted(NameSource.DIFFUSERS, "unet.", "base_model.model.", "unet.base_model.model.", ""),
     *(NameRule(b, NameSource.DIFFUSERS, transform=_as_attention_processor) for b in ("unet.", "base_model.model.", "")),
-    *_dotted(NameSource.CHECKPOINT, "unet.", "base_model.model.", ""),
-    *_joined(NameSource.CHECKPOINT, "lycoris_"),
-)
-_TRANSFORMER_RULES = (
-    *_dotted(
-        NameSource.DIFFUSERS, "transformer.", "base_model.model.", "unet.base_model.model.", "", "diffusion_model."
-    ),
-    *_joined(NameSource.DIFFUSERS, "lycoris_", "lora_transformer_", "lora_unet_"),
+    *dotted(NameSource.CHECKPOINT, "unet.", "base_model.model.", ""),
+    *joined_names(NameSource.CHECKPOINT, "lycoris_"),
 )
 
 
@@ -179,56 +113,55 @@ def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, s
             yield NameSource.CHECKPOINT, f"{stem}.attention.attn.to_{part}", ranges
 
 
-GENERIC = LoraNaming((*_CHECKPOINT_KEYS, *_BORROWED))
-_UNET = LoraNaming((*_CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
-_TRANSFORMER = LoraNaming((*_CHECKPOINT_KEYS, *_TRANSFORMER_RULES, *_BORROWED))
-_HUNYUAN_VIDEO = replace(_TRANSFORMER, extra_names=_hunyuan_aliases)
-_FLUX = replace(_TRANSFORMER, extra_names=_flux_fused)
+_UNET = LoraNaming((*CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
+_HUNYUAN_VIDEO = replace(TRANSFORMER, extra_names=_hunyuan_aliases)
+_FLUX = replace(TRANSFORMER, extra_names=_flux_fused)
 #: the two sources have the same names for different norms, so each has separate prefixes
 _HUNYUAN_DIT = LoraNaming(
     (
-        *_CHECKPOINT_KEYS,
-        *_dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
-        *_joined(NameSource.CHECKPOINT, "lycoris_"),
-        *_dotted(NameSource.DIFFUSERS, "transformer."),
-        *_joined(NameSource.DIFFUSERS, "lora_transformer_"),
+        *CHECKPOINT_KEYS,
+        *dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
+        *joined_names(NameSource.CHECKPOINT, "lycoris_"),
+        *dotted(NameSource.DIFFUSERS, "transformer."),
+        *joined_names(NameSource.DIFFUSERS, "lora_transformer_"),
     )
 )
 _CASCADE = LoraNaming(
     (
         *GENERIC.rules,
-        *_joined(NameSource.CHECKPOINT, "lora_prior_unet_"),
-        *_joined(NameSource.DIFFUSERS, "lora_prior_unet_"),
-        *_dotted(NameSource.DIFFUSERS, "prior."),
+        *joined_names(NameSource.CHECKPOINT, "lora_prior_unet_"),
+        *joined_names(NameSource.DIFFUSERS, "lora_prior_unet_"),
+        *dotted(NameSource.DIFFUSERS, "prior."),
         NameRule("prior.", NameSource.DIFFUSERS, transform=_as_attention_processor),
-        *_dotted(NameSource.CHECKPOINT, "prior."),
+        *dotted(NameSource.CHECKPOINT, "prior."),
     ),
     _cascade_queries,
 )
 
 NAMINGS: Mapping[str, LoraNaming] = {
+    **{family.name: family.lora for family in defined_families()},
     "sd1": _UNET,
     "sd2": _UNET,
     "sdxl": _UNET,
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
-    "sd3": _TRANSFORMER,
-    "auraflow": _TRANSFORMER,
-    "pixart": _TRANSFORMER,
+    "sd3": TRANSFORMER,
+    "auraflow": TRANSFORMER,
+    "pixart": TRANSFORMER,
     "hunyuan_dit": _HUNYUAN_DIT,
     "flux": _FLUX,
-    "flux2": _TRANSFORMER,
+    "flux2": TRANSFORMER,
     "chroma": _FLUX,
-    "mochi": _TRANSFORMER,
-    "ltxv": _TRANSFORMER,
+    "mochi": TRANSFORMER,
+    "ltxv": TRANSFORMER,
     "hunyuan_video": _HUNYUAN_VIDEO,
     "hunyuan_video_15": _HUNYUAN_VIDEO,
     "hunyuan_image": _HUNYUAN_VIDEO,
-    "cosmos": _TRANSFORMER,
-    "lumina2": _TRANSFORMER,
-    "z_image": _TRANSFORMER,
-    "wan": _TRANSFORMER,
-    "hidream": _TRANSFORMER,
+    "cosmos": TRANSFORMER,
+    "lumina2": TRANSFORMER,
+    "z_image": TRANSFORMER,
+    "wan": TRANSFORMER,
+    "hidream": TRANSFORMER,
     # diffusers uses the names of the original code for these
     "ace_step": GENERIC,
     "kandinsky5": GENERIC,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from modelpool.pool.families.parts.lora_naming import Ranges
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.lora_names.naming import Ranges
 
 if TYPE_CHECKING:
     from modelpool.pool.keymaps.key_map import KeyMap

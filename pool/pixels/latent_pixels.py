@@ -16,8 +16,8 @@ from torch import Tensor
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import DecodeParams, RunHooks, SampleParams
 from modelpool.pool.core.stopping import stop_check, stop_if_asked
-from modelpool.pool.detection.latent_formats import LatentFormat
 from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.families.parts.latent_format import LatentFormat
 from modelpool.pool.models.vae.codec import VaeCodec
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.pixels.spans import Downscale

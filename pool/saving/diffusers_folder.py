@@ -23,6 +23,7 @@ from transformers import CLIPImageProcessorPil, PreTrainedModel
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import LoraRef
 from modelpool.pool.families.cascade_families import with_text_encoder
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.atomic_write import atomic_folder, expect_free
 from modelpool.pool.formats.folder_header import CLASS_KEY
@@ -44,7 +45,6 @@ from modelpool.pool.saving.text_tokenizer_files import tokenizer_class, write_te
 from modelpool.pool.saving.tokenizer_files import write_clip_tokenizer
 from modelpool.pool.saving.transformer_pipelines import pipeline_name, transformer_pipeline
 from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.reading import Reading
 from modelpool.pool.text.text_tokenizer import TOKENIZER_FACTS, TokenizerMissing, tokenizer_kind
 
 #: the file names that diffusers and transformers expect

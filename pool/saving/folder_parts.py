@@ -29,6 +29,7 @@ from transformers import (
 
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.family import Architecture
+from modelpool.pool.families.parts.text_reading import Pooled, Reading
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.loading.build_checkpoint import Checkpoint
@@ -47,7 +48,6 @@ from modelpool.pool.saving.llava_folder import is_llava, llava, llava_names, lla
 from modelpool.pool.saving.pipeline_form import PipelineFacts
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline
 from modelpool.pool.specs.spec import Role
-from modelpool.pool.text.reading import Pooled, Reading
 
 #: the name level of CLIP's text models in published folders
 _TEXT_LEVEL = "text_model."

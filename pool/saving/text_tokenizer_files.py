@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modelpool.pool.text.reading import Reading
+from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 #: the transformers class that reads any tokenizer.json, and the one of byte tokens, which needs no file

@@ -15,6 +15,7 @@ from typing import Any
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.families.family import Family
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
@@ -64,6 +65,7 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "cosmos2_t2i": ("Cosmos2TextToImagePipeline", _NO_CHECKER),
         "cosmos2_i2v": ("Cosmos2VideoToWorldPipeline", _NO_CHECKER),
         "stable_audio_1": ("StableAudioPipeline", {}),
+        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families()},
     }
 )
 #: pipelines whose text encoder reads the reference images, by mode

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
+from modelpool.pool.families.parts.text_reading import MaskMode, Padding, Pooled, Reading, check_layers, reading_of
 from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
 from modelpool.pool.text.image_tokens import ImageStates, image_states_inserted, with_images
-from modelpool.pool.text.reading import MaskMode, Padding, Pooled, Reading, check_layers, reading_of
 from modelpool.pool.text.templates import (
     pad_id_of,
     padded,

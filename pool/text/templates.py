@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from modelpool.pool.families.parts.text_reading import HEAD_TOKENS, Reading, cleaned
 from modelpool.pool.text.chunks import Chunk, plain_words
 from modelpool.pool.text.prompt_weights import parse_weights
-from modelpool.pool.text.reading import HEAD_TOKENS, Reading, cleaned
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 

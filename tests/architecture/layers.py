@@ -18,6 +18,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "quant",
         "mapping",
         "detection/layouts",
+        "families/parts",
+        "families/modules",
         "detection/known",
         "detection",
         "tracing",

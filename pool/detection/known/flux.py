@@ -63,15 +63,11 @@ FLUXES: tuple[Signature, ...] = (
     *rows(flux.CHROMA_RADIANCE, "pixels", "", Row("chroma_radiance", "Chroma Radiance", "ChromaRadiance")),
     *rows(flux.CHROMA, "flux", "ChromaTransformer2DModel", Row("chroma", "Chroma", "Chroma")),
     *rows(
-        flux.FLUX, "flux", "OvisImageTransformer2DModel", Row("ovis_image", "Ovis-Image", "Flux", having(yak_mlp=True))
-    ),
-    *rows(
         flux.FLUX,
         "flux",
         "LongCatImageTransformer2DModel",
         Row("longcat_image", "LongCat-Image", "LongCatImage", having(vec_in_dim=None, context_in_dim=3584)),
     ),
-    *rows(flux.FLUX, "flux", "BriaTransformer2DModel", Row("bria", "Bria 3", "", having(vec_in_dim=None))),
     *rows(
         flux.FLUX,
         "flux",

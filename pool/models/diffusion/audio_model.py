@@ -16,9 +16,9 @@ from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from torch import Tensor, nn
 
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.models.diffusion.architecture import Arguments, DiffusionArchitecture, ModelKwargs, Shapes
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.audio_seconds import SECONDS, seconds_states
-from modelpool.pool.models.diffusion.image_calls import sample_of
 from modelpool.pool.models.diffusion.video_calls import config_of
 
 #: width of a head. Source: the model_config.json of stabilityai/stable-audio-open-1.0

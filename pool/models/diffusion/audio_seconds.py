@@ -13,11 +13,11 @@ from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioPr
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
-from modelpool.pool.models.diffusion.architecture import Arguments
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 

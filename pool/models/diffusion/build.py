@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.layouts.signature import Naming
+from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import ConverterChangedError, differing_keys
-from modelpool.pool.models.diffusion.architecture import Arguments, DiffusionArchitecture
+from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.folder_config import config_arguments
 from modelpool.pool.models.diffusion.meta_module import empty_module, tables_of
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.models.diffusion.architecture import Arguments
+from modelpool.pool.families.parts.forward import Arguments
 
 #: limits for the side of a position table in cells, and for numbers in lists (reach and width of tables): several
 #: times the largest published values

@@ -12,8 +12,8 @@ import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed
 from torch import Tensor, nn
 
-from modelpool.pool.models.diffusion.architecture import ModelKwargs
-from modelpool.pool.models.diffusion.patchify import packed, patch_ids, text_mask, unpacked
+from modelpool.pool.families.parts.forward import ModelKwargs, sample_of
+from modelpool.pool.families.parts.patches import packed, patch_ids, text_mask, unpacked
 
 #: timestep of sigma 1 for flow models
 TIMESTEPS = 1000
@@ -271,9 +271,3 @@ def call_hidream(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: Mod
             return_dict=False,
         )
     )
-
-
-def sample_of(result: Any) -> Tensor:
-    """Return the output tensor of a diffusers module."""
-    sample: Tensor = result[0]
-    return sample

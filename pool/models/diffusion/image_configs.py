@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Shapes
 
 #: values of a 2x2-cell patch, per latent channel
 PATCH = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
-from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.models.diffusion.image_configs import flux_axes, ratio
 
 #: width of a head of Sana's self-attention; and heads of its cross-attention by the model's width, which no tensor

@@ -23,9 +23,10 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
+from modelpool.pool.families.parts.forward import unchanged
 from modelpool.pool.models.diffusion import image_calls, image_configs, image_newer_calls, image_newer_configs
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
-from modelpool.pool.models.diffusion.key_maps import layout_converter, unchanged
+from modelpool.pool.models.diffusion.key_maps import layout_converter
 
 _SD3 = DiffusionArchitecture(
     SD3Transformer2DModel, image_configs.sd3_config, layout_converter("sd3"), image_calls.call_sd3

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from modelpool.pool.families.parts.forward import Convert
 from modelpool.pool.lora_names.discovered import layout_map
-from modelpool.pool.models.diffusion.architecture import Convert
-
-
-def unchanged(*without: str) -> Convert:
-    """Return a converter for models published under diffusers' names; it drops the tensors `without`."""
-    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key not in without}
 
 
 def layout_converter(family: str, without: tuple[str, ...] = ()) -> Convert:

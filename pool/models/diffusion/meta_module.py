@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.models.diffusion.architecture import Arguments
+from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.models.diffusion.uncached import without_caches
 from modelpool.pool.ops.skip_init import without_initialisation
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.models.diffusion.architecture import ModelKwargs
-from modelpool.pool.models.diffusion.image_calls import sample_of
+from modelpool.pool.families.parts.forward import ModelKwargs, sample_of
 
 
 def call_unet(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.forward import Arguments, Shapes
 from modelpool.pool.models.common.infer_config import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
-from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
 
 
 def unet_config(found: Config, shapes: Shapes) -> Arguments:

@@ -12,7 +12,7 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.models.diffusion.architecture import Arguments, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Shapes
 
 #: width of a head of Wan in every published size; its norms are as wide as the model. A narrower model has one head
 WAN_HEAD_WIDTH = 128

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.families.parts.text_reading import Padding, Pooled, Reading
 from modelpool.pool.families.text_readings import ROW_OF, readings_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.text.chunks import split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, text_with_images
-from modelpool.pool.text.reading import Padding, Pooled, Reading
 from modelpool.pool.text.templates import real_positions, state_positions
 
 META = torch.device("meta")

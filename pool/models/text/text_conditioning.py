@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, unknown_name
+from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, READINGS, ROW_OF
 from modelpool.pool.text.encode import ReadText
-from modelpool.pool.text.reading import MaskMode, Pooled, Reading
 
 Read: TypeAlias = Sequence[ReadText | None]
 _Joined: TypeAlias = dict[str, Tensor | None]

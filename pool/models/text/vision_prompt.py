@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from modelpool.pool.text.reading import IMAGE_TOKEN, Padding, Reading
+from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN, Padding, Reading
 
 _IMAGE = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
 _BEFORE = (

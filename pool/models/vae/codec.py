@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from modelpool.pool.detection.latent_formats import LatentFormat
 from modelpool.pool.detection.vae_facts import VaeFacts
+from modelpool.pool.families.parts.latent_format import LatentFormat
 
 #: standard deviation of the data that Cosmos' diffusion models assume
 COSMOS_DATA_STD = 0.5

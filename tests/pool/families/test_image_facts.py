@@ -12,8 +12,8 @@ from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
 from modelpool.pool.detection.signatures import SIGNATURES
-from modelpool.pool.families.facts import Guidance, Level
 from modelpool.pool.families.image_facts import IMAGE_FACTS
+from modelpool.pool.families.parts.model_facts import Guidance, Level
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.diffusion.image_rows import IMAGE_ROWS
 from tests.pool.models.diffusion.image_cases import CASES, Case

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import BatchFeature, Qwen2VLImageProcessorPil
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 
-from modelpool.pool.text.reading import IMAGE_TOKEN
+from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN
 from tests.pool.families.tiny_transformers import FAMILIES, WIDTH, words
 from tests.pool.models.text import cases as texts
 from tests.pool.text.tiny_tokenizers import for_transformers, tiny

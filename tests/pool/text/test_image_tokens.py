@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN, Reading
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.text.chunks import Chunk
 from modelpool.pool.text.image_tokens import ImageStates, places, with_images
-from modelpool.pool.text.reading import IMAGE_TOKEN, Reading
 from tests.pool.families.tiny_qwen_edit import seeing_encoder
 from tests.pool.text.tiny_tokenizers import tiny
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.family_facts import TextFacts
+from modelpool.pool.families.parts.text_reading import Cleaning, Padding, Pooled, Reading, cleaned, with_layers_skipped
 from modelpool.pool.families.text_readings import READINGS
 from modelpool.pool.text.chunks import CHUNK_TOKENS, split_prompt
 from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from modelpool.pool.text.encode import read_texts
-from modelpool.pool.text.reading import Cleaning, Padding, Pooled, Reading, cleaned, with_layers_skipped
 from modelpool.pool.text.templates import whole_text
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 from tests.pool.models.text import cases

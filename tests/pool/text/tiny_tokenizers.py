@@ -7,8 +7,8 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from modelpool.pool.families.parts.text_reading import IMAGE_TOKEN
 from modelpool.pool.families.text_readings import READINGS
-from modelpool.pool.text.reading import IMAGE_TOKEN
 
 SENTENCES = (
     "a small red cat sits beside a large blue dog on the table",

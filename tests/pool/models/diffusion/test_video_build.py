@@ -23,7 +23,7 @@ from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.audio_facts import AUDIO_FACTS
 from modelpool.pool.families.cascade_facts import CASCADE_FACTS
-from modelpool.pool.families.facts import Level
+from modelpool.pool.families.parts.model_facts import Level
 from modelpool.pool.families.unet_facts import UNET_FACTS
 from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape

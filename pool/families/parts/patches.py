@@ -1,14 +1,18 @@
 """Convert latents to rows of patches and back, and build patch positions and text masks, for several models' calls.
 
+Torch-free to import.
+
 Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from modelpool.pool.models.diffusion.architecture import ModelKwargs
+from modelpool.pool.families.parts.forward import ModelKwargs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def packed(x_BCHW: Tensor) -> Tensor:
@@ -27,6 +31,8 @@ def unpacked(x_BND: Tensor, height: int, width: int) -> Tensor:
 
 def patch_ids(x_BCHW: Tensor, side: int, *, first: float = 0) -> Tensor:
     """Return the positions of the patches of `side` times `side` cells, [N,3]: `first`, row and column."""
+    import torch
+
     rows, columns = x_BCHW.shape[-2] // side, x_BCHW.shape[-1] // side
     grid = torch.meshgrid(
         torch.arange(rows, device=x_BCHW.device), torch.arange(columns, device=x_BCHW.device), indexing="ij"
@@ -36,6 +42,8 @@ def patch_ids(x_BCHW: Tensor, side: int, *, first: float = 0) -> Tensor:
 
 def text_mask(kwargs: ModelKwargs, name: str) -> Tensor:
     """Return the mask of real tokens of the states `name`, [B,L], for models that require one."""
+    import torch
+
     mask = kwargs.get(f"{name}_mask")
     states = kwargs[name]
     return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device) if mask is None else mask

@@ -1,13 +1,14 @@
 """The facts of a diffusion model that no shape tells: sampling, training size, and inputs. Torch-free.
 
-One row per family, as plain data, in the modules `*_facts` of this package, keyed by the name that `pool.detection`
-returns. Nothing here computes.
+One value per family, as plain data: in its module in `pool.families.modules`, or in the modules `*_facts` of
+`pool.families`, keyed by the name that `pool.detection` returns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from modelpool.pool.core.sampling_facts import FirstFrameMode, LastFrameMode, NoiseFacts, Prediction, VisionEncoderUse
 from modelpool.pool.core.sampling_facts import Guidance as Guidance
@@ -78,3 +79,12 @@ class ModelFacts:
     boundary: float = 0.0
     low_cfg: float = 0.0
     sources: str = ""
+
+
+def image_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
+    """Return the facts of a family that makes images of 1024 x 1024 pixels with a flow, in patches of 2x2 cells of 8x8
+    pixels; `more` are its other fields."""
+    usual: dict[str, Any] = {
+        "width": 1024, "height": 1024, "frames": 1, "side_multiple": 16, "frame_multiple": 0, "frame_rate": 0.0,
+    }  # fmt: skip
+    return ModelFacts(prediction=Prediction.FLOW, noise=noise, level=Level.SHARE, guidance=guidance, **usual | more)

@@ -1,0 +1,22 @@
+"""One module per family of transformer models. Each defines `FAMILIES`; adding a module adds its families everywhere.
+
+`defined_families` finds the modules. Torch-free to import: functions that call a model receive tensors and do not
+import torch at the top of their module.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+from modelpool.pool.families.parts.definition import FamilyDefinition
+
+
+@functools.cache
+def defined_families() -> tuple[FamilyDefinition, ...]:
+    """Return the families of all modules of this folder, by module name. Raises AssertionError for a name twice."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__))
+    found = tuple(family for name in names for family in importlib.import_module(f"{__name__}.{name}").FAMILIES)
+    assert len({family.name for family in found}) == len(found), "two families have one name"
+    return found

@@ -1,0 +1,89 @@
+"""Bria 3.2: Flux without a pooled text and without distilled guidance, on the latents of SDXL. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
+from modelpool.pool.detection.layouts.flux import FLUX
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts import flux
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_reading import Padding, Reading
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: timestep of sigma 1
+_TIMESTEPS = 1000
+#: tokens of a prompt; T5 reads only the real ones
+_TOKENS = 128
+#: width of the text states of LongCat-Image, which otherwise looks the same
+_LONGCAT_WIDTH = 3584
+
+
+def is_bria(found: Config) -> bool:
+    """Return whether a model with these sizes is Bria: no pooled text, no gated feed-forwards, no Qwen."""
+    other = found.get("yak_mlp") or found.get("context_in_dim") == _LONGCAT_WIDTH
+    return found.get("vec_in_dim") is None and not other
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.BriaTransformer2DModel`. The positions of its heads have no first coordinate, as in
+    the published configuration."""
+    arguments, head = flux.block_arguments(found, shapes)
+    return arguments | {
+        "pooled_projection_dim": None,
+        "guidance_embeds": found["guidance_embed"],
+        "axes_dims_rope": [0, head // 2, head // 2],
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict noise - clean. Words have no position."""
+    return flux.call_with_text_positions(
+        module, x_BCHW, level_B * _TIMESTEPS, kwargs, lambda context: context.new_zeros(context.shape[1], 3)
+    )
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="bria",
+        title="Bria 3",
+        layout=FLUX,
+        when=is_bria,
+        comfyui="",
+        module="BriaTransformer2DModel",
+        config=config,
+        convert=flux.names_of_diffusers("time_embed.timestep_embedder"),
+        forward=forward,
+        latent="sdxl",
+        texts=(
+            # # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
+            Reading(
+                "t5xxl",
+                4096,
+                is_optional=True,
+                least_tokens=_TOKENS,
+                most_tokens=_TOKENS,
+                is_masked=True,
+                padding=Padding.ZEROED,
+            ),
+        ),
+        facts=image_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=1.0),
+            Guidance.CLASSIFIER_FREE,
+            cfg=5.0,
+            steps=30,
+            reads=("context",),
+            sources="diffusers' BriaPipeline; briaai/BRIA-3.2, whose folder has the shift of its scheduler",
+        ),
+        schedule="normal",
+        dtypes=BFLOAT16_FIRST,
+        lora=TRANSFORMER,
+        pipeline="BriaPipeline",
+    ),
+)

@@ -1,0 +1,97 @@
+"""`FamilyDefinition`: everything that the project knows about one family of transformer models. Torch-free to import.
+
+The modules of `pool.families.modules` define one family each (or a few that share an architecture). Detection, text
+encoding, the module, sampling, LoRA names and saved folders all follow from these values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.detection.layouts.signature import Condition, Layout
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.lora_naming import LoraNaming
+from modelpool.pool.families.parts.model_facts import ModelFacts
+from modelpool.pool.families.parts.text_reading import Reading
+from modelpool.pool.specs.spec import Role
+
+#: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
+HALF_FIRST = ("float16", "bfloat16", "float32")
+BFLOAT16_FIRST = ("bfloat16", "float16", "float32")
+NO_FLOAT16 = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyDefinition:
+    """One family. Fields without a default must be decided for each family.
+
+    Detection:
+    name      short and stable, "lumina2": recipes and manifests contain it
+    title     for human readers
+    layout    the identifying keys of its architecture, and how to measure its sizes
+    when      condition on the measured sizes that distinguishes it from other families of the same layout; conditions
+              of families that share a layout exclude each other
+    comfyui   its class in ComfyUI; empty if none
+
+    The module:
+    module    name of its class in diffusers
+    config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
+              namings of a file
+    convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
+              reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
+              `pool.lora_names.discovered`, or a function
+    forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.diffusion.architecture`
+
+    Text and latents:
+    latent    name of its latents (`pool.detection.latent_formats`)
+    texts     the text encoders, and how each is read, in the order of their roles
+    text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    optional_encoders  those that the model runs without, but not all of them at once
+
+    Sampling:
+    facts     prediction, noise, sizes, steps and guidance of its training and of its pipeline
+    schedule  default schedule
+    sampler   default sampler
+    cfg_rescale  how the guided prediction is rescaled
+    image_concat use of an input image that is concatenated with the latent
+    dtypes    compute dtypes of the diffusion model, best first
+
+    LoRA and saving:
+    lora      names of its weights in LoRA files
+    pipeline  its pipeline in diffusers, for folders
+    pipeline_entries  further entries of the pipeline's index
+    text_folders      folder of each text encoder; empty: the names of the roles
+    """
+
+    name: str
+    title: str
+    layout: Layout
+    when: Condition
+    comfyui: str
+    module: str
+    config: Callable[[Config, Shapes], Arguments]
+    convert: Convert | str
+    forward: Call
+    latent: str
+    texts: tuple[Reading, ...]
+    facts: ModelFacts
+    schedule: str
+    dtypes: tuple[str, ...]
+    lora: LoraNaming
+    pipeline: str
+    pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
+    text_set: str = ""
+    text_folders: Mapping[Role, str] = field(default_factory=dict)
+    optional_encoders: frozenset[str] = frozenset()
+    sampler: str = "euler"
+    cfg_rescale: CfgRescale = CfgRescale.NOTHING
+    image_concat: ImageConcat | None = None
+
+    @property
+    def readings_name(self) -> str:
+        """The name under which its text encoders are read."""
+        return self.text_set or self.name

@@ -1,0 +1,144 @@
+"""The architecture that Flux introduced, as functions for the families that share it: patches, sizes, key names.
+Torch-free to import.
+
+Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text, D width of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.forward import Arguments, Convert, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: values of a patch of 2x2 cells, per latent channel
+PATCH = 4
+#: the norm that tells the width of a head
+_HEAD = "transformer_blocks.0.attn.norm_q.weight"
+
+#: modules of a double and of a single block in the names of the original code, and in those of diffusers; one with
+#: several names is cut into equal parts
+_DOUBLE: Mapping[str, tuple[str, ...]] = {
+    "img_mod.lin": ("norm1.linear",),
+    "txt_mod.lin": ("norm1_context.linear",),
+    "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    "img_attn.norm.query_norm": ("attn.norm_q",),
+    "img_attn.norm.key_norm": ("attn.norm_k",),
+    "txt_attn.norm.query_norm": ("attn.norm_added_q",),
+    "txt_attn.norm.key_norm": ("attn.norm_added_k",),
+    "img_attn.proj": ("attn.to_out.0",),
+    "txt_attn.proj": ("attn.to_add_out",),
+    "img_mlp.0": ("ff.net.0.proj",),
+    "img_mlp.2": ("ff.net.2",),
+    "txt_mlp.0": ("ff_context.net.0.proj",),
+    "txt_mlp.2": ("ff_context.net.2",),
+    "img_mlp.down_proj": ("ff.net.2",),
+    "txt_mlp.down_proj": ("ff_context.net.2",),
+}
+#: gated feed-forwards, whose two halves are one tensor in diffusers: the gate is the second one
+_GATED: Mapping[str, str] = {"img_mlp": "ff.net.0.proj", "txt_mlp": "ff_context.net.0.proj"}
+_SINGLE: Mapping[str, str] = {
+    "modulation.lin": "norm.linear",
+    "norm.query_norm": "attn.norm_q",
+    "norm.key_norm": "attn.norm_k",
+    "linear2": "proj_out",
+}
+_OUTER: Mapping[str, str] = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "txt_norm": "context_embedder_norm",
+    "final_layer.linear": "proj_out",
+}
+_LAST_MODULATION = "final_layer.adaLN_modulation.1"
+
+
+def rope_axes(head: int) -> tuple[int, int, int]:
+    """Return how many values of a head are rotated by each coordinate: an eighth by the first, the rest by row and
+    column.
+
+    Source: the published 16, 56 and 56 of 128.
+    """
+    first = head // 8
+    return first, (head - first) // 2, (head - first) // 2
+
+
+def block_arguments(found: Config, shapes: Shapes) -> tuple[Arguments, int]:
+    """Return the arguments for blocks and channels that the classes of all these families have, and the width of a
+    head."""
+    sizes: dict[str, Any] = dict(found)
+    head = shapes[_HEAD][0]
+    return {
+        "in_channels": sizes["in_channels"] * PATCH,
+        "num_layers": sizes["depth"],
+        "num_single_layers": sizes["depth_single_blocks"],
+        "attention_head_dim": head,
+        "num_attention_heads": sizes["hidden_size"] // head,
+        "joint_attention_dim": sizes["context_in_dim"],
+    }, head
+
+
+def call_with_text_positions(
+    module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs, text_ids: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Call `module` with patches of 2x2 cells and the positions `text_ids` of the text, [L,3], given its states.
+    Return the prediction as a latent."""
+    context = kwargs["context"]
+    out_BND = sample_of(
+        module(
+            hidden_states=packed(x_BCHW),
+            timestep=level_B,
+            encoder_hidden_states=context,
+            txt_ids=text_ids(context),
+            img_ids=patch_ids(x_BCHW, 2),
+            return_dict=False,
+        )
+    )
+    return unpacked(out_BND, *x_BCHW.shape[-2:])
+
+
+def names_of_diffusers(time_embedding: str) -> Convert:
+    """Return the converter from the original names to those of diffusers, for a class whose embedding of the noise
+    level is named `time_embedding`. It raises KeyError for a missing half of a gated feed-forward."""
+
+    def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        import torch
+
+        converted: dict[str, Tensor] = {}
+        for key, tensor in tensors.items():
+            module, _, end = key.rpartition(".")
+            end = "weight" if end == "scale" else end
+            kind, _, rest = module.partition(".")
+            number, _, part = rest.partition(".")
+            if kind == "double_blocks":
+                block, last = f"transformer_blocks.{number}", part.rpartition(".")
+                if last[2] == "up_proj":
+                    gate = tensors[key.replace(".up_proj.", ".gate_proj.")]
+                    converted[f"{block}.{_GATED[last[0]]}.{end}"] = torch.cat((tensor, gate))
+                elif last[2] != "gate_proj":
+                    names = _DOUBLE[part]
+                    pieces = tensor.chunk(len(names)) if len(names) > 1 else (tensor,)
+                    converted |= {f"{block}.{name}.{end}": piece for name, piece in zip(names, pieces, strict=True)}
+            elif kind == "single_blocks" and part == "linear1":
+                width = tensors["img_in.weight"].shape[0]
+                pieces = tensor.split((width, width, width, tensor.shape[0] - 3 * width))
+                names = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+                block = f"single_transformer_blocks.{number}"
+                converted |= {f"{block}.{name}.{end}": piece for name, piece in zip(names, pieces, strict=True)}
+            elif kind == "single_blocks":
+                converted[f"single_transformer_blocks.{number}.{_SINGLE[part]}.{end}"] = tensor
+            elif kind == "time_in":
+                converted[f"{time_embedding}.linear_{1 if rest == 'in_layer' else 2}.{end}"] = tensor
+            elif module == _LAST_MODULATION:
+                shift, scale = tensor.chunk(2)
+                converted[f"norm_out.linear.{end}"] = torch.cat((scale, shift))
+            else:
+                converted[f"{_OUTER[module]}.{end}"] = tensor
+        return converted
+
+    return convert

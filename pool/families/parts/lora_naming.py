@@ -1,0 +1,98 @@
+"""`LoraNaming`: rules for the names of a diffusion model's weights in LoRA files, and the two usual ones. Torch-free.
+
+Sources of the conventions: as in `pool.lora_names.naming`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from modelpool.pool.keymaps.key_map import RowRange
+
+Ranges: TypeAlias = "tuple[RowRange, ...]"
+BaseNames: TypeAlias = "Mapping[NameSource, Mapping[str, Ranges]]"
+
+
+class NameSource(Enum):
+    """Source of the base name of a weight.
+
+    CHECKPOINT  the checkpoint's key without its prefix and without its last part, for weights
+    WHOLE_KEY   the checkpoint's key without its prefix, for everything that is no weight: biases, tables, scales
+    DIFFUSERS   diffusers' name of a weight, without its last part
+    """
+
+    CHECKPOINT = "checkpoint"
+    WHOLE_KEY = "whole key"
+    DIFFUSERS = "diffusers"
+
+
+@dataclass(frozen=True, slots=True)
+class NameRule:
+    """A rule for names: `prefix`, then the base name from one source.
+
+    joined     with underscores for dots
+    transform  applied to the base name first
+    """
+
+    prefix: str
+    source: NameSource
+    joined: bool = False
+    transform: Callable[[str], str] = str
+
+    def write(self, base: str) -> str:
+        """Return the LoRA name of the weight with the base name `base`."""
+        transformed = self.transform(base)
+        return self.prefix + (transformed.replace(".", "_") if self.joined else transformed)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraNaming:
+    """All rules for names in the LoRAs of one family.
+
+    rules        the first wins if two make the same name
+    extra_names  base names that neither source has, made from those of all sources
+    """
+
+    rules: tuple[NameRule, ...]
+    extra_names: Callable[[BaseNames], Iterator[tuple[NameSource, str, Ranges]]] = field(
+        default=lambda names_by_source: iter(())
+    )
+
+
+def dotted(source: NameSource, *prefixes: str) -> tuple[NameRule, ...]:
+    """Return a rule for each prefix."""
+    return tuple(NameRule(prefix, source) for prefix in prefixes)
+
+
+def joined_names(source: NameSource, *prefixes: str) -> tuple[NameRule, ...]:
+    """Return a rule for each prefix, with underscores for dots."""
+    return tuple(NameRule(prefix, source, joined=True) for prefix in prefixes)
+
+
+#: names whose prefix shows that a checkpoint's key follows
+CHECKPOINT_KEYS = (
+    *dotted(NameSource.CHECKPOINT, "diffusion_model.", "model.diffusion_model."),
+    *dotted(NameSource.WHOLE_KEY, "diffusion_model.", "model.diffusion_model."),
+    *joined_names(NameSource.CHECKPOINT, "lora_unet_"),
+)
+#: the conventions of diffusers, PEFT and others applied to the checkpoint's keys, as trainers of original code do
+_BORROWED = (
+    *dotted(NameSource.CHECKPOINT, "transformer.", "base_model.model.", ""),
+    *joined_names(NameSource.CHECKPOINT, "lycoris_", "lora_transformer_"),
+)
+_TRANSFORMER_RULES = (
+    *dotted(
+        NameSource.DIFFUSERS, "transformer.", "base_model.model.", "unet.base_model.model.", "", "diffusion_model."
+    ),
+    *joined_names(NameSource.DIFFUSERS, "lycoris_", "lora_transformer_", "lora_unet_"),
+)
+
+
+#: names made of the checkpoint's keys
+GENERIC = LoraNaming((*CHECKPOINT_KEYS, *_BORROWED))
+#: the same, and names made of those of diffusers
+TRANSFORMER = LoraNaming((*CHECKPOINT_KEYS, *_TRANSFORMER_RULES, *_BORROWED))

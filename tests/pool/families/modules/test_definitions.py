@@ -1,0 +1,59 @@
+"""Families with a module of their own: complete, found, and compared with their pipelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import diffusers
+import pytest
+
+from modelpool.pool.detection.layouts.signature import anything
+from modelpool.pool.detection.signatures import SIGNATURES
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.definition import FamilyDefinition
+from modelpool.pool.families.supported import running_families
+
+HERE = Path(__file__).parent
+MODULES = HERE.parents[3] / "pool" / "families" / "modules"
+
+
+def test_every_module_has_a_test_of_its_name() -> None:
+    modules = {path.stem for path in MODULES.glob("*.py")} - {"__init__"}
+    tests = {path.stem.removeprefix("test_") for path in HERE.glob("test_*.py")} - {"definitions"}
+    assert modules == tests
+
+
+def test_a_family_without_a_field_cannot_be_built() -> None:
+    definition = defined_families()[0]
+    fields = {name: getattr(definition, name) for name in FamilyDefinition.__dataclass_fields__}
+    assert FamilyDefinition(**fields) == definition
+    required = {name for name in fields if name not in _optional()}
+    assert {"config", "forward", "texts", "latent", "lora", "pipeline", "facts"} <= required
+    for name in required:
+        with pytest.raises(TypeError, match=name):
+            FamilyDefinition(**{key: value for key, value in fields.items() if key != name})
+
+
+def _optional() -> set[str]:
+    import dataclasses
+
+    return {
+        field.name
+        for field in dataclasses.fields(FamilyDefinition)
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    }
+
+
+def test_every_family_runs_and_names_what_diffusers_has() -> None:
+    running = running_families()
+    for family in defined_families():
+        assert family.name in running
+        assert hasattr(diffusers, family.module), family.name
+        assert hasattr(diffusers, family.pipeline), family.name
+        assert [row.name for row in SIGNATURES].count(family.name) == 1
+
+
+def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> None:
+    """A family without a condition is the rest of its layout: at most one is."""
+    rest = [family.layout.title for family in defined_families() if family.when is anything]
+    assert len(set(rest)) == len(rest)
