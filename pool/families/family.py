@@ -55,13 +55,15 @@ class Family:
     texts          how each text encoder is read
     native_pixels  width and height of the training images, if the file does not state them
     native_sides   width and height, if they differ
-    latent_shift, latent_means, latent_deviations  as in `LatentFacts` latent_format  name of its latents
-    (`pool.detection.latent_formats`), if the VAE is to be checked
+    latent_shift, latent_means, latent_deviations  as in `LatentFacts`
+    latent_format  name of its latents (`pool.detection.latent_formats`), if the VAE is to be checked
+    shifts_latent  whether a shift that the configuration of a VAE states applies
     text_set       how the text encoders read prompts: a key of `MEMBERS` of `pool.detection.text_encoders`; empty if
                    `texts` states it
     dtypes         names of the compute dtypes of the diffusion model, best first
     relative       family that it was pruned or fine-tuned from; LoRAs use the same names for its weights. Empty for
-    none configs        for diffusers folders: the arguments of each component's class
+                   none
+    configs        for diffusers folders: the arguments of each component's class
     extra_prefixes  key prefixes of further tensors of a component
     latent         the latents of a model without a VAE; None if the VAE defines them
     """
@@ -85,6 +87,7 @@ class Family:
     configs: Mapping[Role, Mapping[str, Any]] = field(default_factory=dict)
     extra_prefixes: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     latent: LatentFacts | None = None
+    shifts_latent: bool = True
 
     @property
     def text_encoders(self) -> tuple[Role, ...]:

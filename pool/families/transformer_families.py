@@ -149,6 +149,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
         sampler=definition.sampler,
         dtypes=definition.dtypes,
         cfg_rescale=definition.cfg_rescale,
+        shifts_latent=definition.shifts_latent,
         image_concat=definition.image_concat,
         relative=definition.name,
     )
@@ -167,6 +168,7 @@ def _family(
     cfg_rescale: CfgRescale,
     image_concat: ImageConcat | None,
     relative: str,
+    shifts_latent: bool = True,
 ) -> Family:
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
     latent = LATENT_FORMATS[latent_format]
@@ -191,7 +193,8 @@ def _family(
         native_pixels=facts.width,
         native_sides=(facts.width, facts.height),
         scaling_factor=latent.scale,
-        latent_shift=latent.mean[0] if len(latent.mean) == 1 else 0.0,
+        latent_shift=latent.mean[0] if len(latent.mean) == 1 and shifts_latent else 0.0,
+        shifts_latent=shifts_latent,
         latent_means=latent.mean if len(latent.mean) > 1 else (),
         latent_deviations=latent.std if len(latent.mean) > 1 else (),
         sampling=SamplingFacts(

@@ -101,7 +101,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         configs={**_models(folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
-        latent_shift=_number(VAE, config, "shift_factor", base.latent_shift),
+        latent_shift=_number(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
     )
     return with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
 

@@ -82,17 +82,6 @@ VIDEOS: tuple[Signature, ...] = (
     *rows(newer.KANDINSKY_6, "", "Kandinsky6Transformer3DModel", Row("kandinsky6", "Kandinsky 6")),
     *rows(
         videos.KANDINSKY_5,
-        "flux",
-        "Kandinsky5Transformer3DModel",
-        Row(
-            "kandinsky5_image",
-            "Kandinsky 5 images",
-            "Kandinsky5Image",
-            having(model_dim=2560, visual_embed_dim=64),
-        ),
-    ),
-    *rows(
-        videos.KANDINSKY_5,
         "hunyuan_video",
         "Kandinsky5Transformer3DModel",
         Row("kandinsky5_video", "Kandinsky 5 video", "Kandinsky5"),

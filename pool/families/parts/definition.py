@@ -48,6 +48,7 @@ class FamilyDefinition:
 
     Text and latents:
     latent    name of its latents (`pool.detection.latent_formats`)
+    shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
     texts     the text encoders, and how each is read, in the order of their roles
     text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
     optional_encoders  those that the model runs without, but not all of them at once
@@ -87,6 +88,7 @@ class FamilyDefinition:
     text_set: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     optional_encoders: frozenset[str] = frozenset()
+    shifts_latent: bool = True
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None

@@ -42,7 +42,7 @@ def text_kwargs(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS)
     readings = READINGS[row]
     assert len(read) == len(readings), f"{row}: read by {len(read)} encoders, expected {len(readings)}"
     whole = _with_zeros(row, read, readings, widths)
-    joined = _JOINS.get(row, _plain)(whole)
+    joined = _JOINS[row](whole) if row in _JOINS else _as_read(readings, whole)
     return {name: tensor.unsqueeze(0) for name, tensor in joined.items() if tensor is not None}
 
 
@@ -67,10 +67,17 @@ def _with_zeros(row: str, read: Read, readings: Sequence[Reading], widths: Mappi
     return whole
 
 
-def _plain(read: Sequence[ReadText]) -> _Joined:
-    """One encoder provides all inputs."""
-    (text,) = read
-    return {"context": text.context_LD, "context_mask": text.mask_L, "pooled": text.pooled_V}
+def _as_read(readings: Sequence[Reading], read: Sequence[ReadText]) -> _Joined:
+    """The states of each encoder whose states are read, in order (context, context_2), and the pooled vector of the one
+    that has it."""
+    texts = list(zip(readings, read, strict=True))
+    joined: dict[str, Tensor | None] = {}
+    for place, text in enumerate((text for reading, text in texts if reading.reads_states), start=1):
+        name = "context" if place == 1 else f"context_{place}"
+        joined |= {name: text.context_LD, f"{name}_mask": text.mask_L}
+    pooled = [text.pooled_V for reading, text in texts if reading.pooled is not Pooled.NONE]
+    assert len(pooled) <= 1, "several pooled vectors, which only the family can join"
+    return joined | {"pooled": pooled[0] if pooled else None}
 
 
 def _sdxl(read: Sequence[ReadText]) -> _Joined:
@@ -84,22 +91,6 @@ def _sd3(read: Sequence[ReadText]) -> _Joined:
     clip_LD = torch.cat((small.context_LD, large.context_LD), -1)
     clip_LD = torch.nn.functional.pad(clip_LD, (0, t5.context_LD.shape[-1] - clip_LD.shape[-1]))
     return {"context": torch.cat((clip_LD, t5.context_LD)), "pooled": _both(small.pooled_V, large.pooled_V)}
-
-
-def _pooled_and_context(read: Sequence[ReadText]) -> _Joined:
-    """CLIP's pooled vector, and the other encoder's states."""
-    clip, other = read
-    return {"context": other.context_LD, "context_mask": other.mask_L, "pooled": clip.pooled_V}
-
-
-def _two_contexts(read: Sequence[ReadText]) -> _Joined:
-    first, second = read
-    return {
-        "context": first.context_LD,
-        "context_mask": first.mask_L,
-        "context_2": second.context_LD,
-        "context_2_mask": second.mask_L,
-    }
 
 
 def _hidream(read: Sequence[ReadText]) -> _Joined:
@@ -119,12 +110,6 @@ _JOINS: Mapping[str, Callable[[Sequence[ReadText]], _Joined]] = MappingProxyType
     {
         "sdxl": _sdxl,
         "sd3": _sd3,
-        "flux": _pooled_and_context,
-        "hunyuan_video": _pooled_and_context,
-        "hunyuan_video_i2v": _pooled_and_context,
-        "hunyuan_dit": _two_contexts,
-        "hunyuan_image": _two_contexts,
-        "hunyuan_video_15": _two_contexts,
         "hidream": _hidream,
     }
 )

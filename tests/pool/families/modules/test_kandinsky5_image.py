@@ -1,0 +1,122 @@
+"""Kandinsky 5 for images, compared with its pipeline in diffusers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.families.modules import kandinsky5_image
+from modelpool.pool.specs.spec import Role
+from tests.pool.families.modules.compared import Compared, noise_of, states
+from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, kl_vae, seeded, words
+from tests.pool.families.whole_transformer import STEPS, Whole
+from tests.pool.models.text import cases as texts
+from tests.pool.models.text.pipelines import L, clip_tokenizer, encoded
+from tests.pool.text.tiny_tokenizers import for_transformers
+
+
+def _model() -> Any:
+    return diffusers.Kandinsky5Transformer3DModel(
+        in_visual_dim=16, out_visual_dim=16, in_text_dim=WIDTH, in_text_dim2=WIDTH, time_dim=24, model_dim=64,
+        ff_dim=48, num_text_blocks=1, num_visual_blocks=2, axes_dims=(8, 12, 12),
+    )  # fmt: skip
+
+
+def _pipeline(modules: list[Any], vae: Any, model: Any) -> Any:
+    tokenizer = for_transformers("qwen")
+    return diffusers.Kandinsky5T2IPipeline(
+        model, vae, modules[1], lambda images, videos, **call: tokenizer(**call), modules[0], clip_tokenizer(L),
+        FlowMatchEulerDiscreteScheduler(shift=3.0),
+    )  # fmt: skip
+
+
+def _texts(modules: list[Any], prompt: str) -> dict[str, Tensor]:
+    clip = getattr(modules[0], "text_model", modules[0])
+    context, pooled, _ = encoded(_pipeline([clip, modules[1]], None, None), prompt)
+    return {"context": context, "pooled": pooled}
+
+
+def _latent(whole: Whole, texts: tuple[Encoded, ...]) -> Tensor:
+    modules = [whole.module(role) for role in whole.family.text_encoders]
+    pipeline = _pipeline(modules, whole.module(Role.VAE), whole.module(Role.DIFFUSION_MODEL))
+    width, height = whole.sides
+    pipeline.resolutions = [(width, height)]
+    told = {}
+    for side, text in zip(("", "negative_"), texts, strict=True):
+        assert text.pooled_V is not None
+        told[f"{side}prompt_embeds_qwen"] = states(text)
+        told[f"{side}prompt_embeds_clip"] = torch.from_numpy(text.pooled_V)[None]
+        told[f"{side}prompt_cu_seqlens"] = torch.tensor([0, len(text.context_LD)], dtype=torch.int32)
+    noise = noise_of(whole).movedim(1, -1)[:, None]
+    found: Tensor = pipeline(
+        **told, height=height, width=width, num_inference_steps=STEPS, latents=noise, output_type="latent"
+    ).image
+    return found[:, 0].movedim(-1, 1)
+
+
+#: a weight under its published name, and the form of the names in LoRA files
+LORAS = {"kandinsky5_image": ("visual_transformer_blocks.0.self_attention.to_query", "diffusion_model.{}")}
+CASES = {
+    "kandinsky5_image": Compared(
+        TinyFamily(
+            "kandinsky5_image",
+            _model,
+            dict,
+            {
+                "clip_l": CLIP_L,
+                "qwen25_7b": (lambda: texts.qwen2(words=words("qwen")), texts.under("model.")),
+            },
+            lambda: kl_vae(16),
+        ),
+        diffusers.Kandinsky5T2IPipeline,
+        _latent,
+        _texts,
+        LORAS["kandinsky5_image"],
+    )
+}
+(CASE,) = CASES.values()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_texts_latents_and_images_are_those_of_the_pipeline(tmp_path: Path) -> None:
+    CASE.check_run(tmp_path)
+
+
+def test_both_namings_are_one_model() -> None:
+    CASE.check_namings()
+
+
+def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
+    CASE.check_files(tmp_path)
+
+
+def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
+    CASE.check_lora(tmp_path)
+
+
+def test_texts_of_different_lengths_in_one_batch_are_those_alone() -> None:
+    """The model has no mask: padding must not reach it."""
+    module = seeded(_model, 1)
+    generator = torch.Generator().manual_seed(2)
+    x, level = torch.randn(2, 16, 8, 4, generator=generator), torch.tensor([0.7, 0.3])
+    context, pooled = torch.randn(2, 7, WIDTH, generator=generator), torch.randn(2, WIDTH, generator=generator)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    with torch.no_grad():
+        both = kandinsky5_image.forward(module, x, level, {"context": context, "pooled": pooled, "context_mask": mask})
+        alone = [
+            kandinsky5_image.forward(
+                module, x[i : i + 1], level[i : i + 1],
+                {"context": context[i : i + 1, :length], "pooled": pooled[i : i + 1]},
+            )
+            for i, length in enumerate((7, 4))
+        ]  # fmt: skip
+    np.testing.assert_allclose(both, torch.cat(alone), atol=1e-5)
