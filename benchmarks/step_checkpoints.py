@@ -33,7 +33,17 @@ from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.pool.conditioning.conditions import Condition
-from modelpool.pool.core.stage_params import Latent, ModelRef, Result, RunHooks, RunState, SampleParams
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    Latent,
+    ModelRef,
+    OutputShape,
+    Result,
+    RunHooks,
+    RunState,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
@@ -124,7 +134,7 @@ class WaitingEngine:
             ImagesToDenoise(work, (work.seed,), self._shape_CHW),
             Prompts(Condition(torch.zeros((1, 1, 8)))),
             ModelCall(predict, sd1_sigma_table()),
-            ClassifierFreeGuidance(work.cfg),
+            ClassifierFreeGuidance(work.guidance.cfg),
             CPU,
             replace(hooks, on_step=on_step, checkpoint=checkpoint),
             part=part,
@@ -162,7 +172,14 @@ def worker_of(
 
 def request_of(seed: int) -> RunRequest:
     """Return a run of `STEPS` steps."""
-    work = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, STEPS, 1.0, SAMPLER, "normal", seed)
+    work = SampleParams(
+        ModelRef("toy", "toy.safetensors", "00"),
+        (),
+        OutputShape(64, 64),
+        SamplingSchedule(STEPS, SAMPLER, "normal"),
+        GuidanceParams(1.0),
+        seed,
+    )
     return RunRequest(TaskSpec(TaskId(f"sample-{seed}"), Stage.SAMPLE, (), 0, 0.0), work, 1, seed)
 
 

@@ -23,10 +23,13 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
+    GuidanceParams,
     Latent,
+    OutputShape,
     Result,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     stage_of,
     task_id,
@@ -75,11 +78,18 @@ def members_of(catalog: Catalog, stage: Stage, side: int, steps: int) -> list[Ba
             case Stage.ENCODE:
                 work = EncodeParams(model, (), f"a red circle and {number} blue squares")
             case Stage.SAMPLE:
-                work = SampleParams(model, (), side, side, steps, 4.0, "euler", "normal", number)
+                work = SampleParams(
+                    model,
+                    (),
+                    OutputShape(side, side),
+                    SamplingSchedule(steps, "euler", "normal"),
+                    GuidanceParams(4.0),
+                    number,
+                )
                 texts = random.normal(size=(2, 77, 32)).astype(np.float32)
                 inputs = {POSITIVE: Encoded(texts[0]), NEGATIVE: Encoded(texts[1])}
             case Stage.DECODE:
-                work = DecodeParams(model, side, side)
+                work = DecodeParams(model, OutputShape(side, side))
                 inputs = {LATENT: Latent(random.normal(size=(4, side // 8, side // 8)).astype(np.float32))}
         use = catalog.use(model, ROLES[stage], (), steps if stage is Stage.SAMPLE else 1)
         (whole, *_) = catalog.execution_modes(model, work, (77, 77))

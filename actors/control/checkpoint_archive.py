@@ -51,7 +51,7 @@ class CheckpointArchive:
         if self._disk is None or not self._noted:
             return {}
         wanted = {
-            task_id: work.steps_run
+            task_id: work.schedule.steps_run
             for task_id, work in works.items()
             if task_id in self._noted and isinstance(work, SampleParams)
         }

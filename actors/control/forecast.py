@@ -147,8 +147,8 @@ def _samplers(graph: JobGraph) -> dict[TaskId, str]:
     works = {task_id: work for task_id, work in graph.works.items() if isinstance(work, SampleParams)}
     if len({work.model.name for work in works.values()}) > 1:
         return {task_id: work.model.name for task_id, work in works.items()}
-    if len({work.low_noise for work in works.values()}) > 1:
-        return {task_id: f"{LOW if work.low_noise else HIGH} noise" for task_id, work in works.items()}
+    if len({work.schedule.low_noise for work in works.values()}) > 1:
+        return {task_id: f"{LOW if work.schedule.low_noise else HIGH} noise" for task_id, work in works.items()}
     return {}
 
 

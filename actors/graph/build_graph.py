@@ -57,15 +57,26 @@ from modelpool.actors.graph.video_output_graph import first_frame_mode
 from modelpool.actors.request.field_errors import missing_field
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.sampling_facts import ImageConcat, SamplingFacts
 from modelpool.pool.core.stage_params import (
+    ControlVideoCondition,
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    GuidanceParams,
+    ImageCondition,
     LoraRef,
+    MaskCondition,
+    MaskedImageCondition,
     ModelRef,
+    OutputShape,
+    ReferenceCondition,
+    SampleCondition,
     SampleParams,
+    SamplingSchedule,
     StageParams,
+    StartCondition,
     VisionEncodeParams,
     batch_key,
     stage_of,
@@ -246,42 +257,40 @@ class _GraphBuilder:
         inputs, reads_mask = self._start_inputs(model, order, first_frame_order)
         imaged = first_frame is not None or concat.is_shown
         references = read_references(order, facts, whole)
+        has_start = order.start is not None and not imaged and not (reads_mask and order.first_step == 0)
+        image = ImageCondition(
+            concat.noise_level, numbers.image_noise, numbers.motion, numbers.elevation, order.last is not None
+        )
+        conditions: list[SampleCondition] = [
+            *([StartCondition()] if has_start else []),
+            *([image] if imaged else []),
+            *([MaskCondition()] if order.inpaint is not None and not reads_mask else []),
+            *([MaskedImageCondition()] if reads_mask else []),
+            *([ControlVideoCondition()] if takes_control_video(facts) else []),
+            *(ReferenceCondition(*size) for size in references.sizes),
+            *(region_work(region, whole) for region in order.regions),
+            *control_refs(order, self._catalog.controls),
+        ]
         work = SampleParams(
-            model=model,
-            loras=loras,
-            width=width,
-            height=height,
-            steps=order.steps,
-            cfg=cfg,
-            guidance=guidance,
-            sampler=sampler,
-            schedule=schedule,
-            seed=order.seed,
-            first_step=0 if imaged else order.first_step,
-            frames=duration.frames,
-            frame_rate=duration.frame_rate,
-            seconds=duration.seconds,
-            reads_image=imaged,
-            reads_start=order.start is not None and not imaged and not (reads_mask and order.first_step == 0),
-            masked=order.inpaint is not None and not reads_mask,
-            masked_image=reads_mask,
-            regions=tuple(region_work(region, whole) for region in order.regions),
-            controls=control_refs(order, self._catalog.controls),
-            reference=references.sizes[0] if references.sizes else None,
-            more_references=references.sizes[1:],
-            image_cfg=concat.image_cfg,
-            noise_level=concat.noise_level,
-            image_noise=numbers.image_noise,
-            motion=numbers.motion,
-            elevation=numbers.elevation,
-            ends=order.last is not None,
-            switch=expert.switch,
-            low_noise=expert.low_noise,
-            reads_control_video=takes_control_video(facts),
-            leading=leading_cells(order, facts),
+            model,
+            loras,
+            OutputShape(
+                width, height, duration.frames, duration.frame_rate, duration.seconds, leading_cells(order, facts)
+            ),
+            SamplingSchedule(
+                order.steps,
+                sampler,
+                schedule,
+                0 if imaged else order.first_step,
+                expert.switch,
+                expert.low_noise,
+            ),
+            GuidanceParams(cfg, guidance, concat.image_cfg),
+            order.seed,
+            tuple(conditions),
         )
         needs, lengths = self._inputs_of(work, order, facts, inputs, references)
-        return self._add(work, roles, loras, {**needs, **before}, work.steps_run, lengths), work
+        return self._add(work, roles, loras, {**needs, **before}, work.schedule.steps_run, lengths), work
 
     def _inputs_of(
         self,
@@ -292,7 +301,7 @@ class _GraphBuilder:
         references: ReferenceInputs,
     ) -> tuple[dict[str, TaskId], tuple[int, ...]]:
         """Add the inputs of `work`, which starts from `start`; return them by name, and the lengths of its texts."""
-        model, texts = work.model, vision_graph.texts_read(order, facts, work.cfg)
+        model, texts = work.model, vision_graph.texts_read(order, facts, work.guidance.cfg)
         vision_inputs = vision_graph.vision_inputs(order, facts)
         embeds = tuple(
             self._add(embed, (Role.VISION_ENCODER,), (), {numbered(IMAGE, 0): image})
@@ -302,10 +311,10 @@ class _GraphBuilder:
         for name, text in texts.items():
             read = embeds or self._image_embeds(model, facts, vision_inputs(text), is_model_input=False)
             needs[name] = self._encode(text, read, references)
-        if work.reads_image or work.reads_start:
-            needs[IMAGE if work.reads_image else START] = start[START]
+        if work.image is not None or work.has(StartCondition):
+            needs[START if work.image is None else IMAGE] = start[START]
         needs |= {name: task for name, task in start.items() if name in (MASK, MASKED_IMAGE)}
-        if work.reads_control_video:
+        if work.has(ControlVideoCondition):
             needs[CONTROL_VIDEO] = self._control_video(work, order)
         for embeds_task in self._image_embeds(model, facts, vision_inputs(None)):
             needs[IMAGE_EMBEDS] = embeds_task
@@ -314,9 +323,11 @@ class _GraphBuilder:
             if region.mask is not None:
                 needs[numbered(REGION_MASK, number)] = region.mask.task_id
         needs |= {name: self._image(each) for name, each in control_inputs(order, work.controls)}
+        missing = set(condition_inputs(work.conditions)) - needs.keys()
+        assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
         seen = references.seen, references.numbered
         text_lengths = tuple(self._catalog.text_tokens(model, text.text, *seen) for text in texts.values())
-        return needs, vision_graph.image_context_lengths(facts, work.cfg) or text_lengths
+        return needs, vision_graph.image_context_lengths(facts, work.guidance.cfg) or text_lengths
 
     def _start_inputs(
         self, model: ModelRef, order: SampleOrder, first_frame: EncodeImageOrder | None
@@ -368,7 +379,9 @@ class _GraphBuilder:
 
     def _control_video(self, work: SampleParams, order: SampleOrder) -> TaskId:
         """Add the encoding of the control video that `work` reads."""
-        encode = EncodeImageParams(work.model, work.width, work.height, frames=work.frames, is_control_video=True)
+        encode = EncodeImageParams(
+            work.model, work.shape.width, work.shape.height, frames=work.shape.frames, is_control_video=True
+        )
         return self._add(encode, (Role.VAE,), (), video_read(order))
 
     def _image_embeds(
@@ -387,15 +400,14 @@ class _GraphBuilder:
         if isinstance(latent, InputLatent):
             decoder_graph.check_decodes(model.name, self._catalog.model_defaults(model).sampling)
             width, height, lasts = output_shape_of(latent.cells, model.name, self._catalog.model_defaults(model))
-            work = DecodeParams(model, width, height, False, *astuple(lasts))
+            work = DecodeParams(model, OutputShape(width, height, *astuple(lasts)))
             return self._add(work, (Role.VAE,), (), {LATENT: latent.task_id})
         need, sample = self._sample(latent)
         if self._catalog.model_defaults(sample.model).sampling.is_prior_stage:
             need, sample = self._second(need, sample, order)
             model = sample.model
         kept = latent.inpaint if latent.inpaint is not None and latent.inpaint.paste else None
-        duration = sample.frames, sample.frame_rate, sample.seconds, sample.leading_kept
-        work = DecodeParams(model, sample.width, sample.height, kept is not None, *duration)
+        work = DecodeParams(model, replace(sample.shape, leading=sample.leading_kept), kept is not None)
         needs = {LATENT: need}
         if kept is not None:
             needs |= {IMAGE: kept.image.task_id, MASK: kept.mask.task_id}
@@ -409,7 +421,7 @@ class _GraphBuilder:
         lengths = tuple(self._catalog.text_tokens(made.model, text.text) for text in texts.values())
         needs = {**{name: self._encode(text) for name, text in texts.items()}, PRIOR: prior}
         self.second = work
-        return self._add(work, (Role.DIFFUSION_MODEL,), (), needs, work.steps_run, lengths), work
+        return self._add(work, (Role.DIFFUSION_MODEL,), (), needs, work.schedule.steps_run, lengths), work
 
     def _size(self, model: ModelRef, order: SampleOrder | EncodeImageOrder) -> tuple[int, int]:
         """Return the width and the height of the output in pixels; 0 for audio."""

@@ -13,7 +13,14 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.core.sampling_facts import SamplingFacts
-from modelpool.pool.core.stage_params import ModelRef, SampleParams
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    PriorCondition,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE
 from modelpool.pool.families.cascade_families import prior_cells
 
@@ -80,17 +87,15 @@ def second_work(model: ModelRef, prior: SampleParams, order: DecodeOrder, facts:
     defaults = facts.defaults
     assert defaults is not None, "a decoder has sampling defaults"
     steps = None if order.decoder is None else order.decoder.steps
+    shape = OutputShape(prior.shape.width, prior.shape.height)
     return SampleParams(
-        model=model,
-        loras=(),
-        width=prior.width,
-        height=prior.height,
-        steps=defaults.steps if steps is None else steps,
-        cfg=_cfg(order),
-        sampler=defaults.sampler,
-        schedule=defaults.schedule,
-        seed=_LAST_SEED - prior.seed,
-        prior=prior_cells(prior.width, prior.height),
+        model,
+        (),
+        shape,
+        SamplingSchedule(defaults.steps if steps is None else steps, defaults.sampler, defaults.schedule),
+        GuidanceParams(_cfg(order)),
+        _LAST_SEED - prior.seed,
+        (PriorCondition(*prior_cells(shape.width, shape.height)),),
     )
 
 

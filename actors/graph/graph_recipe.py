@@ -35,21 +35,21 @@ def recipe_of(
         prompt=request.prompt,
         negative=request.negative,
         loras=tuple(RecipeLora(lora.name, lora.sha256, lora.strength, lora.noise) for lora in loras),
-        steps=sample.steps,
-        cfg=sample.guidance or sample.cfg,
-        sampler=sample.sampler,
-        schedule=sample.schedule,
-        width=sample.width,
-        height=sample.height,
+        steps=sample.schedule.steps,
+        cfg=sample.guidance.distilled or sample.guidance.cfg,
+        sampler=sample.schedule.sampler,
+        schedule=sample.schedule.noise_schedule,
+        width=sample.shape.width,
+        height=sample.shape.height,
         seed=sample.seed,
         warnings=warnings,
         pictures=None if images is None else _as_used(images, sample),
-        frames=sample.frames,
-        frame_rate=sample.frame_rate,
-        motion=sample.motion,
-        image_noise=sample.image_noise,
-        elevation=sample.elevation,
-        seconds=sample.seconds,
+        frames=sample.shape.frames,
+        frame_rate=sample.shape.frame_rate,
+        motion=sample.image_numbers.motion,
+        image_noise=sample.image_numbers.image_noise,
+        elevation=sample.image_numbers.elevation,
+        seconds=sample.shape.seconds,
         format="" if written_as == IMAGE_FORMAT else written_as,
         clip_skip=request.clip_skip,
         embeddings=embeddings,
@@ -59,5 +59,9 @@ def recipe_of(
 
 
 def _as_used(images: RecipeImages, sample: SampleParams) -> RecipeImages:
-    first_step, image_cfg, noise_level = sample.first_step, sample.image_cfg, sample.noise_level
-    return replace(images, first_step=first_step, image_cfg=image_cfg, noise_level=noise_level)
+    return replace(
+        images,
+        first_step=sample.schedule.first_step,
+        image_cfg=sample.guidance.image_cfg,
+        noise_level=sample.image_numbers.noise_level,
+    )

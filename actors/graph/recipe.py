@@ -78,7 +78,7 @@ class RecipeDecoder:
     @classmethod
     def of(cls, work: SampleParams | None) -> RecipeDecoder | None:
         """Return the recipe of the decoder that did `work`; None for a model with one stage."""
-        return None if work is None else cls(work.model.name, work.model.sha256, work.steps, work.cfg)
+        return None if work is None else cls(work.model.name, work.model.sha256, work.schedule.steps, work.guidance.cfg)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,15 @@ from modelpool.pool.conditioning.micro_conditioning import IMAGE
 from modelpool.pool.core import task_inputs
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import FirstFrameMode, ImageConcat, SamplingFacts
-from modelpool.pool.core.stage_params import ImagePixels, Latent, Mask, PixelArray, SampleParams
+from modelpool.pool.core.stage_params import (
+    ControlVideoCondition,
+    ImagePixels,
+    Latent,
+    Mask,
+    MaskedImageCondition,
+    PixelArray,
+    SampleParams,
+)
 from modelpool.pool.core.task_inputs import TaskInputs, numbered
 from modelpool.pool.families.control_video import CONTROL, control_video_channels
 from modelpool.pool.models.common.infer_config import image_concat_channels
@@ -62,20 +70,23 @@ def image_inputs(
     """Return the inputs of a model of `facts` from the images that these works read, for latents of `cells` (height,
     width); of a first frame, only what is repeated for every frame."""
     work, model_kwargs, negative = works[0], dict[str, Tensor](), dict[str, Tensor]()
-    if work.reads_image and facts.image_concat is ImageConcat.PIXELS:
+    if work.image is not None and facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[IMAGE] = torch.stack([_noisy(each, read, facts) for each, read in zip(works, inputs, strict=True)])
-        model_kwargs[NOISE_LEVEL] = torch.full((len(works),), work.noise_level, dtype=torch.long)
-    elif work.reads_image and facts.video is None:
+        model_kwargs[NOISE_LEVEL] = torch.full((len(works),), work.image_numbers.noise_level, dtype=torch.long)
+    elif work.image is not None and facts.video is None:
         model_kwargs[IMAGE] = _latents(inputs, task_inputs.IMAGE)
         if facts.image_concat is ImageConcat.UNSCALED:
             model_kwargs[IMAGE] = to_vae_scale(model_kwargs[IMAGE], latent)
-    elif work.reads_image and repeats_image(facts):
+    elif work.image is not None and repeats_image(facts):
         model_kwargs[IMAGE] = to_vae_scale(_latents(inputs, task_inputs.IMAGE), latent)
         negative[IMAGE] = torch.zeros_like(model_kwargs[IMAGE])
-    if work.reads_control_video:
+    if work.has(ControlVideoCondition):
         model_kwargs[CONTROL] = _latents(inputs, task_inputs.CONTROL_VIDEO)
-    if work.masked_image:
-        masks = [covering(read.read(task_inputs.MASK, Mask).values_HW, work.width, work.height) for read in inputs]
+    if work.has(MaskedImageCondition):
+        masks = [
+            covering(read.read(task_inputs.MASK, Mask).values_HW, work.shape.width, work.shape.height)
+            for read in inputs
+        ]
         hidden_BCHW = _latents(inputs, task_inputs.MASKED_IMAGE)
         model_kwargs[IMAGE] = _masked_image(facts.image_concat, masks, hidden_BCHW, cells, latent.downscale)
     for number, name in enumerate(reference_names(work)):
@@ -84,7 +95,7 @@ def image_inputs(
         model_kwargs[PRIOR] = _latents(inputs, task_inputs.PRIOR)
         # Source: `effnet` of diffusers' StableCascadeDecoderPipeline
         negative[PRIOR] = torch.zeros_like(model_kwargs[PRIOR])
-    without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guides_without_image else None
+    without = {**model_kwargs, IMAGE: torch.zeros_like(model_kwargs[IMAGE])} if work.guidance.without_image else None
     return ImageInputs({**model_kwargs, **vision_inputs(inputs, facts)}, negative, without)
 
 
@@ -100,26 +111,26 @@ def empty_image_inputs(
     for dry runs. A model that reads an image always gets one."""
     model_kwargs, cells = dict[str, Tensor](), shape_CHW[1:]
     if facts.image_concat is not None:
-        channels, downscale = shape_CHW[0], work.height // shape_CHW[-2]
+        channels, downscale = shape_CHW[0], work.shape.height // shape_CHW[-2]
         shape = batch, image_concat_channels(facts.image_concat, channels, downscale), *cells
         model_kwargs[IMAGE] = torch.empty(shape, dtype=torch.float32, device=device)
     if facts.image_concat is ImageConcat.PIXELS:
         model_kwargs[NOISE_LEVEL] = torch.empty((batch,), dtype=torch.long, device=device)
-    if work.reads_control_video:
-        channels = control_video_channels(shape_CHW[0], work.height // shape_CHW[-2])
+    if work.has(ControlVideoCondition):
+        channels = control_video_channels(shape_CHW[0], work.shape.height // shape_CHW[-2])
         model_kwargs[CONTROL] = torch.empty((batch, channels, *cells), dtype=torch.float32, device=device)
     for name, (width, height) in reference_names(work).items():
-        size = height * cells[-2] // work.height, width * cells[-1] // work.width
+        size = height * cells[-2] // work.shape.height, width * cells[-1] // work.shape.width
         model_kwargs[name] = torch.empty((batch, shape_CHW[0], *size), dtype=torch.float32, device=device)
     return model_kwargs
 
 
 def reference_names(work: SampleParams) -> dict[str, tuple[int, int]]:
     """Return the names of the reference images among the model inputs, in order, and their sizes."""
-    if work.reference is None:
-        return {}
-    more = {f"{REFERENCE}_{number}": size for number, size in enumerate(work.more_references, start=2)}
-    return {REFERENCE: work.reference, **more}
+    return {
+        REFERENCE if number == 1 else f"{REFERENCE}_{number}": (reference.width, reference.height)
+        for number, reference in enumerate(work.references, start=1)
+    }
 
 
 def cell_corners(mask_HW: PixelArray, cells: tuple[int, int]) -> Tensor:
@@ -158,7 +169,7 @@ def _noisy(work: SampleParams, read: TaskInputs, facts: SamplingFacts) -> Tensor
     random numbers (those of the seed's complement)."""
     image = read.read(task_inputs.IMAGE, ImagePixels)
     pixels_CHW = torch.from_numpy(image.pixels_HWC.copy()).permute(2, 0, 1).float() / 127.5 - 1.0
-    sigma = sigma_table(facts.noise).sigmas[work.noise_level]
+    sigma = sigma_table(facts.noise).sigmas[work.image_numbers.noise_level]
     noise_CHW = ImageNoise(image_noise_seed(work.seed)).draw((1, *pixels_CHW.shape))[0]
     return (pixels_CHW + noise_CHW * sigma) / math.hypot(1.0, sigma)
 

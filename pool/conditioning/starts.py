@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from modelpool.pool.conditioning.inpainting import Inpainting
-from modelpool.pool.core.stage_params import Latent, Mask, PixelArray, SampleParams
+from modelpool.pool.core.stage_params import (
+    Latent,
+    Mask,
+    MaskCondition,
+    PixelArray,
+    SampleParams,
+    StartCondition,
+)
 from modelpool.pool.core.task_inputs import MASK, START, TaskInputs
 from modelpool.pool.pixels.image_ops import covering
 
@@ -40,14 +47,14 @@ def start_of(works: Sequence[SampleParams], inputs: Sequence[TaskInputs], cells:
     """Return the start of the run of these works, for latents of `cells` (height, width). A latent of another size is
     scaled, as in the second pass of hires."""
     work = works[0]
-    if not work.reads_start:
-        assert not work.masked, f"{work} keeps a latent that it does not start from"
+    if not work.has(StartCondition):
+        assert not work.has(MaskCondition), f"{work} keeps a latent that it does not start from"
         return NOISE_ONLY
     firsts = [read.read(START, Latent) for read in inputs]
     latent = torch.cat([scaled_latent(_tensor(first), cells) for first in firsts])
-    if not work.masked:
+    if not work.has(MaskCondition):
         return StartLatent(latent)
-    masks = [covering(read.read(MASK, Mask).values_HW, work.width, work.height) for read in inputs]
+    masks = [covering(read.read(MASK, Mask).values_HW, work.shape.width, work.shape.height) for read in inputs]
     return StartLatent(latent, Inpainting(latent, torch.stack([cell_shares(mask, cells) for mask in masks])[:, None]))
 
 

@@ -19,12 +19,13 @@ def numbers_of_video(numbers: VideoNumbers, work: SampleParams) -> Tensor:
     Sources: diffusers, StableVideoDiffusionPipeline; simple_video_sample.py of Stability-AI/generative-models, where a
     view from straight above is at 0, and the last frame of an orbit has the image's view.
     """
+    image, frames = work.image_numbers, work.shape.frames
     match numbers:
         case VideoNumbers.MOTION:
-            return torch.tensor([work.frame_rate - 1.0, float(work.motion), work.image_noise])
+            return torch.tensor([work.shape.frame_rate - 1.0, float(image.motion), image.image_noise])
         case VideoNumbers.NOISE:
-            return torch.tensor([work.image_noise])
+            return torch.tensor([image.image_noise])
         case VideoNumbers.VIEWS:
-            height = math.radians(90.0 - work.elevation)
-            angles = [2.0 * math.pi * ((frame + 1) % work.frames) / work.frames for frame in range(work.frames)]
-            return torch.tensor([[work.image_noise, height, angle] for angle in angles])
+            height = math.radians(90.0 - image.elevation)
+            angles = [2.0 * math.pi * ((frame + 1) % frames) / frames for frame in range(frames)]
+            return torch.tensor([[image.image_noise, height, angle] for angle in angles])

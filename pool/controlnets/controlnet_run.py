@@ -175,12 +175,12 @@ def controls_of(
         if ref.reads_latent and kind.reads_unshifted(patcher.module):
             images = images + latent.shift * latent.scaling_factor
         controls.append(RunControlNet(ref, patcher, kind, images.to(patcher.device)))
-    return RunControlNets(controls, work.steps_run, interrupt, prompt, done)
+    return RunControlNets(controls, work.schedule.steps_run, interrupt, prompt, done)
 
 
 def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind]) -> Iterator[Tensor]:
     """Yield the control image of each ControlNet, [C,H,W], in their order."""
-    size = work.width, work.height
+    size = work.shape.width, work.shape.height
     for number, (ref, kind) in enumerate(zip(work.controls, kinds, strict=True)):
         image, mask_HW = numbered(CONTROL, number), None
         if ref.mask_mode is not None:

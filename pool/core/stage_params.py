@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
@@ -36,16 +36,16 @@ from modelpool.pool.core.results import RunState as RunState
 from modelpool.pool.core.results import SamplerState as SamplerState
 from modelpool.pool.core.results import VideoFrames as VideoFrames
 from modelpool.pool.core.results import VideoMask as VideoMask
+from modelpool.pool.core.sample_conditions import ControlVideoCondition as ControlVideoCondition
+from modelpool.pool.core.sample_conditions import ImageCondition as ImageCondition
+from modelpool.pool.core.sample_conditions import MaskCondition as MaskCondition
+from modelpool.pool.core.sample_conditions import MaskedImageCondition as MaskedImageCondition
+from modelpool.pool.core.sample_conditions import PriorCondition as PriorCondition
+from modelpool.pool.core.sample_conditions import ReferenceCondition as ReferenceCondition
+from modelpool.pool.core.sample_conditions import RegionParams as RegionParams
+from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondition
+from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
-
-
-@dataclass(frozen=True, slots=True)
-class RegionParams:
-    """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
-    and height as fractions of the image; None if a `Mask` defines the region."""
-
-    strength: float
-    box: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,95 +72,41 @@ class EncodeParams:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleParams:
-    """Denoise one latent. Result: `Latent`.
+class OutputShape:
+    """The size of an output.
 
-    Reads by name (`pool.core.task_inputs`): "positive", "negative" unless `cfg` is 1, "image_embeds" for models with a
-    vision encoder (instead of texts if the model reads none), and the inputs that the fields below require.
-
-    frames       of a video; 0 for an image or audio
-    frame_rate   its frames per second
-    seconds      of audio, whose width and height are 0; 0 for an image or a video
-    reads_image  reads "image": the `Latent` of the first frame of a video, or of the concatenated image; an upscaling
-                 model reads `ImagePixels`
-    guidance     guidance input of a distilled model; `cfg` is then 1
-    first_step   steps skipped at the start of the schedule (denoising strength)
-    reads_start  reads "start", a `Latent` of any size, to which noise is added; otherwise the run starts from noise
-    masked       reads "mask": outside of it the result is the start latent
-    masked_image  reads "mask" and the `Latent` "masked_image", inputs of an inpainting model
-    reference    reads "reference.0", the `Latent` of a reference image of this width and height
-    more_references  sizes of further reference images, "reference.1" and so on
-    prior        reads "prior", the prior's `Latent` of this height and width (second stage)
-    ends         the first-frame latent also has the last frame
-    image_cfg    guidance scale of the image, 1 for none; 0 for models that are not guided by the image
-    noise_level  noise added to the image to upscale, 0 to 1000
-    image_noise  standard deviation of the noise on the conditioning image, whose pixels are in [-1, 1]
-    motion       motion strength of a video, 0 to 255
-    elevation    camera elevation of an orbit video, in degrees
-    regions      reads "region.N" for each, and "region_mask.N" for each without a box
-    controls     reads "control.N" for each ControlNet, `ImagePixels` of any size, or their `Latent`; inpainting
-                 ControlNets (`ControlMaskMode`) also "control_mask.N" and "control_masked_image.N"
-    switch       two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
-                 model
-    low_noise    run of the low-noise expert; with `switch` it reads "sampler_state"
-    reads_control_video  reads "control_video", the result of `EncodeImageParams.is_control_video`
-    leading      extra temporal cells at the start, for reference images; the result drops those of a control video
+    width, height  in pixels; 0 for audio
+    frames      of a video; 0 for an image or audio
+    frame_rate  its frames per second
+    seconds     of audio; 0 for an image or a video
+    leading     extra temporal cells of the latent at the start, for reference images
     """
 
-    model: ModelRef
-    #: only those LoRAs that touch the diffusion model
-    loras: tuple[LoraRef, ...]
     width: int
     height: int
-    steps: int
-    cfg: float
-    sampler: str
-    schedule: str
-    seed: int
     frames: int = 0
     frame_rate: float = 0.0
-    guidance: float = 0.0
-    first_step: int = 0
-    reads_start: bool = False
-    masked: bool = False
-    masked_image: bool = False
-    regions: tuple[RegionParams, ...] = ()
-    controls: tuple[ControlRef, ...] = ()
     seconds: float = 0.0
-    reads_image: bool = False
-    reference: tuple[int, int] | None = None
-    more_references: tuple[tuple[int, int], ...] = ()
-    prior: tuple[int, int] | None = None
-    ends: bool = False
-    image_cfg: float = 0.0
-    noise_level: int = 0
-    image_noise: float = 0.0
-    motion: int = 0
-    elevation: float = 0.0
-    switch: int = 0
-    low_noise: bool = False
-    reads_control_video: bool = False
     leading: int = 0
 
-    @property
-    def has_hole(self) -> bool:
-        """It reads an inpaint `Mask`."""
-        return self.masked or self.masked_image
 
-    @property
-    def texts(self) -> int:
-        """Texts for which the model is evaluated in each step."""
-        return (1 if self.cfg == 1 else 2) + len(self.regions) + self.guides_without_image
+@dataclass(frozen=True, slots=True)
+class SamplingSchedule:
+    """The steps of a run.
 
-    @property
-    def guides_without_image(self) -> bool:
-        """The model is also evaluated for the negative prompt without the image (guidance by text and image)."""
-        return self.cfg != 1 and self.image_cfg not in (0, 1)
+    sampler, noise_schedule  by name
+    first_step  steps skipped at the start of the schedule (denoising strength)
+    switch      two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
+                model
+    low_noise   run of the low-noise expert; with `switch` it reads "sampler_state"
+    """
 
-    @property
-    def leading_kept(self) -> int:
-        """The cells of `leading` that the result keeps: it is decoded with them."""
-        return 0 if self.reads_control_video else self.leading
+    steps: int
+    sampler: str
+    noise_schedule: str
+    first_step: int = 0
+    switch: int = 0
+    low_noise: bool = False
 
     @property
     def steps_run(self) -> int:
@@ -177,6 +123,102 @@ class SampleParams:
     def resumes(self) -> bool:
         """It resumes from the `SamplerState` of the other expert."""
         return self.low_noise and self.switch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class GuidanceParams:
+    """The guidance of a run.
+
+    cfg        guidance scale; 1 for none, then the negative prompt is not read
+    distilled  guidance input of a distilled model; `cfg` is then 1
+    image_cfg  guidance scale of the image, 1 for none; 0 for models that are not guided by the image
+    """
+
+    cfg: float
+    distilled: float = 0.0
+    image_cfg: float = 0.0
+
+    @property
+    def without_image(self) -> bool:
+        """The model is also evaluated for the negative prompt without the image (guidance by text and image)."""
+        return self.cfg != 1 and self.image_cfg not in (0, 1)
+
+
+_Kind = TypeVar("_Kind", bound=SampleCondition)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParams:
+    """Denoise one latent. Result: `Latent`.
+
+    Reads by name (`pool.core.task_inputs`): "positive", "negative" unless the guidance scale is 1, "image_embeds" for
+    models with a vision encoder (instead of texts if the model reads none), "sampler_state" if it resumes from another
+    expert, and what `conditions` names (`pool.core.sample_conditions`).
+
+    shape        of the output; the result drops the leading cells of a control video
+    """
+
+    model: ModelRef
+    #: only those LoRAs that touch the diffusion model
+    loras: tuple[LoraRef, ...]
+    shape: OutputShape
+    schedule: SamplingSchedule
+    guidance: GuidanceParams
+    seed: int
+    conditions: tuple[SampleCondition, ...] = ()
+
+    def all_of(self, kind: type[_Kind]) -> tuple[_Kind, ...]:
+        """Return the conditions of one kind, in order."""
+        return tuple(one for one in self.conditions if isinstance(one, kind))
+
+    def has(self, kind: type[SampleCondition]) -> bool:
+        """Return whether there is a condition of this kind."""
+        return any(isinstance(one, kind) for one in self.conditions)
+
+    @property
+    def image(self) -> ImageCondition | None:
+        """The image that the model reads, if any."""
+        return next(iter(self.all_of(ImageCondition)), None)
+
+    @property
+    def image_numbers(self) -> ImageCondition:
+        """The numbers of the image that the model reads; the defaults if it reads none."""
+        return self.image or ImageCondition()
+
+    @property
+    def regions(self) -> tuple[RegionParams, ...]:
+        """Regions with prompts of their own."""
+        return self.all_of(RegionParams)
+
+    @property
+    def controls(self) -> tuple[ControlRef, ...]:
+        """The ControlNets."""
+        return self.all_of(ControlRef)
+
+    @property
+    def references(self) -> tuple[ReferenceCondition, ...]:
+        """The reference images."""
+        return self.all_of(ReferenceCondition)
+
+    @property
+    def prior(self) -> PriorCondition | None:
+        """The prior's latent, if this is a second stage."""
+        return next(iter(self.all_of(PriorCondition)), None)
+
+    @property
+    def reads_mask(self) -> bool:
+        """It reads an inpaint `Mask`."""
+        return self.has(MaskCondition) or self.has(MaskedImageCondition)
+
+    @property
+    def texts(self) -> int:
+        """Texts for which the model is evaluated in each step."""
+        return (1 if self.guidance.cfg == 1 else 2) + len(self.regions) + self.guidance.without_image
+
+    @property
+    def leading_kept(self) -> int:
+        """The leading cells that the result keeps: it is decoded with them."""
+        return 0 if self.has(ControlVideoCondition) else self.shape.leading
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,21 +265,16 @@ class VisionEncodeParams:
 
 @dataclass(frozen=True, slots=True)
 class DecodeParams:
-    """Decode a latent. Result: `ImagePixels`, with `frames` a `VideoFrames`, with `seconds` an `AudioSamples` of that
+    """Decode a latent. Result: `ImagePixels`, with frames a `VideoFrames`, with seconds an `AudioSamples` of that
     length.
 
-    Reads "latent", of the size of the output (audio may be longer; a video has `leading` extra temporal cells at the
-    start), and with `pastes` "image", which the result keeps outside of "mask".
+    Reads "latent", of this shape (audio may be longer), and with `pastes` "image", which the result keeps outside of
+    "mask".
     """
 
     model: ModelRef
-    width: int
-    height: int
+    shape: OutputShape
     pastes: bool = False
-    frames: int = 0
-    frame_rate: float = 0.0
-    seconds: float = 0.0
-    leading: int = 0
 
 
 StageParams: TypeAlias = EncodeParams | EncodeImageParams | VisionEncodeParams | SampleParams | DecodeParams
@@ -306,7 +343,7 @@ def role_of(work: StageParams) -> Role:
         case EncodeParams():
             return Role.TEXT_ENCODER
         case SampleParams():
-            return Role.DIFFUSION_MODEL_2 if work.low_noise else Role.DIFFUSION_MODEL
+            return Role.DIFFUSION_MODEL_2 if work.schedule.low_noise else Role.DIFFUSION_MODEL
         case VisionEncodeParams():
             return Role.VISION_ENCODER
         case EncodeImageParams() | DecodeParams():
@@ -367,6 +404,14 @@ _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
 )
+#: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
+_PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
+    {
+        kind: tuple(field.name for field in dataclasses.fields(kind))
+        for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
+        if kind is not ControlRef
+    }
+)
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -415,8 +460,8 @@ def _without_places(value: Any) -> Any:
         more |= {"config_overrides": value.config_overrides} if value.config_overrides else {}
         more |= {"mask_mode": value.mask_mode} if value.mask_mode else {}
         return {"sha256": value.sha256, "strength": value.strength, "start": value.start, "end": value.end, **more}
-    if isinstance(value, RegionParams):
-        return [value.strength, value.box]
+    if (names := _PARTS.get(type(value))) is not None:
+        return [type(value).__name__, *[_without_places(getattr(value, name)) for name in names]]
     if isinstance(value, tuple):
         return [_without_places(v) for v in value]
     return value

@@ -32,14 +32,17 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
+    GuidanceParams,
     ImagePixels,
     Latent,
     LoraRef,
     ModelRef,
+    OutputShape,
     PixelArray,
     Result,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     Stopped,
     stage_of,
@@ -187,9 +190,9 @@ class LoadedModel:
         """
         work = self._sample_work(width, height, steps, cfg, sampler, seed)
         inputs: dict[str, Result] = {POSITIVE: self._text("prompt", prompt)}
-        if work.cfg != 1:
+        if work.guidance.cfg != 1:
             inputs[NEGATIVE] = self._text("negative", negative, ", since cfg is not 1")
-        result = self._run(work, inputs, (self.diffusion_model,), on_step, passes=work.steps)
+        result = self._run(work, inputs, (self.diffusion_model,), on_step, passes=work.schedule.steps)
         assert isinstance(result, Latent)
         return result
 
@@ -201,7 +204,7 @@ class LoadedModel:
             found = _short(latent) if shape is None else shape
             raise unusable_field("latent", found, f"what `sample` makes: [{facts.channels}, height, width]")
         height, width = (cells * facts.downscale for cells in latent.samples_CHW.shape[1:])
-        result = self._run(DecodeParams(self._model, width, height), {LATENT: latent}, (self.vae,))
+        result = self._run(DecodeParams(self._model, OutputShape(width, height)), {LATENT: latent}, (self.vae,))
         assert isinstance(result, ImagePixels)
         return result.pixels_HWC
 
@@ -227,14 +230,14 @@ class LoadedModel:
         checked_text("negative", negative, "a text, '' for none")
         with self._one_run():
             encoded = self.encode(prompt)
-            guided_from = None if work.cfg == 1 else self.encode(negative)
+            guided_from = None if work.guidance.cfg == 1 else self.encode(negative)
             latent = self.sample(
                 encoded,
                 guided_from,
-                width=work.width,
-                height=work.height,
-                steps=work.steps,
-                cfg=work.cfg,
+                width=work.shape.width,
+                height=work.shape.height,
+                steps=work.schedule.steps,
+                cfg=work.guidance.cfg,
                 sampler=sampler,
                 seed=work.seed,
                 on_step=on_step,
@@ -316,12 +319,16 @@ class LoadedModel:
         return SampleParams(
             self._model,
             (),
-            self._checked_size("width", width, self.native_size[0]),
-            self._checked_size("height", height, self.native_size[1]),
-            whole_number("steps", steps, f"a whole number from 1 to {MAX_STEPS}", 1, MAX_STEPS),
-            real_number("cfg", cfg, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}", MIN_CFG, MAX_CFG),
-            key,
-            schedule,
+            OutputShape(
+                self._checked_size("width", width, self.native_size[0]),
+                self._checked_size("height", height, self.native_size[1]),
+            ),
+            SamplingSchedule(
+                whole_number("steps", steps, f"a whole number from 1 to {MAX_STEPS}", 1, MAX_STEPS), key, schedule
+            ),
+            GuidanceParams(
+                real_number("cfg", cfg, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}", MIN_CFG, MAX_CFG)
+            ),
             secrets.randbits(64) if seed is None else checked_seed(seed),
         )
 

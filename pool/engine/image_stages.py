@@ -71,7 +71,7 @@ def decode_images(
     """Decode each latent to an image, video or audio; outside of its mask, the user image is pasted back. Raises as
     `decode_batch`."""
     latents = [read.read(LATENT, Latent) for read in inputs]
-    lasts = works[0].frame_rate, works[0].seconds, works[0].leading * latent.frames_per_cell
+    lasts = works[0].shape.frame_rate, works[0].shape.seconds, works[0].shape.leading * latent.frames_per_cell
     made = decode_batch(latents, vae, latent, hooks, division, *lasts)
     return tuple(
         _kept(image, read) if work.pastes and isinstance(image, ImagePixels) else image

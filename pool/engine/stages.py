@@ -178,7 +178,7 @@ def sample_batch(
     work = works[0]
     max_batch = 0 if division is None else division.batch
     shape_CHW = sampled_shape(work, latent)
-    cells = latent.sides(work.width, work.height)
+    cells = latent.sides(work.shape.width, work.shape.height)
     start, image_values = start_of(works, inputs, cells), image_inputs(works, inputs, facts, latent, cells)
     prompts = _prompts(works, inputs, max_batch != 1, facts, image_values, cells)
     done = resumed[0].step if resumed else 0
@@ -195,7 +195,7 @@ def sample_batch(
         part = partial_run_of(works, inputs, device, resumed, hooks.should_pause)
         call = ModelCall(
             predict_noise,
-            sigma_table(facts.noise, tokens_of(facts, work), work.steps),
+            sigma_table(facts.noise, tokens_of(facts, work), work.schedule.steps),
             facts.prediction,
             diffusion_model.model_options,
             max_batch=max_batch,
@@ -217,9 +217,9 @@ def sample_batch(
         raise CorruptFile(f"model {work.model.name!r}{loras}: found a latent with NaN or infinity, expected numbers")
     if part.paused:
         return run_states(part, work)
-    if work.switch and not work.low_noise:
+    if work.schedule.switch and not work.schedule.low_noise:
         return sampler_states(samples_BCHW, part.memory)
-    kept_BCHW = samples_BCHW[:, :, work.leading - work.leading_kept :].contiguous()
+    kept_BCHW = samples_BCHW[:, :, work.shape.leading - work.leading_kept :].contiguous()
     return tuple(Latent(samples_CHW.numpy()) for samples_CHW in kept_BCHW.unbind())
 
 
@@ -239,7 +239,7 @@ def _prompts(
     texts = [_texts(each, matched and not facts.model) for each in own]
     cond_BLD, uncond_BLD = _stacked([cond for cond, _ in texts]), _stacked([uncond for _, uncond in texts])
     assert cond_BLD is not None, "sampling reads a prompt"
-    width, height = works[0].width, works[0].height
+    width, height = works[0].shape.width, works[0].shape.height
     if facts.model:
         model_kwargs = [model_inputs(facts, [each[place] for each in read], works[0]) for place in range(len(read[0]))]
     else:
@@ -251,10 +251,10 @@ def _prompts(
     model_kwargs = [{**kwargs, **image_values.model_kwargs} for kwargs in model_kwargs]
     if len(own[0]) > 1:
         model_kwargs[len(own[0]) - 1] |= image_values.negative
-    if works[0].reads_image and facts.video is not None and not repeats_image(facts):
+    if works[0].image is not None and facts.video is not None and not repeats_image(facts):
         first = torch.stack([torch.from_numpy(each.read(IMAGE, Latent).samples_CHW.copy()) for each in inputs])
-        cells_of_time = video_cells(facts.video, works[0].frames) + works[0].leading
-        beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].ends)
+        cells_of_time = video_cells(facts.video, works[0].shape.frames) + works[0].shape.leading
+        beginning = first_frame_inputs(facts.video, first, cells_of_time, works[0].image.ends)
         model_kwargs = [{**kwargs, **beginning} for kwargs in model_kwargs]
     cond, places = Condition(cond_BLD, model_kwargs=model_kwargs[0]), range(len(own[0]), len(read[0]))
     uncond = None if uncond_BLD is None else Condition(uncond_BLD, model_kwargs=model_kwargs[len(own[0]) - 1])

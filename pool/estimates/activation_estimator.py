@@ -23,9 +23,11 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    MaskCondition,
     ModelRef,
     SampleParams,
     StageParams,
+    StartCondition,
     VisionEncodeParams,
     role_of,
     stage_of,
@@ -171,10 +173,11 @@ class ActivationEstimator:
 
     def _execution_modes(self, model: ModelRef, work: StageParams) -> Iterator[ExecutionMode]:
         """Execution modes that may need less, without sizes."""
-        if isinstance(work, SampleParams) and (work.cfg != 1 or work.regions):
+        if isinstance(work, SampleParams) and (work.guidance.cfg != 1 or work.regions):
             yield ExecutionMode(0, batch=1, slowdown=APART_SLOWDOWN)
         if isinstance(work, (EncodeImageParams, DecodeParams)):
-            cells = self._open(model).latent.sides(work.width, work.height)
+            shape = work.shape if isinstance(work, DecodeParams) else work
+            cells = self._open(model).latent.sides(shape.width, shape.height)
             yield from (ExecutionMode(0, tile=t, slowdown=tile_slowdown(cells, t)) for t in TILES if t < max(cells))
 
     def _counted_modes(
@@ -392,19 +395,19 @@ def _size_of(work: StageParams) -> tuple[object, ...]:
         case VisionEncodeParams():
             return (stage_of(work), Role.VISION_ENCODER, work.width, work.height)
         case SampleParams():
-            images = (work.reads_image, work.reference, work.more_references, work.guides_without_image, work.leading)
+            images = (work.image is not None, work.references, work.guidance.without_image, work.shape.leading)
             reads = (
-                work.reads_start,
-                work.masked,
+                work.has(StartCondition),
+                work.has(MaskCondition),
                 *images,
                 len(work.regions),
             )
-            size = (stage_of(work), role_of(work), work.width, work.height, work.frames)
-            return (*size, work.cfg == 1, work.sampler, *reads)
+            size = (stage_of(work), role_of(work), work.shape.width, work.shape.height, work.shape.frames)
+            return (*size, work.guidance.cfg == 1, work.schedule.sampler, *reads)
         case EncodeImageParams():
             return (stage_of(work), work.width, work.height, work.frames)
         case DecodeParams():
-            return (stage_of(work), work.width, work.height, work.frames, work.leading)
+            return (stage_of(work), work.shape.width, work.shape.height, work.shape.frames, work.shape.leading)
 
 
 def _roles_read(opened: OpenModel, work: StageParams) -> tuple[Role, ...]:
@@ -422,4 +425,4 @@ def _typical_tokens(work: StageParams) -> tuple[int, ...]:
     """Typical text lengths if they are unknown."""
     if not isinstance(work, SampleParams):
         return ()
-    return (TYPICAL_TOKENS,) * (1 if work.cfg == 1 else 2)
+    return (TYPICAL_TOKENS,) * (1 if work.guidance.cfg == 1 else 2)

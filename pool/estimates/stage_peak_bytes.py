@@ -39,9 +39,11 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeImageParams,
     EncodeParams,
+    MaskCondition,
     RunHooks,
     SampleParams,
     StageParams,
+    StartCondition,
     Stopped,
     VisionEncodeParams,
 )
@@ -147,9 +149,9 @@ def sample_bytes(
         del held
         return torch.empty_like(x_BCHW, dtype=diffusion_model.compute_dtype)
 
-    run = lengths if work.cfg != 1 else lengths[:1]
+    run = lengths if work.guidance.cfg != 1 else lengths[:1]
     together = Counter(run if common is not None else set(run))
-    if work.guides_without_image and max_batch != 1:
+    if work.guidance.without_image and max_batch != 1:
         together[lengths[1]] += 1
     together.update(of_regions if max_batch != 1 else set(of_regions) - together.keys())
     for length, batch in together.items():
@@ -254,7 +256,7 @@ def stage_call(
             chunks = max(1, context_tokens // CHUNK_TOKENS)
             return lambda module: module(input_ids=empty(chunks, CHUNK_TOKENS, dtype=torch.long))
         case SampleParams():
-            batch = images * (1 if work.cfg == 1 else 2)
+            batch = images * (1 if work.guidance.cfg == 1 else 2)
             shape_CHW = sampled_shape(work, latent)
             return lambda module: _inputs(
                 module, work, shape_CHW, batch, context_tokens, facts, text_inputs
@@ -329,11 +331,11 @@ def _inputs(
     told_numbers |= empty_image_inputs(facts, work, shape_CHW, batch, META)
     if work.prior is not None:
         told_numbers[PRIOR] = torch.empty(
-            (batch, prior_channels(module), *work.prior), dtype=torch.float32, device=META
+            (batch, prior_channels(module), work.prior.height, work.prior.width), dtype=torch.float32, device=META
         )
-    if work.reads_image and repeats_image(facts):
+    if work.image is not None and repeats_image(facts):
         told_numbers[IMAGE] = torch.empty((batch, shape_CHW[0], *shape_CHW[2:]), dtype=torch.float32, device=META)
-    elif work.reads_image and facts.video is not None:
+    elif work.image is not None and facts.video is not None:
         first = torch.empty((batch, *first_frame_shape(facts.video, shape_CHW)), dtype=torch.float32, device=META)
         told_numbers |= first_frame_inputs(facts.video, first, shape_CHW[1])
     # models read the frame rate as a number
@@ -380,19 +382,19 @@ def _loop_bytes(
     hooks = RunHooks(on_step, lambda: done >= _STEPS_LOOKED_AT)
     cond, uncond = texts[0], texts[1] if len(texts) > 1 else None
     without = {name: value for name, value in cond.model_kwargs.items() if name == IMAGE}
-    start = torch.empty((1, *shape_CHW)) if work.reads_start else None
-    kept = None if start is None or not work.masked else Inpainting(start, start[:, :1])
+    start = torch.empty((1, *shape_CHW)) if work.has(StartCondition) else None
+    kept = None if start is None or not work.has(MaskCondition) else Inpainting(start, start[:, :1])
     counter = PeakCounter()
     with torch.no_grad(), counter:
         try:
-            run = replace(work, steps=_STEPS, first_step=0, switch=0)
+            run = replace(work, schedule=replace(work.schedule, steps=_STEPS, first_step=0, switch=0))
             denoise_images(
                 ImagesToDenoise(run, (run.seed,), shape_CHW),
                 Prompts(
                     cond,
                     uncond,
                     Regions(tuple(regions), tuple(torch.empty((1, 1, *shape_CHW[1:])) for _ in regions)),
-                    without if work.guides_without_image else None,
+                    without if work.guidance.without_image else None,
                 ),
                 ModelCall(predict_noise, sd1_sigma_table(), max_batch=max_batch),
                 guider_of(facts, run, cond, (1, *shape_CHW), META, GuidanceMemory()),

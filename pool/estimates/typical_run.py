@@ -9,7 +9,20 @@ from collections.abc import Callable
 
 from torch import nn
 
-from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, SampleParams, StageParams, VisionEncodeParams
+from modelpool.pool.core.stage_params import (
+    ControlVideoCondition,
+    DecodeParams,
+    EncodeParams,
+    GuidanceParams,
+    ImageCondition,
+    OutputShape,
+    PriorCondition,
+    SampleCondition,
+    SampleParams,
+    SamplingSchedule,
+    StageParams,
+    VisionEncodeParams,
+)
 from modelpool.pool.estimates.activation_estimator import empty_conditioning
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
 from modelpool.pool.families.cascade_families import prior_cells
@@ -37,14 +50,16 @@ def typical_params(opened: OpenModel, role: Role) -> StageParams:
             return VisionEncodeParams(model, 1, *((0, 0) if facts.reference_mode is None else (width, height)))
         case Role.DIFFUSION_MODEL | Role.DIFFUSION_MODEL_2:
             imaged = video is not None and video.begins is not None and video.begins.is_required
-            return SampleParams(
-                model, (), width, height, 1, 5.0, "euler", "normal", 0, frames, rate, seconds=seconds,
-                reads_image=imaged, prior=prior_cells(width, height) if facts.is_decoder_stage else None,
-                low_noise=role is Role.DIFFUSION_MODEL_2, reads_control_video=takes_control_video(facts),
-                leading=0 if video is None else video.leading,
-            )  # fmt: skip
+            conditions: list[SampleCondition] = [
+                *([ImageCondition()] if imaged else []),
+                *([PriorCondition(*prior_cells(width, height))] if facts.is_decoder_stage else []),
+                *([ControlVideoCondition()] if takes_control_video(facts) else []),
+            ]
+            shape = OutputShape(width, height, frames, rate, seconds, 0 if video is None else video.leading)
+            schedule = SamplingSchedule(1, "euler", "normal", low_noise=role is Role.DIFFUSION_MODEL_2)
+            return SampleParams(model, (), shape, schedule, GuidanceParams(5.0), 0, tuple(conditions))
         case Role.VAE:
-            return DecodeParams(model, width, height, frames=frames, frame_rate=rate, seconds=seconds)
+            return DecodeParams(model, OutputShape(width, height, frames, rate, seconds))
         case _:
             raise AssertionError(f"a {role.value} has no stage of its own")
 

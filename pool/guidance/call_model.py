@@ -69,7 +69,7 @@ def video_cells(video: VideoFacts, frames: int) -> int:
 
 def tokens_of(facts: SamplingFacts, work: SampleParams) -> int:
     """Return the number of patches of the latent of `work`, which the shift of some flows depends on."""
-    return patches_of(facts, work.width, work.height, work.frames)
+    return patches_of(facts, work.shape.width, work.shape.height, work.shape.frames)
 
 
 def patches_of(facts: SamplingFacts, width: int, height: int, frames: int) -> int:
@@ -94,16 +94,16 @@ def number_inputs(facts: SamplingFacts, work: SampleParams, count: int) -> dict[
     """Return the numbers of `work` that a model of `facts` reads, for `count` images; [B, ...], on the CPU."""
     inputs = {}
     if GUIDANCE in facts.reads:
-        inputs[GUIDANCE] = torch.full((count,), work.guidance, dtype=torch.float32)
+        inputs[GUIDANCE] = torch.full((count,), work.guidance.distilled, dtype=torch.float32)
     if FRAME_RATE in facts.reads:
-        inputs[FRAME_RATE] = torch.full((count,), work.frame_rate, dtype=torch.float32)
+        inputs[FRAME_RATE] = torch.full((count,), work.shape.frame_rate, dtype=torch.float32)
     if SECONDS in facts.reads:
-        inputs[SECONDS] = torch.tensor([[0.0, work.seconds]], dtype=torch.float32).repeat(count, 1)
+        inputs[SECONDS] = torch.tensor([[0.0, work.shape.seconds]], dtype=torch.float32).repeat(count, 1)
     if facts.video is not None and facts.video.numbers is not None:
         numbers = numbers_of_video(facts.video.numbers, work)
         inputs[NUMBERS] = numbers.repeat(count, *[1] * numbers.dim())
     if SIZE in facts.reads:
-        inputs[SIZE] = torch.tensor([[work.height, work.width]], dtype=torch.float32).repeat(count, 1)
+        inputs[SIZE] = torch.tensor([[work.shape.height, work.shape.width]], dtype=torch.float32).repeat(count, 1)
     return inputs
 
 

@@ -38,15 +38,17 @@ def guider_of(
     are `cond`. It resumes from `memory`, and updates it."""
     guidance = None if facts.defaults is None else facts.defaults.guidance
     if guidance in PER_FRAME:
-        return PerFrameGuidance(work.cfg, frame_guidance_scales(guidance, work.cfg, shape_BC[2], device))
+        return PerFrameGuidance(
+            work.guidance.cfg, frame_guidance_scales(guidance, work.guidance.cfg, shape_BC[2], device)
+        )
     if guidance is Guidance.PROJECTED_LATE:
         plain = cfg_steps(cond.model_kwargs, shape_BC[0])
-        return AdaptiveProjectedGuidance(work.cfg, plain, work.first_step, memory)
+        return AdaptiveProjectedGuidance(work.guidance.cfg, plain, work.schedule.first_step, memory)
     if facts.cfg_rescale is not CfgRescale.NOTHING:
-        return RescaledGuidance(work.cfg, facts.cfg_rescale)
-    if work.guides_without_image:
-        return TextAndImageGuidance(work.cfg, work.image_cfg)
-    return ClassifierFreeGuidance(work.cfg)
+        return RescaledGuidance(work.guidance.cfg, facts.cfg_rescale)
+    if work.guidance.without_image:
+        return TextAndImageGuidance(work.guidance.cfg, work.guidance.image_cfg)
+    return ClassifierFreeGuidance(work.guidance.cfg)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +66,8 @@ class FirstFrame:
     @classmethod
     def of(cls, facts: SamplingFacts, work: SampleParams, cond: Condition) -> FirstFrame:
         """Return that of a run like `work` by a model of `facts`, whose texts are `cond`."""
-        leads = work.reads_image and facts.video is not None and bool(facts.video.leading)
-        return cls(work.reads_image and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
+        leads = work.image is not None and facts.video is not None and bool(facts.video.leading)
+        return cls(work.image is not None and noises_image(facts.video), cond.model_kwargs[IMAGE] if leads else None)
 
     def initial_latent(self, x_BC: Tensor) -> Tensor:
         """Return the initial latent of the run, from the initial noise."""

@@ -76,14 +76,14 @@ def denoise_images(
         stop_if_asked(hooks.should_stop)
         drawn_BC = noise()
         initial_BC = _initial_latent(drawn_BC, start_BCHW, sigmas, call, first_frame)
-        x_BCHW = _initial_or_resumed_latent(part, work.sampler, noise, initial_BC)
+        x_BCHW = _initial_or_resumed_latent(part, work.schedule.sampler, noise, initial_BC)
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, call.options, call.prediction)
-        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.sampler, call, part))
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.schedule.sampler, call, part))
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks, work, part))
         return latent_BCHW
 
-    sigmas = make_sigmas(work.schedule, work.steps, call.table)[work.first_step :]
+    sigmas = make_sigmas(work.schedule.noise_schedule, work.schedule.steps, call.table)[work.schedule.first_step :]
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)

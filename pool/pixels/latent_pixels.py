@@ -50,7 +50,9 @@ def latent_shape(width: int, height: int, frames: int, latent: LatentFacts) -> t
 
 def sampled_shape(work: SampleParams | DecodeParams, latent: LatentFacts) -> tuple[int, ...]:
     """Return the latent shape of a run of `work`: `latent_shape`, including leading latent frames of a video."""
-    return latent_shape(work.width, work.height, work.frames + work.leading * latent.frames_per_cell, latent)
+    return latent_shape(
+        work.shape.width, work.shape.height, work.shape.frames + work.shape.leading * latent.frames_per_cell, latent
+    )
 
 
 def decoded(

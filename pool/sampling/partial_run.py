@@ -122,14 +122,14 @@ def partial_run_of(
     """Return the run of `works`: from the states in `resumed`, from those of the other expert in its inputs, or from
     the beginning."""
     work = works[0]
-    begin, end = (steps - work.first_step for steps in work.span)
+    begin, end = (steps - work.schedule.first_step for steps in work.schedule.span)
     part = PartialRun(begin, end, should_pause=should_pause)
     if resumed:
         assert len({state.step for state in resumed}) == 1, f"run states at different steps: {work}"
         part.done = begin + resumed[0].step
         part.guidance = _guidance_memory([state.guidance for state in resumed], device)
         found = [state.sampler for state in resumed]
-    elif work.resumes:
+    elif work.schedule.resumes:
         found = [read.read(SAMPLER_STATE, SamplerState) for read in inputs]
     else:
         return part
@@ -161,7 +161,7 @@ def run_states(part: PartialRun, work: SampleParams) -> tuple[RunState, ...]:
     return tuple(
         RunState(
             part.done - part.begin,
-            work.steps_run,
+            work.schedule.steps_run,
             state,
             GuidanceState(
                 guidance.levels,

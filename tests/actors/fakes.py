@@ -212,7 +212,8 @@ class FakeCatalog:
         return 77 * (1 + len(text) // 300)
 
     def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
-        return getattr(work, "width", 64) * getattr(work, "height", 64) // 4 + sum(context_tokens)
+        size = getattr(work, "shape", work)
+        return getattr(size, "width", 64) * getattr(size, "height", 64) // 4 + sum(context_tokens)
 
     def divisions(
         self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()
@@ -330,7 +331,7 @@ class FakeEngine:
             self._say("reached", str(os.getpid()))
             self._hear("never")
         first = 0 if resume is None else resume.step
-        step, steps = first, work.steps_run
+        step, steps = first, work.schedule.steps_run
         while step < steps or ENDLESS in text:
             if hooks.should_stop():
                 raise Stopped
@@ -386,22 +387,25 @@ def result_of(work: StageParams, inputs: Mapping[str, Result], image_side: int =
             return Encoded(np.frombuffer(work.text.encode(), np.uint8).astype(np.float32)[None])
         case SampleParams():
             seed = int.from_bytes(hashlib.sha256(_bytes_of_all(inputs) + repr(work).encode()).digest()[:8], "big")
-            samples = np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32)
-            assert isinstance(inputs.get("sampler_state"), SamplerState) == work.resumes, f"{work} reads {inputs}"
+            samples = np.random.default_rng(seed).random((4, work.shape.height // 8, work.shape.width // 8), np.float32)
+            assert isinstance(inputs.get("sampler_state"), SamplerState) == work.schedule.resumes, (
+                f"{work} reads {inputs}"
+            )
             halfway = SamplerState(samples, (1.0, 0.9), np.stack([samples + 1, samples + 2]), samples + 3)
-            return halfway if work.switch and not work.low_noise else Latent(samples)
+            return halfway if work.schedule.switch and not work.schedule.low_noise else Latent(samples)
         case EncodeImageParams():
             seed = int.from_bytes(hashlib.sha256(_bytes_of_all(inputs) + repr(work).encode()).digest()[:8], "big")
             return Latent(np.random.default_rng(seed).random((4, work.height // 8, work.width // 8), np.float32))
         case DecodeParams():
-            height, width = (image_side or work.height), (image_side or work.width)
+            shape = work.shape
+            height, width = (image_side or shape.height), (image_side or shape.width)
             seed = int.from_bytes(hashlib.sha256(_bytes_of_all(inputs)).digest()[:8], "big")
             random = np.random.default_rng(seed)
-            if work.frames:
-                video_shape = (work.frames, height, width, 3)
-                return VideoFrames(random.integers(0, 256, video_shape, np.uint8), work.frame_rate)
-            if work.seconds:
-                return AudioSamples(random.random((int(work.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
+            if shape.frames:
+                video_shape = (shape.frames, height, width, 3)
+                return VideoFrames(random.integers(0, 256, video_shape, np.uint8), shape.frame_rate)
+            if shape.seconds:
+                return AudioSamples(random.random((int(shape.seconds * 8000), 2), np.float32) * 2 - 1, 8000)
             return ImagePixels(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8))
 
 

@@ -23,9 +23,11 @@ from modelpool.pool.core.stage_params import (
     EncodeParams,
     ImagePixels,
     Mask,
+    OutputShape,
     RegionParams,
     SampleParams,
     StageParams,
+    StartCondition,
     roles_of,
 )
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
@@ -67,7 +69,12 @@ def test_a_image_is_encoded_by_a_task_of_its_own_that_seeds_and_strengths_share(
     assert encodes[0] == encodes[1]
     assert read_by(one, SampleParams, given) == [EncodeParams, EncodeParams, EncodeImageParams]
     sample = next(work for work in works_of(one) if isinstance(work, SampleParams))
-    assert (sample.width, sample.height, sample.first_step, sample.steps_run) == (64, 40, 10, 10)
+    assert (sample.shape.width, sample.shape.height, sample.schedule.first_step, sample.schedule.steps_run) == (
+        64,
+        40,
+        10,
+        10,
+    )
     uses = {t.stage: t.uses[0].passes for t in one.job.tasks}
     assert uses[Stage.SAMPLE] == 10
 
@@ -113,11 +120,18 @@ def test_a_second_pass_is_tasks_of_one_job_and_shares_the_first(via: str, kinds:
     recipe, job, _ = cut(hires={"scale": 1.6, "strength": 0.5, "steps": 8, "via": via})
     assert [type(work) for work in works_of(job) if not isinstance(work, EncodeParams)] == kinds
     first, second = [work for work in works_of(job) if isinstance(work, SampleParams)]
-    assert second == replace(first, width=104, height=104, steps=8, first_step=4, reads_start=True)
+    assert second == replace(
+        first,
+        shape=replace(first.shape, width=104, height=104),
+        schedule=replace(first.schedule, steps=8, first_step=4),
+        conditions=(StartCondition(),),
+    )
     _, plain, _ = cut()
     assert {t.task_id for t in plain.job.tasks if t.stage is Stage.SAMPLE} < {t.task_id for t in job.job.tasks}
     assert (recipe.width, recipe.height) == (64, 64)
-    assert (works_of(job)[-1].width, works_of(job)[-1].height) == (104, 104)
+    decoded = works_of(job)[-1]
+    assert isinstance(decoded, DecodeParams)
+    assert decoded.shape == OutputShape(104, 104)
 
 
 def test_a_second_pass_that_would_be_too_large_is_refused() -> None:

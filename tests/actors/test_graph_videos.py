@@ -11,7 +11,13 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import DecodeParams, EncodeImageParams, SampleParams, batch_key
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    EncodeImageParams,
+    SampleParams,
+    StartCondition,
+    batch_key,
+)
 from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import AUDIOS, BEGINS, VIDEOS, FakeCatalog
 
@@ -39,15 +45,22 @@ def image(side: int = 64):
 def test_a_video_is_as_long_in_every_task_and_in_the_recipe() -> None:
     recipe, made = cut(request(VIDEOS, frames=9, frame_rate=12))
     sampled, decoded = work_of(made, SampleParams), work_of(made, DecodeParams)
-    assert (sampled.frames, sampled.frame_rate) == (decoded.frames, decoded.frame_rate) == (9, 12.0)
+    assert (
+        (sampled.shape.frames, sampled.shape.frame_rate)
+        == (decoded.shape.frames, decoded.shape.frame_rate)
+        == (9, 12.0)
+    )
     assert (recipe.frames, recipe.frame_rate, recipe.seconds, recipe.format) == (9, 12.0, 0.0, "mp4")
     assert recipe.ending == "mp4"
 
 
 def test_what_is_left_out_is_the_models_own() -> None:
-    assert (work_of(cut(request(VIDEOS))[1], SampleParams).frames, cut(request(VIDEOS))[0].frame_rate) == (17, 8.0)
+    assert (work_of(cut(request(VIDEOS))[1], SampleParams).shape.frames, cut(request(VIDEOS))[0].frame_rate) == (
+        17,
+        8.0,
+    )
     recipe, made = cut(request(AUDIOS))
-    assert (work_of(made, SampleParams).seconds, work_of(made, DecodeParams).seconds) == (2.0, 2.0)
+    assert (work_of(made, SampleParams).shape.seconds, work_of(made, DecodeParams).shape.seconds) == (2.0, 2.0)
     assert (recipe.width, recipe.height, recipe.seconds, recipe.ending) == (0, 0, 2.0, "wav")
 
 
@@ -70,7 +83,12 @@ def test_other_lengths_are_other_tasks_that_share_their_texts() -> None:
 def test_a_kept_image_is_encoded_alone_and_read_after_the_texts() -> None:
     recipe, made = cut(request(VIDEOS, image=image()))
     sampled, read = work_of(made, SampleParams), work_of(made, EncodeImageParams)
-    assert (sampled.reads_image, sampled.reads_start, sampled.first_step, read.frames) == (True, False, 0, 0)
+    assert (sampled.image is not None, sampled.has(StartCondition), sampled.schedule.first_step, read.frames) == (
+        True,
+        False,
+        0,
+        0,
+    )
     (task,) = [task for task in made.job.tasks if task.stage is Stage.SAMPLE]
     roles = [Role.VAE if isinstance(made.works[need], EncodeImageParams) else Role.TEXT_ENCODER for need in task.needs]
     assert roles == [Role.TEXT_ENCODER, Role.TEXT_ENCODER, Role.VAE]
@@ -80,7 +98,7 @@ def test_a_kept_image_is_encoded_alone_and_read_after_the_texts() -> None:
 
 def test_a_joined_image_is_encoded_as_the_first_frame_of_the_whole_video() -> None:
     _, made = cut(request(BEGINS, image=image(), frames=5))
-    assert work_of(made, EncodeImageParams).frames == work_of(made, SampleParams).frames == 5
+    assert work_of(made, EncodeImageParams).frames == work_of(made, SampleParams).shape.frames == 5
 
 
 @pytest.mark.parametrize(
@@ -114,5 +132,6 @@ def test_videos_of_other_guidance_do_not_share_a_run() -> None:
     from dataclasses import replace
 
     work = work_of(cut(request(VIDEOS))[1], SampleParams)
-    assert batch_key(replace(work, guidance=2.0)) != batch_key(replace(work, guidance=3.0))
+    keys = [batch_key(replace(work, guidance=replace(work.guidance, distilled=scale))) for scale in (2.0, 3.0)]
+    assert keys[0] != keys[1]
     assert batch_key(replace(work, seed=2)) == batch_key(work)

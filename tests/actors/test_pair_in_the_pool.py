@@ -33,12 +33,12 @@ def expected_frames(wanted: GenerateRequest) -> Any:
 
 
 def resumes(sent: Sent) -> bool:
-    return isinstance(sent.request.work, SampleParams) and sent.request.work.resumes
+    return isinstance(sent.request.work, SampleParams) and sent.request.work.schedule.resumes
 
 
 def runs_of_the_first(desk: Desk) -> int:
     works = [sent.request.work for sent in desk.fleet.sent]
-    return sum(isinstance(work, SampleParams) and not work.resumes for work in works)
+    return sum(isinstance(work, SampleParams) and not work.schedule.resumes for work in works)
 
 
 async def between_the_two(desk: Desk) -> Sent:

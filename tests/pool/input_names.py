@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from modelpool.pool.core import task_inputs as names
 from modelpool.pool.core.stage_params import (
+    ControlVideoCondition,
     DecodeParams,
     Encoded,
     EncodeImageParams,
@@ -14,10 +15,12 @@ from modelpool.pool.core.stage_params import (
     ImagePixels,
     Latent,
     Mask,
+    MaskedImageCondition,
     Result,
     SampleParams,
     SamplerState,
     StageParams,
+    StartCondition,
     VideoFrames,
     VideoMask,
     VisionEncodeParams,
@@ -47,7 +50,7 @@ def inputs_of(work: StageParams, *results: Result) -> TaskInputs:
 def _texts(work: StageParams) -> Iterator[str]:
     if isinstance(work, SampleParams):
         yield names.POSITIVE
-        if work.cfg != 1:
+        if work.guidance.cfg != 1:
             yield names.NEGATIVE
         yield from names.enumerated(names.REGION, work.regions)
 
@@ -57,13 +60,13 @@ def _latents(work: StageParams) -> Iterator[str]:
         yield names.LATENT
     if isinstance(work, SampleParams):
         fields = {
-            names.START: work.reads_start,
-            names.IMAGE: work.reads_image,
-            names.CONTROL_VIDEO: work.reads_control_video,
-            names.MASKED_IMAGE: work.masked_image,
+            names.START: work.has(StartCondition),
+            names.IMAGE: work.image is not None,
+            names.CONTROL_VIDEO: work.has(ControlVideoCondition),
+            names.MASKED_IMAGE: work.has(MaskedImageCondition),
         }
         yield from (name for name, is_read in fields.items() if is_read)
-        yield from names.enumerated(names.REFERENCE, [one for one in (work.reference, *work.more_references) if one])
+        yield from names.enumerated(names.REFERENCE, work.references)
         if work.prior is not None:
             yield names.PRIOR
         for number, control in enumerate(work.controls):
@@ -75,7 +78,7 @@ def _latents(work: StageParams) -> Iterator[str]:
 
 def _masks(work: StageParams) -> Iterator[str]:
     if isinstance(work, SampleParams):
-        if work.has_hole:
+        if work.reads_mask:
             yield names.MASK
         for number, region in enumerate(work.regions):
             if region.box is None:
@@ -98,7 +101,7 @@ def _images(work: StageParams, count: int) -> Iterator[str]:
         case DecodeParams():
             yield names.IMAGE
         case SampleParams():
-            if work.reads_image:
+            if work.image is not None:
                 yield names.IMAGE
             for number, control in enumerate(work.controls):
                 if not control.reads_latent:

@@ -8,10 +8,13 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeParams,
+    GuidanceParams,
     ImagePixels,
+    OutputShape,
     Result,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     stage_of,
     task_id,
@@ -40,7 +43,7 @@ class Pipeline:
     def task(self, work: StageParams) -> TaskSpec:
         role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
         loras = () if isinstance(work, DecodeParams) else work.loras
-        use = self.catalog.use(self.model, role, loras, work.steps if isinstance(work, SampleParams) else 1)
+        use = self.catalog.use(self.model, role, loras, work.schedule.steps if isinstance(work, SampleParams) else 1)
         activation_bytes = self.catalog.figures.activation_bytes(self.model, work)
         divisions = self.catalog.figures.divisions(self.model, work) if self.is_divisible else ()
         return TaskSpec(task_id(work, {}), stage_of(work), (use,), activation_bytes, 0.1, divisions=divisions)
@@ -53,12 +56,19 @@ class Pipeline:
         return result
 
     def works(self) -> tuple[EncodeParams, EncodeParams, SampleParams, DecodeParams]:
-        sample = SampleParams(self.model, self.loras, 64, 64, STEPS, 4.0, "euler_ancestral", "normal", 7)
+        sample = SampleParams(
+            self.model,
+            self.loras,
+            OutputShape(64, 64),
+            SamplingSchedule(STEPS, "euler_ancestral", "normal"),
+            GuidanceParams(4.0),
+            7,
+        )
         return (
             EncodeParams(self.model, self.loras, "a (red:1.3) circle"),
             EncodeParams(self.model, self.loras, ""),
             sample,
-            DecodeParams(self.model, 64, 64),
+            DecodeParams(self.model, OutputShape(64, 64)),
         )
 
     def image(self) -> np.ndarray:

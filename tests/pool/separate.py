@@ -13,11 +13,14 @@ from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeParams,
+    GuidanceParams,
     ImagePixels,
     LoraRef,
     ModelRef,
+    OutputShape,
     Result,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     roles_of,
     stage_of,
@@ -80,7 +83,7 @@ class Painter:
         prompt = self._run(EncodeParams(model, chosen, "a (red:1.3) circle"))
         negative = self._run(EncodeParams(model, chosen, "blurry"))
         latent = self._run(self._sample(model, chosen, seed), prompt, negative)
-        found = self._run(DecodeParams(model, 64, 64), latent)
+        found = self._run(DecodeParams(model, OutputShape(64, 64)), latent)
         assert isinstance(found, ImagePixels)
         return found.pixels_HWC
 
@@ -90,13 +93,15 @@ class Painter:
         return sum(cost.uploaded_bytes for cost in self.costs)
 
     def _sample(self, model: ModelRef, loras: tuple[LoraRef, ...], seed: int) -> SampleParams:
-        return SampleParams(model, loras, 64, 64, 2, 4.0, "euler", "normal", seed)
+        return SampleParams(
+            model, loras, OutputShape(64, 64), SamplingSchedule(2, "euler", "normal"), GuidanceParams(4.0), seed
+        )
 
     def _run(self, work: StageParams, *inputs: Result) -> Result:
         count = len(self.engine._opened(work.model).checkpoint.family.text_encoders)
         roles = roles_of(work, count if isinstance(work, EncodeParams) else 1)
         loras = work.loras if isinstance(work, (EncodeParams, SampleParams)) else ()
-        passes = work.steps if isinstance(work, SampleParams) else 1
+        passes = work.schedule.steps if isinstance(work, SampleParams) else 1
         uses = tuple(self.catalog.use(work.model, role, loras, passes) for role in roles)
         activation_bytes = self.catalog.figures.activation_bytes(work.model, work)
         task = TaskSpec(task_id(work, {}), stage_of(work), uses, activation_bytes, 0.1)

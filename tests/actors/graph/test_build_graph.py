@@ -129,7 +129,7 @@ def test_a_latent_of_ones_own_is_given() -> None:
     assert made.job.given == ("mine",)
     assert [task.needs for task in made.job.tasks] == [("mine",)]
     (work,) = made.works.values()
-    assert (work.width, work.height) == (128, 64)
+    assert (work.shape.width, work.shape.height) == (128, 64)
 
 
 @given(REQUESTS, st.integers(0, 4 << 20))

@@ -26,7 +26,15 @@ from modelpool.actors.outputs.png import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnknownName, UserError
-from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, SampleParams
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    EncodeParams,
+    OutputShape,
+    PriorCondition,
+    SampleParams,
+    SamplingSchedule,
+    StartCondition,
+)
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import AUDIOS, DECODES, HANDS_ON, VIDEOS, FakeCatalog, component_key, image_of, sha
 
@@ -63,8 +71,9 @@ def test_the_second_model_samples_what_the_first_made_and_its_vae_decodes() -> N
     assert large.needs == (prompt.task_id, small.task_id)
     assert decoded.needs == (large.task_id,)
     a, b = sampled(job)
-    assert (a.steps, a.cfg, a.sampler, a.schedule, a.prior) == (20, 4.0, "euler_ancestral", "simple", None)
-    assert (b.steps, b.cfg, b.sampler, b.schedule, b.prior) == (10, 1.0, "euler_ancestral", "simple", (3, 6))
+    assert (a.schedule, a.guidance.cfg) == (SamplingSchedule(20, "euler_ancestral", "simple"), 4.0)
+    assert (b.schedule, b.guidance.cfg) == (SamplingSchedule(10, "euler_ancestral", "simple"), 1.0)
+    assert (a.prior, b.prior) == (None, PriorCondition(3, 6))
     assert (a.seed, b.seed) == (7, 2**64 - 8)
     assert image_of(job.works, job.job.tasks).pixels_HWC.shape == (128, 256, 3)
 
@@ -74,7 +83,7 @@ def test_a_guided_second_model_reads_the_negative_prompt_too() -> None:
     _, job = cut(decoder=f"{DECODES}:4:1.1")
     prompt, negative, small, large, _ = job.job.tasks
     assert large.needs == (prompt.task_id, negative.task_id, small.task_id)
-    assert (sampled(job)[1].steps, sampled(job)[1].cfg) == (4, 1.1)
+    assert (sampled(job)[1].schedule.steps, sampled(job)[1].guidance.cfg) == (4, 1.1)
     for negative in ("n", ""):
         _, unguided = cut(cfg=1.0, negative=negative, loras=("words:0.5",), clip_skip=1, decoder={"cfg": 1.1})
         *_, large, _ = unguided.job.tasks
@@ -115,10 +124,10 @@ def test_loras_are_the_first_models() -> None:
 def test_a_second_pass_is_made_of_the_small_latent() -> None:
     """What the first model made is scaled up and made again; the second model comes once, after it."""
     _, job = cut(hires="2:0.5")
-    assert [(work.model.name, work.width, work.reads_start) for work in sampled(job)] == [
+    assert [(work.model.name, work.shape.width, work.has(StartCondition)) for work in sampled(job)] == [
         (HANDS_ON, 256, False), (HANDS_ON, 512, True), (DECODES, 512, False),
     ]  # fmt: skip
-    assert sampled(job)[-1].prior == (6, 12)
+    assert sampled(job)[-1].prior == PriorCondition(6, 12)
 
 
 def test_the_recipe_tells_both_models_and_is_read_again() -> None:
@@ -184,7 +193,7 @@ def test_a_stage_asked_for_alone_may_name_the_second_model_to_decode_with() -> N
     for model in (HANDS_ON, DECODES):
         job = build_stage_graph(DecodeOrder(latent, model), JOB, FakeCatalog())
         assert [work.model.name for work in sampled(job)] == [HANDS_ON, DECODES]
-        assert job.works[job.job.wanted] == DecodeParams(FakeCatalog().find_model(DECODES), 256, 128)
+        assert job.works[job.job.wanted] == DecodeParams(FakeCatalog().find_model(DECODES), OutputShape(256, 128))
     with pytest.raises(UnknownName):
         build_stage_graph(DecodeOrder(latent, "nobody"), JOB, FakeCatalog())
 

@@ -22,6 +22,7 @@ from modelpool.pool.guidance.call_model import tokens_of
 from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
 from modelpool.pool.specs.spec import JobId, Role, Stage
 from tests.actors.fakes import LORAS, PAIR, SAMPLING, FakeCatalog, component_key
+from tests.pool.changed_work import changed_work
 
 JOB = JobId("job")
 SIZE = {"width": 64, "height": 64, "frames": 5, "steps": 8}
@@ -50,13 +51,13 @@ def test_the_second_model_goes_on_from_what_the_first_left() -> None:
     assert [use.component for use in first.uses] == [component_key(model, Role.DIFFUSION_MODEL)]
     assert [use.component for use in second.uses] == [component_key(model, Role.DIFFUSION_MODEL_2)]
     high, low = sampled(job)
-    assert (high.cfg, low.cfg) == (4.0, 3.0)
-    assert 0 < high.switch == low.switch < 8
-    assert (first.uses[0].passes, second.uses[0].passes) == (high.switch, 8 - high.switch)
-    assert replace(low, cfg=high.cfg, low_noise=False) == high
+    assert (high.guidance.cfg, low.guidance.cfg) == (4.0, 3.0)
+    assert 0 < high.schedule.switch == low.schedule.switch < 8
+    assert (first.uses[0].passes, second.uses[0].passes) == (high.schedule.switch, 8 - high.schedule.switch)
+    assert changed_work(low, cfg=high.guidance.cfg, low_noise=False) == high
     work = job.works[job.job.wanted]
     assert isinstance(work, DecodeParams)
-    assert work.frames == 5
+    assert work.shape.frames == 5
     assert (recipe.cfg, recipe.low_noise) == (4.0, RecipeLowNoise(0.875, 3.0))
 
 
@@ -75,7 +76,7 @@ def test_the_second_model_is_as_strong_as_the_first_where_that_is_said(
 ) -> None:
     """Left open, both have their own. Source: `guidance_scale_2` of diffusers' WanPipeline."""
     high, low = sampled(cut(**said)[1])
-    assert (high.cfg, low.cfg) == strengths
+    assert (high.guidance.cfg, low.guidance.cfg) == strengths
 
 
 @pytest.mark.parametrize(("cfg", "low_cfg", "texts"), [(1, 3, (1, 2)), (4, 1, (2, 1)), (1, 1, (1, 1))])
@@ -91,22 +92,22 @@ def test_the_boundary_decides_who_makes_which_steps() -> None:
     switches = []
     for boundary in (0.95, 0.9, 0.5):
         high, low = sampled(cut(low_noise=f":{boundary}")[1])
-        assert high.steps_run + low.steps_run == 8
-        switches.append(high.switch)
+        assert high.schedule.steps_run + low.schedule.steps_run == 8
+        switches.append(high.schedule.switch)
     assert switches == sorted(set(switches))
     (alone,) = sampled(cut(low_noise="2:0")[1])
-    assert (alone.low_noise, alone.switch, alone.cfg) == (False, 0, 4.0)
+    assert (alone.schedule.low_noise, alone.schedule.switch, alone.guidance.cfg) == (False, 0, 4.0)
 
 
 def test_steps_that_are_all_of_much_noise_are_made_by_one_model() -> None:
     (high,) = sampled(cut(steps=1)[1])
-    assert (high.low_noise, high.switch) == (False, 0)
+    assert (high.schedule.low_noise, high.schedule.switch) == (False, 0)
 
 
 def test_a_boundary_of_all_noise_leaves_the_first_level_to_the_first_model() -> None:
     """A schedule begins with noise alone, which is no less than all."""
     high, low = sampled(cut(low_noise=":1")[1])
-    assert (high.switch, high.steps_run, low.steps_run) == (1, 1, 7)
+    assert (high.schedule.switch, high.schedule.steps_run, low.schedule.steps_run) == (1, 1, 7)
 
 
 def test_videos_that_differ_in_the_second_model_share_what_the_first_made() -> None:
@@ -180,9 +181,13 @@ def test_where_the_shift_depends_on_the_size_so_does_who_makes_which_steps(monke
     for side in (64, 128, 256):
         high, low = sampled(cut(width=side, height=side)[1])
         for work in (high, low):
-            levels = make_sigmas(work.schedule, work.steps, sigma_table(noise, tokens_of(facts, work), work.steps))
-            assert work.switch == sum(level >= 0.875 for level in levels.tolist()[:-1])
-        switches.append(high.switch)
+            levels = make_sigmas(
+                work.schedule.noise_schedule,
+                work.schedule.steps,
+                sigma_table(noise, tokens_of(facts, work), work.schedule.steps),
+            )
+            assert work.schedule.switch == sum(level >= 0.875 for level in levels.tolist()[:-1])
+        switches.append(high.schedule.switch)
     assert switches == sorted(set(switches))
 
 
@@ -223,8 +228,8 @@ def test_a_stage_that_is_asked_for_alone_is_made_by_both_models() -> None:
     assert tree.low_noise is None
     job = build_stage_graph(tree, JOB, FakeCatalog())
     high, low = sampled(job)
-    assert (high.cfg, low.cfg, low.low_noise) == (4.0, 4.0, True)
+    assert (high.guidance.cfg, low.guidance.cfg, low.schedule.low_noise) == (4.0, 4.0, True)
     assert isinstance(job.works[job.job.wanted], SampleParams)
     assert job.works[job.job.wanted] == low
     said = replace(tree, low_noise=LowNoiseOrder(0.5, 2.0))
-    assert sampled(build_stage_graph(said, JOB, FakeCatalog()))[1].cfg == 2.0
+    assert sampled(build_stage_graph(said, JOB, FakeCatalog()))[1].guidance.cfg == 2.0

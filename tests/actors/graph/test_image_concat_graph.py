@@ -19,7 +19,15 @@ from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, ImageConcat, ModelDefaults, Prediction, SamplingFacts
-from modelpool.pool.core.stage_params import DecodeParams, EncodeImageParams, EncodeParams, ImagePixels, SampleParams
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    EncodeImageParams,
+    EncodeParams,
+    ImagePixels,
+    ReferenceCondition,
+    SampleParams,
+    StartCondition,
+)
 from modelpool.pool.families.family import SD1_INSTRUCT, SD_X4
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
@@ -58,8 +66,13 @@ def test_a_image_that_is_shown_is_read_as_a_latent_and_all_steps_are_made() -> N
     recipe, job, given = cut(SD1_INSTRUCT.sampling, image=PIXELS)
     assert read_by_sampling(job, given) == [EncodeParams, EncodeParams, EncodeImageParams]
     (work,) = works(job, SampleParams)
-    assert (work.reads_image, work.reads_start, work.first_step, work.steps) == (True, False, 0, 100)
-    assert (work.image_cfg, work.cfg, work.texts) == (1.5, 7.5, 3)
+    assert (work.image is not None, work.has(StartCondition), work.schedule.first_step, work.schedule.steps) == (
+        True,
+        False,
+        0,
+        100,
+    )
+    assert (work.guidance.image_cfg, work.guidance.cfg, work.texts) == (1.5, 7.5, 3)
     assert recipe.pictures is not None
     assert (recipe.pictures.image_cfg, recipe.pictures.first_step) == (1.5, 0)
     assert recipe_from_json(recipe.as_json()) == recipe
@@ -77,10 +90,14 @@ def test_a_image_that_is_enlarged_is_read_as_it_is() -> None:
     assert read_by_sampling(job, given) == [EncodeParams, ImagePixels]
     assert not works(job, EncodeImageParams)
     (work,), (decoded,) = works(job, SampleParams), works(job, DecodeParams)
-    assert (work.width, work.height, work.noise_level) == (decoded.width, decoded.height, 20) == (256, 160, 20)
+    assert (
+        (work.shape.width, work.shape.height, work.image_numbers.noise_level)
+        == (decoded.shape.width, decoded.shape.height, 20)
+        == (256, 160, 20)
+    )
     assert (recipe.width, recipe.height) == (256, 160)
     _, other, _ = cut(SD_X4.sampling, image=PIXELS, cfg=1.0, noise_level=0)
-    assert works(other, SampleParams)[0].noise_level == 0
+    assert works(other, SampleParams)[0].image_numbers.noise_level == 0
 
 
 @pytest.mark.parametrize("step", [0, 16, 32, 64, 128])
@@ -91,11 +108,16 @@ def test_sizes_that_a_image_has_are_in_the_models_steps_and_those_of_a_person_ar
     recipe, job, given = cut(facts, image=wide, mask=wide[:, :, 0] == 0)
     (work,), (encoded,) = works(job, SampleParams), works(job, EncodeImageParams)
     size = (1920 // (step or 8) * (step or 8), 1080 // (step or 8) * (step or 8))
-    assert (work.width, work.height) == (encoded.width, encoded.height) == (recipe.width, recipe.height) == size
+    assert (
+        (work.shape.width, work.shape.height)
+        == (encoded.width, encoded.height)
+        == (recipe.width, recipe.height)
+        == size
+    )
     assert {found.pixels_HWC.shape for found in given.values() if isinstance(found, ImagePixels)} == {(1080, 1920, 3)}
     _, job, _ = cut(facts, image=wide, width=1024)
     (work,) = works(job, SampleParams)
-    assert (work.width, work.height) == (1024, 576 // (step or 8) * (step or 8))
+    assert (work.shape.width, work.shape.height) == (1024, 576 // (step or 8) * (step or 8))
     if step > 8:
         with pytest.raises(UnusableField, match=r"^height: found 1080, expected a multiple of"):
             cut(facts, image=wide, height=1080, width=1920)
@@ -103,7 +125,7 @@ def test_sizes_that_a_image_has_are_in_the_models_steps_and_those_of_a_person_ar
 
 def test_a_image_that_is_smaller_than_a_step_is_made_as_large() -> None:
     _, job, _ = cut(replace(PLAIN_SAMPLING, side_multiple=64), image=PIXELS)
-    assert (works(job, SampleParams)[0].width, works(job, SampleParams)[0].height) == (64, 64)
+    assert (works(job, SampleParams)[0].shape.width, works(job, SampleParams)[0].shape.height) == (64, 64)
 
 
 def test_a_strength_is_held_against_the_models_own_steps() -> None:
@@ -115,7 +137,7 @@ def test_a_strength_is_held_against_the_models_own_steps() -> None:
                 with pytest.raises(UnusableField, match=r"strength: found 0.04, expected at least 0.25: with 4 steps"):
                     cut(facts, **fields)
                 continue
-            assert works(cut(facts, **fields)[1], SampleParams)[-1].steps_run == made
+            assert works(cut(facts, **fields)[1], SampleParams)[-1].schedule.steps_run == made
 
 
 @pytest.mark.parametrize("fields", [{"image": PIXELS, "strength": 0.3}, {"hires": {"strength": 0.3}}])
@@ -123,7 +145,7 @@ def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str,
     """Of four steps 1.2: two, where others make one. The recipe says so too, of an image that is started from."""
     for prediction, made in ((Prediction.FLOW, 2), (Prediction.NOISE, 1)):
         recipe, job, _ = cut(replace(PLAIN_SAMPLING, prediction=prediction), steps=4, **fields)
-        assert works(job, SampleParams)[-1].steps_run == made
+        assert works(job, SampleParams)[-1].schedule.steps_run == made
         assert recipe.pictures is not None
         assert recipe.pictures.first_step == (4 - made if "image" in fields else 0)
 
@@ -131,7 +153,7 @@ def test_a_flow_makes_the_whole_of_a_step_that_is_made_in_part(fields: dict[str,
 def test_one_step_is_made_of_a_image_that_is_shown() -> None:
     """Nothing of it is left out, so that no strength has to be said."""
     _, job, _ = cut(SD1_INSTRUCT.sampling, image=PIXELS, steps=1)
-    assert works(job, SampleParams)[0].steps_run == 1
+    assert works(job, SampleParams)[0].schedule.steps_run == 1
     with pytest.raises(UnusableField, match=r"strength: found 0.6, expected at least 1: with 1 steps"):
         cut(PLAIN_SAMPLING, image=PIXELS, steps=1)
 
@@ -140,30 +162,34 @@ def test_a_reference_is_read_at_its_own_proportions_and_sizes_follow_it() -> Non
     recipe, job, given = cut(REFERRING, reference=PIXELS, cfg=1.0)
     assert read_by_sampling(job, given) == [EncodeParams, EncodeImageParams]
     (work,), (encoded,) = works(job, SampleParams), works(job, EncodeImageParams)
-    assert (work.width, work.height) == (encoded.width, encoded.height) == work.reference == (80, 48)
+    assert (work.shape.width, work.shape.height) == (encoded.width, encoded.height) == (80, 48)
+    assert work.references == (ReferenceCondition(80, 48),)
     assert recipe.pictures is not None
     assert recipe.pictures.reference_sha256
     assert recipe_from_json(recipe.as_json()) == recipe
     _, high, _ = cut(REFERRING, reference=PIXELS, width=32, height=160, cfg=1.0)
     (work,) = works(high, SampleParams)
-    assert (work.width, work.height, work.reference) == (32, 160, (96, 64))
+    assert (work.shape.width, work.shape.height, work.references) == (32, 160, (ReferenceCondition(96, 64),))
     _, wide, _ = cut(REFERRING, reference=PIXELS, width=128, cfg=1.0)
-    assert (works(wide, SampleParams)[0].width, works(wide, SampleParams)[0].height) == (128, 80)
+    assert (works(wide, SampleParams)[0].shape.width, works(wide, SampleParams)[0].shape.height) == (128, 80)
 
 
 def test_a_reference_goes_with_a_image_to_start_from_and_after_it() -> None:
     _, job, given = cut(REFERRING, reference=PIXELS, image=255 - PIXELS[:32], strength=0.5, cfg=1.0)
     assert read_by_sampling(job, given) == [EncodeParams, EncodeImageParams, EncodeImageParams]
     (work,) = works(job, SampleParams)
-    assert (work.reads_start, work.reads_image, work.first_step) == (True, False, 10)
+    assert (work.has(StartCondition), work.image is not None, work.schedule.first_step) == (True, False, 10)
     first, second = works(job, EncodeImageParams)
-    assert ((first.width, first.height), (second.width, second.height)) == ((64, 32), work.reference)
+    assert ((first.width, first.height), (second.width, second.height)) == (
+        (64, 32),
+        (work.references[0].width, work.references[0].height),
+    )
 
 
 def test_a_second_pass_has_the_reference_of_the_first() -> None:
     _, job, _ = cut(REFERRING, reference=PIXELS, hires=2, cfg=1.0)
     first, second = works(job, SampleParams)
-    assert first.reference == second.reference == (80, 48)
+    assert first.references == second.references == (ReferenceCondition(80, 48),)
     assert len(works(job, EncodeImageParams)) == 1
 
 

@@ -24,6 +24,7 @@ from modelpool.pool.core.stage_params import (
     EncodeImageParams,
     EncodeParams,
     ImagePixels,
+    ReferenceCondition,
     SampleParams,
     VisionEncodeParams,
 )
@@ -75,8 +76,9 @@ def test_a_image_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read() -
         works(job, EncodeImageParams),
         works(job, VisionEncodeParams),
     )
-    assert (sample.width, sample.height) == (1456, 720)  # in steps of 16
-    assert (read.width, read.height) == (seen.width, seen.height) == sample.reference == (1440, 736)  # of 32
+    assert (sample.shape.width, sample.shape.height) == (1456, 720)  # in steps of 16
+    assert (read.width, read.height) == (seen.width, seen.height) == (1440, 736)  # of 32
+    assert sample.references == (ReferenceCondition(1440, 736),)
     texts = works(job, EncodeParams)
     assert [(text.seen, text.numbered) for text in texts] == [(((1440, 736),), False)] * 2
     for task in job.job.tasks:
@@ -95,7 +97,7 @@ def test_a_image_is_seen_by_the_text_encoder_in_the_size_in_which_it_is_read() -
 def test_several_are_numbered_and_smaller_for_the_text_encoder() -> None:
     recipe, job, _ = cut(reference=[WIDE, HIGH], width=512, height=512)
     (sample,) = works(job, SampleParams)
-    assert (sample.reference, sample.more_references) == ((736, 352), ((288, 896),))
+    assert sample.references == (ReferenceCondition(736, 352), ReferenceCondition(288, 896))
     assert [(one.width, one.height) for one in works(job, EncodeImageParams)] == [(736, 352), (288, 896)]
     seen = ((544, 256), (224, 672))
     assert tuple((one.width, one.height) for one in works(job, VisionEncodeParams)) == seen
@@ -233,7 +235,7 @@ def test_flux_2_takes_several_that_nobody_else_sees() -> None:
         replace(EDITING, reference_mode=None, model="flux2_klein"), reference=[WIDE, HIGH], width=512, height=512
     )
     (sample,) = works(job, SampleParams)
-    assert (sample.reference, sample.more_references) == ((720, 368), ((288, 880),))
+    assert sample.references == (ReferenceCondition(720, 368), ReferenceCondition(288, 880))
     assert not works(job, VisionEncodeParams)
     assert {text.seen for text in works(job, EncodeParams)} == {()}
 

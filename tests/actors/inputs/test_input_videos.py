@@ -29,7 +29,15 @@ from modelpool.actors.request.control_video_fields import Frames, InputVideo
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingFacts, VideoFacts
-from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, Result, SampleParams, VideoFrames, VideoMask
+from modelpool.pool.core.stage_params import (
+    ControlVideoCondition,
+    EncodeImageParams,
+    ModelRef,
+    Result,
+    SampleParams,
+    VideoFrames,
+    VideoMask,
+)
 from modelpool.pool.specs.spec import JobId, TaskId
 from tests.actors.fakes import VIDEOS, FakeCatalog
 
@@ -304,7 +312,7 @@ def test_what_is_followed_is_encoded_by_one_task_that_texts_and_seeds_share() ->
     shared = {task.task_id for task in job.job.tasks} & {task.task_id for task in other.job.tasks}
     assert any(job.works[task] == work for task in shared)
     (sample,) = [one for one in job.works.values() if isinstance(one, SampleParams)]
-    assert (sample.reads_control_video, sample.leading, sample.reference, sample.reads_image) == (True, 2, None, False)
+    assert (sample.conditions, sample.shape.leading) == ((ControlVideoCondition(),), 2)
     assert recipe.pictures is not None
     assert recipe.pictures.video_sha256 == sent.video.sha256
     assert recipe.pictures.video_mask_sha256 == sent.video_mask.sha256
@@ -318,7 +326,7 @@ def test_without_a_video_all_is_grey_and_nothing_is_read() -> None:
     assert (needs, work.frames, recipe.pictures) == ((), 17, None)
     referring = cut(reference=np.zeros((200, 40, 3), np.uint8))[1]
     (sample,) = [one for one in referring.works.values() if isinstance(one, SampleParams)]
-    assert (sample.width, sample.height, sample.frames, sample.leading) == (64, 64, 17, 1)
+    assert (sample.shape.width, sample.shape.height, sample.shape.frames, sample.shape.leading) == (64, 64, 17, 1)
 
 
 @pytest.mark.parametrize("name", ["video", "video_mask", "reference"])

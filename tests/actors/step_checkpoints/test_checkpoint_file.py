@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from modelpool.pool.core.stage_params import RunHooks
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.partial_run import partial_run_of
 from modelpool.pool.specs.spec import TaskId
+from tests.pool.changed_work import changed_work
 from tests.pool.sampling.test_partial_run import CPU, KINDS, NOTHING, STEPS, WORK, run
 
 TASK = TaskId("sample-0123456789abcdef0123")
@@ -71,7 +71,7 @@ def test_every_field_of_a_state_is_in_the_file(tmp_path: Path) -> None:
 def test_a_run_resumes_from_the_file_of_any_of_its_steps_with_the_same_bytes(
     sampler: str, kind: str, tmp_path: Path
 ) -> None:
-    work = replace(WORK, sampler=sampler)
+    work = changed_work(WORK, sampler=sampler)
     tasks = [TaskId(f"sample-{place}") for place in range(2)]
 
     def save(states: Callable[[], Sequence[RunState]]) -> None:

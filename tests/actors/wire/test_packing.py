@@ -8,7 +8,18 @@ import pytest
 from modelpool.actors.wire.messages import RunRequest
 from modelpool.actors.wire.packing import SMALL_BYTES, packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import result_bytes
-from modelpool.pool.core.stage_params import Encoded, ImagePixels, Latent, LoraRef, ModelRef, SampleParams, SamplerState
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    GuidanceParams,
+    ImagePixels,
+    Latent,
+    LoraRef,
+    ModelRef,
+    OutputShape,
+    SampleParams,
+    SamplerState,
+    SamplingSchedule,
+)
 from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import (
     ComponentKey,
@@ -29,7 +40,12 @@ RAY_MESSAGE_BYTES = 100 << 10
 
 KEY = ComponentKey("shapes/vae@0123456789")
 WORK = SampleParams(
-    ModelRef("shapes", "/m", "a" * 64), (LoraRef("light", "/l", "b" * 64, 0.5),), 64, 64, 4, 5.0, "euler", "normal", 7
+    ModelRef("shapes", "/m", "a" * 64),
+    (LoraRef("light", "/l", "b" * 64, 0.5),),
+    OutputShape(64, 64),
+    SamplingSchedule(4, "euler", "normal"),
+    GuidanceParams(5.0),
+    7,
 )
 TASK = TaskSpec(
     TaskId("t"),

@@ -15,7 +15,17 @@ from safetensors.torch import save_file
 
 from modelpool.pool.catalog.controlnet_index import ControlNetIndex
 from modelpool.pool.core.errors import CorruptFile
-from modelpool.pool.core.stage_params import ControlRef, ModelRef, SampleParams, batch_key, control_key, task_id
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+    batch_key,
+    control_key,
+    task_id,
+)
 from modelpool.pool.registry.registry import open_registry
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
@@ -51,7 +61,15 @@ def without_kind(state: Mapping[str, Any]) -> File:
 
 def sampled(control: ControlRef) -> SampleParams:
     """Some work with it."""
-    return SampleParams(ModelRef("m", "m", "aa"), (), 64, 64, 4, 3.0, "euler", "normal", 1, controls=(control,))
+    return SampleParams(
+        ModelRef("m", "m", "aa"),
+        (),
+        OutputShape(64, 64),
+        SamplingSchedule(4, "euler", "normal"),
+        GuidanceParams(3.0),
+        1,
+        (control,),
+    )
 
 
 @pytest.mark.parametrize("zeros", [True, False])

@@ -9,13 +9,26 @@ import pytest
 
 from modelpool.pool.controlnets.controlnet_run import _images_of
 from modelpool.pool.controlnets.kinds import KINDS
-from modelpool.pool.core.stage_params import ControlRef, ImagePixels, ModelRef, SampleParams
+from modelpool.pool.core.stage_params import (
+    ControlRef,
+    GuidanceParams,
+    ImagePixels,
+    ModelRef,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.core.task_inputs import TaskInputs
 
 WORK = SampleParams(
-    ModelRef("m", "m", "aa"), (), 64, 48, 4, 3.0, "euler", "normal", 1,
-    controls=(ControlRef("c", "c", "bb", 1.0, 0.0, 1.0),),
-)  # fmt: skip
+    ModelRef("m", "m", "aa"),
+    (),
+    OutputShape(64, 48),
+    SamplingSchedule(4, "euler", "normal"),
+    GuidanceParams(3.0),
+    1,
+    (ControlRef("c", "c", "bb", 1.0, 0.0, 1.0),),
+)
 
 
 @pytest.mark.parametrize("size", [(48, 64), (96, 128)], ids=["of its size", "scaled"])

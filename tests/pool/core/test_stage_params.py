@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from modelpool.pool.core.refs import ControlMaskMode
+from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.stage_params import (
     ControlRef,
+    ControlVideoCondition,
     DecodeParams,
     EmbeddingRef,
     EncodeImageParams,
     EncodeParams,
+    GuidanceParams,
+    ImageCondition,
     LoraRef,
+    MaskCondition,
+    MaskedImageCondition,
     ModelRef,
+    OutputShape,
+    PriorCondition,
+    ReferenceCondition,
     RegionParams,
+    SampleCondition,
     SampleParams,
+    SamplingSchedule,
     StageParams,
+    StartCondition,
     VisionEncodeParams,
     batch_key,
     task_id,
@@ -26,12 +38,31 @@ from modelpool.pool.specs.spec import TaskId
 
 MODEL = ModelRef("toy", "toy.safetensors", "00")
 LORA, CONTROL = LoraRef("light", "light.safetensors", "11", 1.0), ControlRef("edges", "e.safetensors", "22", 1.0, 0, 1)
+CONDITIONS: tuple[SampleCondition, ...] = (
+    StartCondition(),
+    ImageCondition(),
+    MaskCondition(),
+    MaskedImageCondition(),
+    ReferenceCondition(64, 64),
+    PriorCondition(8, 8),
+    ControlVideoCondition(),
+    RegionParams(1.0),
+    CONTROL,
+)
 WORKS: tuple[StageParams, ...] = (
     EncodeParams(MODEL, (), "a cat"),
-    SampleParams(MODEL, (), 64, 64, 4, 4.0, "euler", "normal", 7, controls=(CONTROL,), regions=(RegionParams(1.0),)),
+    SampleParams(
+        MODEL,
+        (),
+        OutputShape(64, 64),
+        SamplingSchedule(4, "euler", "normal"),
+        GuidanceParams(4.0),
+        7,
+        CONDITIONS,
+    ),
     EncodeImageParams(MODEL, 64, 64),
     VisionEncodeParams(MODEL),
-    DecodeParams(MODEL, 64, 64),
+    DecodeParams(MODEL, OutputShape(64, 64)),
 )
 #: the only fields in which tasks of one batch may differ
 MAY_DIFFER = {
@@ -46,22 +77,57 @@ OTHERS: dict[str, Any] = {
     "loras": (LORA,),
     "embeddings": (EmbeddingRef("style", "style.pt", "33", 1),),
     "seen": ((32, 32),),
-    "regions": (RegionParams(0.5),),
-    "controls": (dataclasses.replace(CONTROL, mask_mode=ControlMaskMode.ALWAYS),),
-    "reference": (32, 32),
-    "more_references": ((32, 32),),
-    "prior": (8, 8),
+    "box": (0.0, 0.0, 0.5, 0.5),
+    "mode": 2,
+    "mask_mode": ControlMaskMode.ALWAYS,
+    "config_overrides": (("a", True),),
 }
+#: fields of a reference to a file that do not change what it is
+NO_CONTENT = {"name", "path", "files", "reads_latent", "bright"}
 
 
-def changed(work: StageParams) -> Iterator[tuple[str, StageParams]]:
-    """Yield `work` with each of its fields changed, one at a time."""
+def changed(work: Any) -> Iterator[tuple[str, Any]]:
+    """Yield `work` with each field changed, one at a time: those of its parts too, and each condition left out."""
     for field in dataclasses.fields(work):
+        if isinstance(work, ControlRef) and field.name in NO_CONTENT:
+            continue
         value = getattr(work, field.name)
-        other = OTHERS.get(field.name)
-        if other is None:
+        others: list[tuple[str, Any]]
+        if field.name == "conditions":
+            others = [(type(one).__name__, (*value[:i], *value[i + 1 :])) for i, one in enumerate(value)]
+            others += [
+                (f"{type(one).__name__}.{name}", (*value[:i], part, *value[i + 1 :]))
+                for i, one in enumerate(value)
+                for name, part in changed(one)
+            ]
+        elif field.name in ("shape", "schedule", "guidance"):
+            others = [(f"{field.name}.{name}", part) for name, part in changed(value)]
+        elif field.name in OTHERS:
+            others = [(field.name, OTHERS[field.name])]
+        else:
             other = not value if isinstance(value, bool) else value + "x" if isinstance(value, str) else value + 1
-        yield field.name, dataclasses.replace(work, **{field.name: other})
+            others = [(field.name, other)]
+        for name, other in others:
+            yield name, dataclasses.replace(work, **{field.name: other})
+
+
+def test_parameters_are_grouped() -> None:
+    """No value has so many fields that nobody knows them: at most twelve."""
+    for kind in (*get_args(StageParams), OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition)):
+        own = [field.name for field in dataclasses.fields(kind)]
+        assert len(own) <= 12, (kind.__name__, own)
+
+
+def test_conditions_name_the_inputs_that_they_read() -> None:
+    names = list(condition_inputs((*CONDITIONS, ReferenceCondition(8, 8), RegionParams(1.0, (0, 0, 1, 1)))))
+    assert names == [
+        "start", "image", "mask", "mask", "masked_image", "reference.0", "prior", "control_video", "region.0",
+        "region_mask.0", "control.0", "reference.1", "region.1",
+    ]  # fmt: skip
+    masked = dataclasses.replace(CONTROL, reads_latent=True, mask_mode=ControlMaskMode.BESIDE)
+    assert list(condition_inputs((CONTROL, masked))) == [
+        "control.0", "control.1", "control_mask.1", "control_masked_image.1",
+    ]  # fmt: skip
 
 
 def test_every_field_is_part_of_the_task_id() -> None:
@@ -93,7 +159,9 @@ def test_every_part_of_a_controlnet_separates_batches_and_tasks() -> None:
         "mask_mode": "beside",
     }
     for name, value in parts.items():
-        other = dataclasses.replace(sample, controls=(dataclasses.replace(CONTROL, **{name: value}),))
+        other = dataclasses.replace(
+            sample, conditions=(*CONDITIONS[:-1], dataclasses.replace(CONTROL, **{name: value}))
+        )
         assert batch_key(other) != batch_key(sample), name
         assert task_id(other, {}) != task_id(sample, {}), name
 

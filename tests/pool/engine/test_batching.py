@@ -27,13 +27,16 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
+    GuidanceParams,
     ImagePixels,
     Latent,
     ModelRef,
     Outcome,
+    OutputShape,
     Result,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     Stopped,
     batch_key,
@@ -50,6 +53,7 @@ from modelpool.pool.plan.eviction_plan import needed_bytes
 from modelpool.pool.sampling.samplers import FUNCTIONS
 from modelpool.pool.specs.spec import ComponentKey, ComponentUse, OomStep, Role, RunCost, Stage, TaskId, TaskSpec
 from modelpool.pool.tracing.activation_bytes import peak_bytes
+from tests.pool.changed_work import changed_work
 from tests.pool.input_names import inputs_of
 from tests.pool.pipeline import PLENTY_BYTES, QUIET, open_engine
 
@@ -68,7 +72,7 @@ USE = ComponentUse(ComponentKey("m/vae"), 1)
 
 
 def asking(number: int, side: int = 8, asks: Callable[[], bool] = lambda: False) -> BatchMember:
-    work = DecodeParams(FILE, side, side)
+    work = DecodeParams(FILE, OutputShape(side, side))
     result = Latent(np.full((4, 1, 1), number, np.float32))
     task = TaskSpec(TaskId(str(number)), Stage.DECODE, (USE,), 10, 1.0)
     return BatchMember(task, work, {"latent": result}, RunHooks(lambda done, steps: None, asks))
@@ -146,7 +150,9 @@ class Bench:
 
     def member(self, work: StageParams, *inputs: Result, hooks: RunHooks = QUIET) -> BatchMember:
         stage = stage_of(work)
-        use = self.catalog.use(self.model, ROLES[stage], (), work.steps if isinstance(work, SampleParams) else 1)
+        use = self.catalog.use(
+            self.model, ROLES[stage], (), work.schedule.steps if isinstance(work, SampleParams) else 1
+        )
         tokens = [len(i.context_LD) for i in inputs if isinstance(i, Encoded)]
         whole, *divided = self.catalog.execution_modes(self.model, work, tokens)
         task = TaskSpec(task_id(work, {}), stage, (use,), whole.activation_bytes, 0.1, divisions=tuple(divided))
@@ -164,7 +170,14 @@ class Bench:
         assert isinstance(prompt, Encoded)
         texts = [Encoded(prompt.context_LD * (1 + place / 8)) for place in range(count)]
         works = [
-            SampleParams(self.model, (), SIDE, SIDE, STEPS, 4.0, sampler, "normal", seed)
+            SampleParams(
+                self.model,
+                (),
+                OutputShape(SIDE, SIDE),
+                SamplingSchedule(STEPS, sampler, "normal"),
+                GuidanceParams(4.0),
+                seed,
+            )
             for seed in range(7, 7 + count)
         ]
         return [self.member(work, text, negative) for work, text in zip(works, texts, strict=True)]
@@ -172,7 +185,7 @@ class Bench:
     def decodes(self, count: int = 4) -> list[BatchMember]:
         random = np.random.default_rng(1)
         latents = [Latent(random.normal(size=(4, SIDE // 8, SIDE // 8)).astype(np.float32)) for _ in range(count)]
-        return [self.member(DecodeParams(self.model, SIDE, SIDE), latent) for latent in latents]
+        return [self.member(DecodeParams(self.model, OutputShape(SIDE, SIDE)), latent) for latent in latents]
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +254,7 @@ def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
 
 def test_unlike_members_are_run_apart(bench: Bench) -> None:
     members = bench.samples(3)
-    other = replace(members[1], work=replace(members[1].work, cfg=2.0))  # type: ignore[type-var, call-arg]
+    other = replace(members[1], work=changed_work(members[1].work, cfg=2.0))  # type: ignore[arg-type]
     outcomes = bench.engine.run_batch([members[0], other, members[2]])
     assert [o[1].batched for o in outcomes if isinstance(o, tuple)] == [2, 1, 2]
     assert np.array_equal(array(outcomes[1]), array(bench.alone(other)))
@@ -311,8 +324,13 @@ def test_as_many_times_the_figure_of_one_is_never_too_little(bench: Bench, stage
 def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> None:
     opened = OpenModel(catalog.find_model("shapes"), "sim")
     works: list[tuple[Role, StageParams]] = [
-        (Role.DIFFUSION_MODEL, SampleParams(opened.ref, (), side, side, 4, 4.0, "euler", "normal", 1)),
-        (Role.VAE, DecodeParams(opened.ref, side, side)),
+        (
+            Role.DIFFUSION_MODEL,
+            SampleParams(
+                opened.ref, (), OutputShape(side, side), SamplingSchedule(4, "euler", "normal"), GuidanceParams(4.0), 1
+            ),
+        ),
+        (Role.VAE, DecodeParams(opened.ref, OutputShape(side, side))),
     ]
     for role, work in works:
         component = opened.component(role)
@@ -327,8 +345,10 @@ def test_dry_runs_say_the_same_at_other_sizes(catalog: Catalog, side: int) -> No
 def test_what_a_run_reads_of_a_model_or_a_request_keeps_works_apart() -> None:
     """Two models may have equal weights, and read texts, noise and latents otherwise; layers of CLIP may be skipped."""
     one, other = ModelRef("a", "/a", "a" * 64), ModelRef("b", "/b", "b" * 64)
-    sample = SampleParams(one, (), SIDE, SIDE, STEPS, 1.0, "euler", "normal", 0)
-    for work in (EncodeParams(one, (), "a"), sample, DecodeParams(one, SIDE, SIDE)):
+    sample = SampleParams(
+        one, (), OutputShape(SIDE, SIDE), SamplingSchedule(STEPS, "euler", "normal"), GuidanceParams(1.0), 0
+    )
+    for work in (EncodeParams(one, (), "a"), sample, DecodeParams(one, OutputShape(SIDE, SIDE))):
         assert batch_key(work) != batch_key(replace(work, model=other))
     text = EncodeParams(one, (), "a")
     assert batch_key(text) != batch_key(replace(text, layers_skipped=1))

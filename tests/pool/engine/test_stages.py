@@ -21,11 +21,14 @@ from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeParams,
+    GuidanceParams,
     ImagePixels,
     Latent,
     ModelRef,
+    OutputShape,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     Stopped,
 )
 from modelpool.pool.core.stopping import ASK_EVERY_SECONDS
@@ -41,7 +44,9 @@ from tests.pool.input_names import inputs_of
 SHAPES = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"
 INDEX = 63  # of a simulated device that no other test uses
 MODEL = ModelRef("shapes", str(SHAPES), "00")
-WORK = SampleParams(MODEL, (), 64, 64, 2, 4.0, "euler_ancestral", "normal", 7)
+WORK = SampleParams(
+    MODEL, (), OutputShape(64, 64), SamplingSchedule(2, "euler_ancestral", "normal"), GuidanceParams(4.0), 7
+)
 LATENT = LatentFacts(4, 8, 0.18215)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 TOKENIZER = ClipTokenizer.load()
@@ -114,7 +119,7 @@ def test_texts_one_at_a_time_give_the_same_latent_in_less_memory() -> None:
     handle.remove()
     # one text takes five times the other's length, both together fifteen times the shorter one's: each its own
     uneven = sampled(model, ExecutionMode(0, batch=1), (3 * 77, 5 * 77)).samples_CHW
-    assert batches == [2] * WORK.steps + [1] * 2 * WORK.steps
+    assert batches == [2] * WORK.schedule.steps + [1] * 2 * WORK.schedule.steps
     np.testing.assert_allclose(apart, together, rtol=1e-4, atol=1e-4)
     assert uneven.shape == together.shape
     divided_bytes = peak_of(lambda: sampled(model, ExecutionMode(0, batch=1)))
@@ -128,7 +133,7 @@ def test_texts_of_very_different_length_run_apart_by_themselves() -> None:
     handle = model.module.register_forward_pre_hook(lambda module, args: seen.append(tuple(args[2].shape[:2])))
     sampled(model, tokens=(5 * 77, 6 * 77))
     handle.remove()
-    assert seen == [(1, 6 * 77), (1, 5 * 77)] * WORK.steps
+    assert seen == [(1, 6 * 77), (1, 5 * 77)] * WORK.schedule.steps
 
 
 def test_decoding_by_tiles_gives_nearly_the_same_image_in_less_memory(scene_latent: Latent) -> None:

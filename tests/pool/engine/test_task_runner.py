@@ -17,7 +17,13 @@ import pytest
 import torch
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import DecodeParams, ImagePixels, Latent, RunHooks
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    ImagePixels,
+    Latent,
+    OutputShape,
+    RunHooks,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.engine import Engine
 from modelpool.pool.engine.task_runner import TaskRun
@@ -41,7 +47,7 @@ class Decoding:
         facts = engine.latent_facts(pipeline.model)
         cells = SIDE // facts.downscale
         self.latent = Latent(np.random.default_rng(1).normal(size=(facts.channels, cells, cells)).astype(np.float32))
-        self.work = DecodeParams(pipeline.model, SIDE, SIDE)
+        self.work = DecodeParams(pipeline.model, OutputShape(SIDE, SIDE))
         self.task: TaskSpec = pipeline.task(self.work)
         (self.use,) = self.task.uses
         self.weight_bytes = next(

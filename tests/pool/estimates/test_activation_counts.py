@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from modelpool.pool.catalog.catalog import Catalog
-from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, ModelRef, SampleParams, StageParams
+from modelpool.pool.core.stage_params import (
+    DecodeParams,
+    EncodeParams,
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+    StageParams,
+)
 from modelpool.pool.estimates.activation_counts import ActivationCounts
 from modelpool.pool.estimates.activation_estimator import ActivationEstimator
 from modelpool.pool.specs.spec import Role
@@ -18,8 +27,8 @@ KIND = "mps"
 def works(model: ModelRef) -> list[StageParams]:
     return [
         EncodeParams(model, (), "a cat"),
-        SampleParams(model, (), 64, 64, 4, 5.0, "euler", "normal", 7),
-        DecodeParams(model, 64, 64),
+        SampleParams(model, (), OutputShape(64, 64), SamplingSchedule(4, "euler", "normal"), GuidanceParams(5.0), 7),
+        DecodeParams(model, OutputShape(64, 64)),
     ]
 
 

@@ -19,9 +19,12 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeParams,
+    GuidanceParams,
     Latent,
+    OutputShape,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     stage_of,
 )
@@ -80,7 +83,7 @@ class Bench:
                 texts = tuple(Encoded(np.zeros((length, width), np.float32)) for length in lengths)
                 sample(work, inputs_of(work, *texts), patcher, self.latent, QUIET, division)
             case DecodeParams():
-                cells = (work.height // self.latent.downscale, work.width // self.latent.downscale)
+                cells = (work.shape.height // self.latent.downscale, work.shape.width // self.latent.downscale)
                 decode(
                     Latent(np.zeros((self.latent.channels, *cells), np.float32)), patcher, self.latent, QUIET, division
                 )
@@ -111,7 +114,9 @@ def cut_task(catalog: Catalog, work: StageParams) -> TaskSpec:
 
 
 def sampling(bench: Bench, cfg: float = 4.0, sampler: str = "euler", width: int = 64) -> SampleParams:
-    return SampleParams(bench.model, (), width, 64, 6, cfg, sampler, "normal", 7)
+    return SampleParams(
+        bench.model, (), OutputShape(width, 64), SamplingSchedule(6, sampler, "normal"), GuidanceParams(cfg), 7
+    )
 
 
 @pytest.mark.parametrize("text", ["", "a circle", "a (red:1.3) circle", LONG, f"{LONG} (far:0.5)"])
@@ -152,7 +157,7 @@ def test_texts_apart_need_less_and_hold_less(bench: Bench) -> None:
 
 
 def test_decoding_whole_and_by_tiles(bench: Bench) -> None:
-    work = DecodeParams(bench.model, 256, 192)
+    work = DecodeParams(bench.model, OutputShape(256, 192))
     check(bench.catalog.figures.activation_bytes(bench.model, work), bench.measured(work))
     found = bench.catalog.figures.divisions(bench.model, work)
     assert len(found) >= 3
@@ -160,7 +165,7 @@ def test_decoding_whole_and_by_tiles(bench: Bench) -> None:
         check(way.activation_bytes, bench.measured(work, division=way))
     figures = [bench.catalog.figures.activation_bytes(bench.model, work), *(way.activation_bytes for way in found)]
     assert figures == sorted(set(figures), reverse=True)
-    assert bench.catalog.figures.divisions(bench.model, DecodeParams(bench.model, 64, 64)) == ()
+    assert bench.catalog.figures.divisions(bench.model, DecodeParams(bench.model, OutputShape(64, 64))) == ()
 
 
 @pytest.mark.parametrize("cells", [(24, 32), (100, 100), (9, 200)], ids=str)
@@ -174,7 +179,7 @@ def test_the_slowdown_of_tiles_is_the_cells_that_are_computed(cells: tuple[int, 
 
 def test_figures_take_in_what_runs_took_and_only_upwards_where_nothing_is_hidden(bench: Bench, tmp_path: Path) -> None:
     catalog = Catalog([Path(bench.model.path).parent], [], "sim")
-    work = DecodeParams(bench.model, 72, 64)
+    work = DecodeParams(bench.model, OutputShape(72, 64))
 
     def cut() -> TaskSpec:
         return cut_task(catalog, work)
@@ -194,7 +199,7 @@ def test_figures_take_in_what_runs_took_and_only_upwards_where_nothing_is_hidden
 def test_no_correction_drops_a_way_or_makes_work_impossible(bench: Bench, device_kind: str) -> None:
     """Found in a review: figures that were learnt dropped divisions, and work was refused for good."""
     catalog = Catalog([Path(bench.model.path).parent], [], device_kind)
-    for work in (DecodeParams(bench.model, 256, 192), EncodeParams(bench.model, (), "a")):
+    for work in (DecodeParams(bench.model, OutputShape(256, 192)), EncodeParams(bench.model, (), "a")):
         first = cut_task(catalog, work)
         for way in (None, *first.divisions):
             figure_bytes = first.activation_bytes if way is None else way.activation_bytes

@@ -39,7 +39,7 @@ def test_the_usual_run_of_every_component_can_be_looked_at(name: str, tmp_path: 
         assert sum(found.values()) > 0, role
     work = typical_params(whole.opened, Role.DIFFUSION_MODEL)
     assert isinstance(work, SampleParams)
-    assert (work.frames > 0) == (whole.family.sampling.video is not None)
+    assert (work.shape.frames > 0) == (whole.family.sampling.video is not None)
     whole.engine.close()
 
 

@@ -18,10 +18,14 @@ from modelpool.pool.core.stage_params import (
     DecodeParams,
     Encoded,
     EncodeImageParams,
+    GuidanceParams,
+    ImageCondition,
     ImagePixels,
     Latent,
+    OutputShape,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     Stopped,
     stage_of,
     task_id,
@@ -175,7 +179,14 @@ def test_a_video_stops_at_a_step(tmp_path: Path) -> None:
         done[0] = step
 
     width, height, duration = whole.extent
-    work = SampleParams(whole.model, (), width, height, 20, 5.0, "euler", "normal", SEED, **duration)
+    work = SampleParams(
+        whole.model,
+        (),
+        OutputShape(width, height, **duration),
+        SamplingSchedule(20, "euler", "normal"),
+        GuidanceParams(5.0),
+        SEED,
+    )
     use = whole.catalog.use(whole.model, Role.DIFFUSION_MODEL, ())
     needed = whole.catalog.figures.activation_bytes(whole.model, work)
     task = TaskSpec(task_id(work, {}), stage_of(work), (use,), needed, 0.1)
@@ -192,8 +203,16 @@ def test_more_frames_are_counted_and_expected_to_take_longer(tmp_path: Path) -> 
 
     def figures(frames: int) -> list[tuple[int, float]]:
         works = (
-            SampleParams(whole.model, (), width, height, 4, 5.0, "euler", "normal", 1, frames, 8.0, reads_image=True),
-            DecodeParams(whole.model, width, height, frames=frames, frame_rate=8.0),
+            SampleParams(
+                whole.model,
+                (),
+                OutputShape(width, height, frames, 8.0),
+                SamplingSchedule(4, "euler", "normal"),
+                GuidanceParams(5.0),
+                1,
+                (ImageCondition(),),
+            ),
+            DecodeParams(whole.model, OutputShape(width, height, frames, 8.0)),
             EncodeImageParams(whole.model, width, height, frames=frames),
         )
         asked = whole.catalog

@@ -93,9 +93,9 @@ def test_a_video_of_two_models_is_that_of_diffusers(name: str, tmp_path: Path) -
     assert model.family.name == name
     made = model.made(**FIELDS, **SHOWN[name])
     high, low = runs_of(made)
-    assert (high.low_noise, low.low_noise, high.switch == low.switch) == (False, True, True)
-    assert 0 < high.switch < STEPS
-    assert high.steps_run + low.steps_run == STEPS
+    assert (high.schedule.low_noise, low.schedule.low_noise, high.schedule.switch == low.schedule.switch) == (False, True, True)
+    assert 0 < high.schedule.switch < STEPS
+    assert high.schedule.steps_run + low.schedule.steps_run == STEPS
     assert any(isinstance(result, SamplerState) for result in made.results.values())
     assert_equal(made.latents[0], expected(model, made.texts, output_type="latent"))
     shown = expected(model, made.texts, output_type="np")[0]
@@ -142,7 +142,7 @@ def test_one_of_the_two_runs_alone(tmp_path: Path) -> None:
     model = TinyPair(tmp_path, TINY["wan_t2v"])
     made = model.made(**FIELDS, model="wan_high_noise")
     (work,) = runs_of(made)
-    assert (work.switch, work.low_noise) == (0, False)
+    assert (work.schedule.switch, work.schedule.low_noise) == (0, False)
     with pytest.raises(UserError, match=r"low_noise: found 'cfg 3', .* is one .* `modelpool models assemble"):
         model.made(**FIELDS, model="wan_high_noise", low_noise=3)
     model.close()

@@ -15,7 +15,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import EncodeImageParams, Latent, SampleParams, VideoFrames
+from modelpool.pool.core.stage_params import (
+    EncodeImageParams,
+    Latent,
+    OutputShape,
+    SampleParams,
+    VideoFrames,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.pixels.latent_pixels import sampled_shape
@@ -79,7 +85,7 @@ def _expected(model: TinyFamilyModel, made: Made, output_type: str = "latent", *
         **made.texts, **call, height=HEIGHT, width=WIDTH, num_frames=FRAMES, num_inference_steps=STEPS, latents=noise,
         guidance_scale=defaults.cfg, output_type=output_type,
     ).frames  # fmt: skip
-    return found[:, :, work.leading :] if output_type == "latent" else found[0]
+    return found[:, :, work.shape.leading :] if output_type == "latent" else found[0]
 
 
 def _video(made: Made) -> Any:
@@ -152,7 +158,7 @@ def test_sizes_left_out_are_those_of_the_video(tmp_path: Path) -> None:
     model = TinyFamilyModel(tmp_path, VACE)
     wide = np.random.default_rng(0).integers(0, 256, (7, 72, 100, 3), np.uint8)
     (work,) = [one for one in model.made(video=wide, steps=1).works.values() if isinstance(one, SampleParams)]
-    assert (work.width, work.height, work.frames, work.leading) == (96, 64, 5, 0)
+    assert work.shape == OutputShape(96, 64, 5, work.shape.frame_rate)
     model.close()
 
 

@@ -14,12 +14,16 @@ from modelpool.pool.core.stage_params import (
     Encoded,
     EncodeImageParams,
     EncodeParams,
+    GuidanceParams,
+    ImageCondition,
     ImagePixels,
     Latent,
     LoraRef,
     ModelRef,
+    OutputShape,
     Result,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     VideoFrames,
     stage_of,
@@ -109,9 +113,14 @@ class Whole:
         cfg, guidance = (defaults.cfg, 0.0) if len(texts) > 1 else (1.0, defaults.cfg)
         width, height, duration = self.extent
         work = SampleParams(
-            self.model, loras, width, height, steps, cfg, self._sampler or defaults.sampler, defaults.schedule, SEED,
-            guidance=guidance, reads_image=beginning is not None, **duration,
-        )  # fmt: skip
+            self.model,
+            loras,
+            OutputShape(width, height, **duration),
+            SamplingSchedule(steps, self._sampler or defaults.sampler, defaults.schedule),
+            GuidanceParams(cfg, guidance),
+            SEED,
+            (*((ImageCondition(),) if beginning is not None else ()),),
+        )
         latent = self.run(work, *texts, *([] if beginning is None else [beginning]))
         assert isinstance(latent, Latent)
         return latent
@@ -132,7 +141,7 @@ class Whole:
     def pixels(self, latent: Latent) -> Any:
         """[H, W, C], of a video [T, H, W, C], of an audio clip its samples [S, C]."""
         width, height, duration = self.extent
-        made = self.run(DecodeParams(self.model, width, height, **duration), latent)
+        made = self.run(DecodeParams(self.model, OutputShape(width, height, **duration)), latent)
         if isinstance(made, AudioSamples):
             return made.samples_SC
         assert isinstance(made, VideoFrames if self.frames else ImagePixels)

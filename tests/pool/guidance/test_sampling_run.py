@@ -9,24 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams, Stopped
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    RunHooks,
+    SampleParams,
+    SamplingSchedule,
+    Stopped,
+)
 from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import make_sigmas, sd1_sigma_table
+from tests.pool.changed_work import changed_work
 from tests.pool.sampling.one_image import denoise_image
 
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")
 WORK = SampleParams(
-    model=ModelRef("toy", "toy.safetensors", "00"),
-    loras=(),
-    width=64,
-    height=64,
-    steps=5,
-    cfg=4.0,
-    sampler="euler_ancestral",
-    schedule="normal",
-    seed=11,
+    ModelRef("toy", "toy.safetensors", "00"),
+    (),
+    OutputShape(64, 64),
+    SamplingSchedule(5, "euler_ancestral", "normal"),
+    GuidanceParams(4.0),
+    11,
 )
 COND, UNCOND = torch.full((77, 8), 0.3), torch.full((77, 8), -0.1)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
@@ -45,7 +51,7 @@ def image(work: SampleParams = WORK, hooks: RunHooks = QUIET, uncond: Tensor | N
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_image_is_a_function_of_its_work(sampler: str) -> None:
     """Bit for bit the same when other images run before it and in the middle of it, and when torch is reseeded."""
-    work = dataclasses.replace(WORK, sampler=sampler, schedule=SAMPLERS[sampler].schedule)
+    work = changed_work(WORK, sampler=sampler, noise_schedule=SAMPLERS[sampler].schedule)
     alone = image(work)
     assert (alone.dtype, alone.shape, alone.device.type) == (torch.float32, SHAPE, "cpu")
 
@@ -68,9 +74,9 @@ def test_the_first_state_is_the_seeds_noise_at_the_first_level(schedule: str, sc
         first.append(x_BCHW)
         return predict_noise(x_BCHW, timestep_B, context_BLD)
 
-    work = dataclasses.replace(WORK, schedule=schedule, cfg=1.0)
+    work = changed_work(WORK, noise_schedule=schedule, cfg=1.0)
     denoise_image(record, work, SHAPE, COND, None, CPU, QUIET)
-    sigma = float(make_sigmas(schedule, WORK.steps, sd1_sigma_table())[0])
+    sigma = float(make_sigmas(schedule, WORK.schedule.steps, sd1_sigma_table())[0])
     expected = ImageNoise(WORK.seed).draw((1, *SHAPE)) * scale / math.hypot(1, sigma)
     torch.testing.assert_close(first[0], expected, rtol=1e-5, atol=1e-6)
 
@@ -84,7 +90,7 @@ def test_ancestral_noise_follows_the_initial_noise_in_step_order() -> None:
         states.append(x_BCHW * math.hypot(1, sigma))
         return states[-1] / sigma
 
-    work = dataclasses.replace(WORK, cfg=1.0, steps=3)
+    work = changed_work(WORK, cfg=1.0, steps=3)
     result = denoise_image(all_noise, work, SHAPE, COND, None, CPU, QUIET)
     seed = ImageNoise(WORK.seed)
     levels = make_sigmas("normal", 3, sd1_sigma_table()).tolist()
@@ -119,7 +125,7 @@ def test_a_run_stops_at_the_step_boundary_at_which_it_is_asked(sampler: str, ste
 
     hooks = RunHooks(lambda done, steps: done_steps.append(done), lambda: len(done_steps) == steps_done)
     with pytest.raises(Stopped):
-        denoise_image(counted, dataclasses.replace(WORK, sampler=sampler), SHAPE, COND, UNCOND, CPU, hooks)
+        denoise_image(counted, changed_work(WORK, sampler=sampler), SHAPE, COND, UNCOND, CPU, hooks)
     assert done_steps == list(range(1, steps_done + 1))
     assert calls == [2] * steps_done
 
@@ -127,12 +133,12 @@ def test_a_run_stops_at_the_step_boundary_at_which_it_is_asked(sampler: str, ste
 def test_a_run_that_is_done_is_not_stopped() -> None:
     """A stop asked for during the last step comes too late: the image is there."""
     done_steps: list[int] = []
-    hooks = RunHooks(lambda done, steps: done_steps.append(done), lambda: len(done_steps) == WORK.steps)
+    hooks = RunHooks(lambda done, steps: done_steps.append(done), lambda: len(done_steps) == WORK.schedule.steps)
     assert torch.equal(image(hooks=hooks), image())
 
 
 def test_cfg_1_needs_no_negative_prompt() -> None:
-    work = dataclasses.replace(WORK, cfg=1.0)
+    work = changed_work(WORK, cfg=1.0)
     assert torch.equal(image(work, uncond=None), image(work))
 
 

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.core.stage_params import Encoded, ModelRef, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    RunHooks,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.engine.stages import sample
 from modelpool.pool.options.model_options import ModelOptions
@@ -34,8 +42,15 @@ from tests.pool.toy import make_patch
 
 DEVICE = "sim:0"  # a name until `sim.install` has run
 TABLE = sd1_sigma_table()
-WORK = SampleParams(ModelRef("toy", "toy", "00"), (), 64, 64, 4, 3.0, "euler", "normal", 11)
-SIGMAS = make_sigmas(WORK.schedule, WORK.steps, TABLE).tolist()
+WORK = SampleParams(
+    ModelRef("toy", "toy", "00"),
+    (),
+    OutputShape(64, 64),
+    SamplingSchedule(4, "euler", "normal"),
+    GuidanceParams(3.0),
+    11,
+)
+SIGMAS = make_sigmas(WORK.schedule.noise_schedule, WORK.schedule.steps, TABLE).tolist()
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 LATENT = LatentFacts(4, 8, 0.18215)
 COND, UNCOND = (torch.randn(7, 32, generator=torch.Generator().manual_seed(n)) for n in (1, 2))
@@ -167,7 +182,7 @@ def test_options_of_one_text_act_on_it_alone() -> None:
     plain = image(patcher)
     group = HookGroup().with_transformer_options(TransformerOptions().with_middle_block_patch(note))
     changed = image(patcher, (group, None))
-    assert seen == [[0]] * WORK.steps
+    assert seen == [[0]] * WORK.schedule.steps
     assert not torch.equal(changed, plain)
     assert overlaid(patcher.module) == []
     both = patcher.clone()

@@ -21,10 +21,13 @@ from modelpool.pool.core.errors import BadQuantization, UnknownArchitecture
 from modelpool.pool.core.stage_params import (
     DecodeParams,
     EncodeParams,
+    GuidanceParams,
     ImagePixels,
+    OutputShape,
     Result,
     RunHooks,
     SampleParams,
+    SamplingSchedule,
     StageParams,
     stage_of,
 )
@@ -84,8 +87,15 @@ def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = No
     """The image of PROMPT; a budget of None is enough for all, 0 the least that will do."""
     model = catalog.find_model(name)
     loras = (catalog.find_lora(lora, 1.0),) if lora else ()
-    sample = SampleParams(model, loras, 64, 64, 8, 4.0, "euler", "normal", 7)
-    works = (EncodeParams(model, loras, PROMPT), EncodeParams(model, loras, ""), sample, DecodeParams(model, 64, 64))
+    sample = SampleParams(
+        model, loras, OutputShape(64, 64), SamplingSchedule(8, "euler", "normal"), GuidanceParams(4.0), 7
+    )
+    works = (
+        EncodeParams(model, loras, PROMPT),
+        EncodeParams(model, loras, ""),
+        sample,
+        DecodeParams(model, OutputShape(64, 64)),
+    )
     tasks = [task(catalog, work) for work in works]
     if budget_bytes == 0:
         budget_bytes = max(needed_bytes(t.uses, t.activation_bytes) for t in tasks)
@@ -110,7 +120,7 @@ def draw(catalog: Catalog, name: str, device: str, budget_bytes: int | None = No
 def task(catalog: Catalog, work: StageParams) -> TaskSpec:
     role = {"encode": Role.TEXT_ENCODER, "sample": Role.DIFFUSION_MODEL, "decode": Role.VAE}[stage_of(work).value]
     loras = () if isinstance(work, DecodeParams) else work.loras
-    use = catalog.use(work.model, role, loras, work.steps if isinstance(work, SampleParams) else 1)
+    use = catalog.use(work.model, role, loras, work.schedule.steps if isinstance(work, SampleParams) else 1)
     activation_bytes = catalog.figures.activation_bytes(work.model, work)
     return TaskSpec(TaskId(f"{stage_of(work).value}"), stage_of(work), (use,), activation_bytes, 0.1)
 

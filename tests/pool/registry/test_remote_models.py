@@ -16,7 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.core.stage_params import EncodeParams, SampleParams
+from modelpool.pool.core.stage_params import (
+    EncodeParams,
+    GuidanceParams,
+    OutputShape,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.fetch.fetch_errors import SourceFailed
 from modelpool.pool.fetch.node_files import NodeFiles
@@ -96,7 +102,9 @@ def test_a_source_is_described_as_the_complete_files_are(tmp_path: Path, models:
         }
         text = "a (red:1.3) circle, " * 10
         assert remote.text_tokens(there, text) == local.text_tokens(here, text)
-        work = SampleParams(there, (), 64, 64, 2, 4.0, "euler", "normal", 1)
+        work = SampleParams(
+            there, (), OutputShape(64, 64), SamplingSchedule(2, "euler", "normal"), GuidanceParams(4.0), 1
+        )
         assert remote.execution_modes(there, work) == local.execution_modes(here, replace(work, model=here))
     for name, size in sizes.items():
         if "loras" not in name and size > 4 << 20:

@@ -41,7 +41,7 @@ def denoise_image(
     )
     call = ModelCall(predict_noise, sd1_sigma_table(), options=options or ModelOptions(), apply_hooks=apply_hooks)
     images = ImagesToDenoise(work, (work.seed,), latent_shape_CHW)
-    return denoise_images(images, prompts, call, ClassifierFreeGuidance(work.cfg), device, hooks, **more)[0]
+    return denoise_images(images, prompts, call, ClassifierFreeGuidance(work.guidance.cfg), device, hooks, **more)[0]
 
 
 def guided(

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    RunHooks,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.guidance.guided_steps import ModelCall, PredictNoise, Prompts
 from modelpool.pool.guidance.guiders import ClassifierFreeGuidance
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
@@ -86,7 +93,14 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
     def predict(x_BCHW: torch.Tensor, told_B: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         return torch.sin(3.0 * x_BCHW + told_B.view(-1, 1, 1, 1)) + 0.5 * x_BCHW
 
-    work = SampleParams(ModelRef("m", "", ""), (), 0, 0, steps, 1.0, "euler_ancestral", "simple", 3)
+    work = SampleParams(
+        ModelRef("m", "", ""),
+        (),
+        OutputShape(0, 0),
+        SamplingSchedule(steps, "euler_ancestral", "simple"),
+        GuidanceParams(1.0),
+        3,
+    )
     table = sigma_table(NoiseFacts(NoiseKind.COSINE))
     ours = denoised(predict, work, table)
     theirs, noise = scheduler(steps), ImageNoise(3)
@@ -110,7 +124,9 @@ def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
         sigma = cosine.sigma(float(told_B[0]))
         return (x_BCHW * (1 + sigma**2) ** 0.5 - clean) / sigma
 
-    work = SampleParams(ModelRef("m", "", ""), (), 0, 0, 8, 1.0, sampler, "simple", 3)
+    work = SampleParams(
+        ModelRef("m", "", ""), (), OutputShape(0, 0), SamplingSchedule(8, sampler, "simple"), GuidanceParams(1.0), 3
+    )
     found = denoised(predict, work, cosine_table())
     torch.testing.assert_close(found, clean, rtol=0, atol=0.02)
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    RunHooks,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.devices.sim import device as sim
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+from tests.pool.changed_work import changed_work
 from tests.pool.sampling.one_image import denoise_image
 
 SHAPE = (4, 8, 8)
-WORK = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 64, 64, 6, 5.0, "euler", "normal", 3)
+WORK = SampleParams(
+    ModelRef("toy", "toy.safetensors", "00"),
+    (),
+    OutputShape(64, 64),
+    SamplingSchedule(6, "euler", "normal"),
+    GuidanceParams(5.0),
+    3,
+)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 
 
@@ -26,7 +39,7 @@ def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Te
 
 def image(device: torch.device, sampler: str, schedule: str) -> Tensor:
     cond_LD, uncond_LD = torch.full((77, 8), 0.3), torch.full((77, 8), -0.1)
-    work = dataclasses.replace(WORK, sampler=sampler, schedule=schedule)
+    work = changed_work(WORK, sampler=sampler, noise_schedule=schedule)
     return denoise_image(predict_noise, work, SHAPE, cond_LD, uncond_LD, device, QUIET)
 
 

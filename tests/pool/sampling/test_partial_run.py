@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,18 @@ from modelpool.pool.conditioning.first_frame import noised_image
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, RunState, SampleParams, SamplerState
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    MaskCondition,
+    ModelRef,
+    OutputShape,
+    RunHooks,
+    RunState,
+    SampleParams,
+    SamplerState,
+    SamplingSchedule,
+    StartCondition,
+)
 from modelpool.pool.core.task_inputs import TaskInputs
 from modelpool.pool.guidance.apg import AdaptiveProjectedGuidance
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
@@ -31,10 +41,18 @@ from modelpool.pool.sampling.partial_run import (
     sampler_states,
 )
 from modelpool.pool.sampling.schedules import flow_table, sd1_sigma_table
+from tests.pool.changed_work import changed_work
 
 CPU = torch.device("cpu")
 SHAPE, SEEDS, STEPS = (4, 6, 6), (11, 12), 7
-WORK = SampleParams(ModelRef("toy", "toy.safetensors", "00"), (), 48, 48, STEPS, 3.0, "euler", "normal", 0)
+WORK = SampleParams(
+    ModelRef("toy", "toy.safetensors", "00"),
+    (),
+    OutputShape(48, 48),
+    SamplingSchedule(STEPS, "euler", "normal"),
+    GuidanceParams(3.0),
+    0,
+)
 
 
 def predict(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor) -> Tensor:
@@ -53,10 +71,10 @@ def run(
     texts = [Condition(torch.full((len(SEEDS), 7, 8), value)) for value in (0.3, -0.1)]
     hooks = hooks or RunHooks(lambda *step: None if told is None else told.append(step), lambda: False)
     kept = None
-    if work.masked:
+    if work.has(MaskCondition):
         kept = Inpainting(torch.full((1, *SHAPE), 0.5), torch.linspace(0, 1, 36).reshape(1, 1, 6, 6))
     start = StartLatent(None if kept is None else kept.latent_BCHW, kept)
-    images, guider = ImagesToDenoise(work, SEEDS, SHAPE), ClassifierFreeGuidance(work.cfg)
+    images, guider = ImagesToDenoise(work, SEEDS, SHAPE), ClassifierFreeGuidance(work.guidance.cfg)
     return denoise_images(images, Prompts(*texts), KINDS[kind], guider, CPU, hooks, start, part=part)
 
 
@@ -82,14 +100,14 @@ def travelled(halfway: SamplerState) -> SamplerState:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
     """Wherever it is cut: at the head, where a sampler has looked back to little yet, and in its last steps."""
-    whole = replace(WORK, sampler=sampler)
+    whole = changed_work(WORK, sampler=sampler)
     expected = run(whole, None, kind)
     for switch in range(1, STEPS):
-        first, told = replace(whole, switch=switch), list[tuple[int, int]]()
+        first, told = changed_work(whole, switch=switch), list[tuple[int, int]]()
         part = partial_run_of((first,), (NOTHING,), CPU)
         halfway = sampler_states(run(first, part, kind, told), part.memory)
         assert told == [(done, switch) for done in range(1, switch + 1)]
-        second = replace(first, low_noise=True)
+        second = changed_work(first, low_noise=True)
         rest = partial_run_of((second,) * 2, [after(travelled(each)) for each in halfway], CPU)
         told.clear()
         assert torch.equal(run(second, rest, kind, told), expected), switch
@@ -99,36 +117,37 @@ def test_two_parts_make_what_one_run_makes(sampler: str, kind: str) -> None:
 @pytest.mark.parametrize("sampler", ["euler_ancestral", "uni_pc"])
 def test_a_part_of_a_run_from_a_image_keeps_what_its_mask_keeps(sampler: str) -> None:
     """With the noise that the first part put on it, at the levels of a schedule whose head is left out."""
-    whole = replace(WORK, sampler=sampler, first_step=2, reads_start=True, masked=True)
+    whole = changed_work(WORK, sampler=sampler, first_step=2, conditions=(StartCondition(), MaskCondition()))
     expected = run(whole, None, "flow")
-    first = replace(whole, switch=4)
-    assert (whole.steps_run, first.steps_run, replace(first, low_noise=True).steps_run) == (5, 2, 3)
+    first = changed_work(whole, switch=4)
+    parts = (whole, first, changed_work(first, low_noise=True))
+    assert [part.schedule.steps_run for part in parts] == [5, 2, 3]
     part = partial_run_of((first,), (NOTHING,), CPU)
     halfway = sampler_states(run(first, part, "flow"), part.memory)
-    second = replace(first, low_noise=True)
+    second = changed_work(first, low_noise=True)
     rest = partial_run_of((second,) * 2, [after(each) for each in halfway], CPU)
     assert torch.equal(run(second, rest, "flow"), expected)
 
 
 def test_what_is_handed_on_is_one_images_own() -> None:
     """So that the second part may run beside other images than the first."""
-    first = replace(WORK, sampler="uni_pc", switch=4)
+    first = changed_work(WORK, sampler="uni_pc", switch=4)
     part = partial_run_of((first,), (NOTHING,), CPU)
     one, other = sampler_states(run(first, part, "noise"), part.memory)
     assert one.predictions_NCHW is not None
     assert one.predictions_NCHW.shape == (len(one.levels), *SHAPE) == (3, *SHAPE)
     assert not np.array_equal(one.samples_CHW, other.samples_CHW)
-    second = replace(first, low_noise=True)
+    second = changed_work(first, low_noise=True)
     both = run(second, partial_run_of((second,) * 2, (after(one), after(other)), CPU), "noise")
     turned = run(second, partial_run_of((second,) * 2, (after(other), after(one)), CPU), "noise")
     assert torch.equal(both, turned.flip(0))
 
 
 def test_a_run_that_no_other_has_a_part_in_is_complete() -> None:
-    for work in (WORK, replace(WORK, low_noise=True), replace(WORK, first_step=2)):
+    for work in (WORK, changed_work(WORK, low_noise=True), changed_work(WORK, first_step=2)):
         part = partial_run_of((work,), (NOTHING,), CPU)
-        assert (part.begin, part.end, part.done, part.latent_BCHW) == (0, STEPS - work.first_step, 0, None)
-    assert replace(WORK, low_noise=True).span == (0, STEPS)
+        assert (part.begin, part.end, part.done, part.latent_BCHW) == (0, STEPS - work.schedule.first_step, 0, None)
+    assert changed_work(WORK, low_noise=True).schedule.span == (0, STEPS)
 
 
 def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list[tuple[int, int]]) -> Tensor:
@@ -143,9 +162,9 @@ def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list
         latents = run(work, part, kind, told)
         if not part.paused:
             return latents
-        assert told[-1] == (part.done, work.steps_run) == (step, work.steps_run)
+        assert told[-1] == (part.done, work.schedule.steps_run) == (step, work.schedule.steps_run)
         states = pickle.loads(pickle.dumps(run_states(part, work)))
-        assert {(state.step, state.steps) for state in states} == {(part.done, work.steps_run)}
+        assert {(state.step, state.steps) for state in states} == {(part.done, work.schedule.steps_run)}
     raise AssertionError("it never ended")
 
 
@@ -153,9 +172,9 @@ def interrupted(work: SampleParams, kind: str, pauses: Sequence[int], told: list
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_run_that_stops_at_a_step_and_resumes_is_the_same_run(sampler: str, kind: str) -> None:
     """At each single step, and after every step; steps are counted on."""
-    for changes in ({}, {"first_step": 2, "masked": True, "reads_start": True}):
-        work = replace(WORK, sampler=sampler, **changes)
-        expected, count = run(work, None, kind), work.steps_run
+    for changes in ({}, {"first_step": 2, "conditions": (StartCondition(), MaskCondition())}):
+        work = changed_work(WORK, sampler=sampler, **changes)
+        expected, count = run(work, None, kind), work.schedule.steps_run
         for pauses in (*[(step,) for step in range(1, count)], tuple(range(1, count))):
             told = list[tuple[int, int]]()
             assert torch.equal(interrupted(work, kind, pauses, told), expected), (sampler, kind, pauses)
@@ -165,7 +184,7 @@ def test_a_run_that_stops_at_a_step_and_resumes_is_the_same_run(sampler: str, ki
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_resumes_on_every_schedule(schedule: str) -> None:
     for sampler in SAMPLERS:
-        work = replace(WORK, sampler=sampler, schedule=schedule)
+        work = changed_work(WORK, sampler=sampler, noise_schedule=schedule)
         expected = run(work, None, "noise")
         assert torch.equal(interrupted(work, "noise", range(1, STEPS), []), expected), (sampler, schedule)
 
@@ -173,16 +192,16 @@ def test_a_run_resumes_on_every_schedule(schedule: str) -> None:
 def test_each_of_two_experts_stops_and_resumes() -> None:
     """The second one from its own state, not from that of the first."""
     for sampler in SAMPLERS:
-        whole = replace(WORK, sampler=sampler)
+        whole = changed_work(WORK, sampler=sampler)
         expected = run(whole, None, "flow")
-        first = replace(whole, switch=4)
+        first = changed_work(whole, switch=4)
         one = partial_run_of((first,) * 2, (NOTHING, NOTHING), CPU, (), lambda: True)
         assert one.end == 4
         run(first, one, "flow")
         assert (one.paused, one.done) == (True, 1)
         rest = partial_run_of((first,) * 2, (NOTHING, NOTHING), CPU, run_states(one, first))
         halfway = sampler_states(run(first, rest, "flow"), rest.memory)
-        second = replace(first, low_noise=True)
+        second = changed_work(first, low_noise=True)
         inputs = [after(each) for each in halfway]
         two = partial_run_of((second,) * 2, inputs, CPU, (), lambda: True)
         run(second, two, "flow")
@@ -194,7 +213,7 @@ def test_each_of_two_experts_stops_and_resumes() -> None:
 def test_a_checkpoint_is_the_state_at_its_step() -> None:
     """It does not change while the run continues, and a run resumes from it."""
     for sampler in SAMPLERS:
-        work = replace(WORK, sampler=sampler)
+        work = changed_work(WORK, sampler=sampler)
         expected, saved = run(work, None, "noise"), list[tuple[RunState, ...]]()
         part = partial_run_of((work,) * 2, (NOTHING, NOTHING), CPU)
 

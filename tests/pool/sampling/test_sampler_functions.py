@@ -18,7 +18,14 @@ from modelpool.pool.conditioning.conditions import Condition
 from modelpool.pool.conditioning.inpainting import Inpainting
 from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.core.stage_params import ModelRef, RunHooks, SampleParams
+from modelpool.pool.core.stage_params import (
+    GuidanceParams,
+    ModelRef,
+    OutputShape,
+    RunHooks,
+    SampleParams,
+    SamplingSchedule,
+)
 from modelpool.pool.options.model_options import ModelOptions
 from modelpool.pool.options.run_context import extra_options
 from modelpool.pool.options.transformer_options import TransformerOptions
@@ -32,7 +39,14 @@ COND, UNCOND = torch.full((2, 7, 8), 0.4), torch.full((2, 7, 8), -0.2)
 X = torch.randn(2, 4, 2, 2, generator=torch.Generator().manual_seed(0))
 SHAPE = (4, 8, 8)
 CPU = torch.device("cpu")
-WORK = SampleParams(ModelRef("toy", "toy", "00"), (), 64, 64, 5, 4.0, "euler", "normal", 11)
+WORK = SampleParams(
+    ModelRef("toy", "toy", "00"),
+    (),
+    OutputShape(64, 64),
+    SamplingSchedule(5, "euler", "normal"),
+    GuidanceParams(4.0),
+    11,
+)
 QUIET = RunHooks(on_step=lambda done, steps: None, should_stop=lambda: False)
 Args = dict[str, Any]
 
@@ -225,7 +239,7 @@ def test_wrappers_are_called_from_the_outside_in_at_every_point() -> None:
         options = options.with_wrapper(point, wrapper(point.value, order))
     torch.testing.assert_close(image(options), image(), rtol=1e-4, atol=1e-4)
     a_step = ["predict_noise", "calc_cond_batch", "apply_model"]
-    assert order == ["outer_sample", "prepare_sampling", "sampler_sample", *a_step * WORK.steps]
+    assert order == ["outer_sample", "prepare_sampling", "sampler_sample", *a_step * WORK.schedule.steps]
 
 
 @pytest.mark.parametrize(
@@ -305,13 +319,13 @@ def test_the_denoise_mask_function_sees_every_level_and_changes_the_mask() -> No
 
     def everything(sigma: Tensor, mask: Tensor, more: Args) -> Tensor:
         levels.append(float(sigma[0]))
-        assert len(more["sigmas"]) == WORK.steps + 1
+        assert len(more["sigmas"]) == WORK.schedule.steps + 1
         return torch.ones_like(mask)
 
     options = ModelOptions().with_denoise_mask_function(everything)
     kept = dataclasses.replace(inpainting(), latent_BCHW=torch.zeros(1, *SHAPE))
     torch.testing.assert_close(image(options, start=StartLatent(inpainting=kept)), image(), rtol=1e-5, atol=1e-5)
-    assert len(levels) == WORK.steps
+    assert len(levels) == WORK.schedule.steps
     assert levels == sorted(levels, reverse=True)
     assert torch.equal(image(options), image())
 

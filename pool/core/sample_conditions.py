@@ -1,0 +1,160 @@
+"""What conditions a sampling run besides its texts, as values that name the inputs which they read. Torch-free.
+
+`inputs(number)` of each kind returns names of `pool.core.task_inputs`; `number` counts the values of that kind in a
+task. Negative prompts, image embeddings and the state of another expert follow from guidance, model and schedule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from modelpool.pool.core.refs import ControlMaskMode, ControlRef
+from modelpool.pool.core.task_inputs import (
+    CONTROL,
+    CONTROL_MASK,
+    CONTROL_MASKED_IMAGE,
+    CONTROL_VIDEO,
+    IMAGE,
+    MASK,
+    MASKED_IMAGE,
+    PRIOR,
+    REFERENCE,
+    REGION,
+    REGION_MASK,
+    START,
+    numbered,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartCondition:
+    """Noise is added to a `Latent` of any size; otherwise the run starts from noise."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (START,)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageCondition:
+    """The `Latent` of the first frame of a video, or of the image that is concatenated; an upscaling model reads
+    `ImagePixels`.
+
+    noise_level  noise added to the image to upscale, 0 to 1000
+    image_noise  standard deviation of the noise on the image, whose pixels are in [-1, 1]
+    motion       motion strength of a video, 0 to 255
+    elevation    camera elevation of an orbit video, in degrees
+    ends         the latent also has the last frame
+    """
+
+    noise_level: int = 0
+    image_noise: float = 0.0
+    motion: int = 0
+    elevation: float = 0.0
+    ends: bool = False
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (IMAGE,)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskCondition:
+    """Outside of a mask, the result is the start latent."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (MASK,)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedImageCondition:
+    """The mask and the `Latent` of the masked image, inputs of an inpainting model."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (MASK, MASKED_IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceCondition:
+    """The `Latent` of a reference image of this width and height."""
+
+    width: int
+    height: int
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (numbered(REFERENCE, number),)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorCondition:
+    """The prior's `Latent` of this height and width, for the second stage."""
+
+    height: int
+    width: int
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (PRIOR,)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlVideoCondition:
+    """The latents of a control video: the result of `EncodeImageParams.is_control_video`."""
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (CONTROL_VIDEO,)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionParams:
+    """A region of an image with its own prompt, and its strength relative to the main prompt. `box` is left, top, width
+    and height as fractions of the image; None if a `Mask` defines the region."""
+
+    strength: float
+    box: tuple[float, float, float, float] | None = None
+
+    def inputs(self, number: int) -> tuple[str, ...]:
+        """Return the names of its inputs."""
+        return (numbered(REGION, number), *((numbered(REGION_MASK, number),) if self.box is None else ()))
+
+
+SampleCondition: TypeAlias = (
+    StartCondition
+    | ImageCondition
+    | MaskCondition
+    | MaskedImageCondition
+    | ReferenceCondition
+    | PriorCondition
+    | ControlVideoCondition
+    | RegionParams
+    | ControlRef
+)
+
+
+def condition_inputs(conditions: Sequence[SampleCondition]) -> Iterator[str]:
+    """Yield the names of all inputs that `conditions` read."""
+    counted: Counter[type[SampleCondition]] = Counter()
+    for condition in conditions:
+        number = counted[type(condition)]
+        counted[type(condition)] += 1
+        yield from (
+            controlnet_inputs(condition, number) if isinstance(condition, ControlRef) else condition.inputs(number)
+        )
+
+
+def controlnet_inputs(control: ControlRef, number: int) -> tuple[str, ...]:
+    """Return the names of the inputs of a ControlNet: its image as `ImagePixels` of any size, or as their `Latent`;
+    with a mask also that, and the `Latent` of the image under it."""
+    names = [numbered(CONTROL, number)]
+    if control.mask_mode is not None:
+        names.append(numbered(CONTROL_MASK, number))
+    if control.reads_latent and control.mask_mode is ControlMaskMode.BESIDE:
+        names.append(numbered(CONTROL_MASKED_IMAGE, number))
+    return tuple(names)
