@@ -80,7 +80,7 @@ def start_pool(
             None if session.is_local else config.models,
             environment,
         )
-        connection = RayConnection(start())
+        connection = RayConnection(*start())
         if plan.worker_lease_seconds is not None and not session.is_local:
             opened.callback(connection.end_workers, cluster.namespace, cluster.name)
         opened.callback(connection.end_controller)
@@ -96,7 +96,7 @@ def start_pool(
             until = time.monotonic() + NAME_SECONDS
             while True:
                 try:
-                    connection.replace(start())
+                    connection.replace(*start())
                     return
                 except UserError:  # Ray has not noticed yet that the lost one's name is free
                     if time.monotonic() > until:

@@ -202,8 +202,10 @@ class GpuWorker:
         self._pauses: dict[int, None] = {}
         self._ended = threading.Event()
 
-    def start(self) -> WorkerSpec:
-        """Open the engine. Raises what the engine raises: UserError if there is no such device."""
+    def start(self, epoch: int = 0) -> WorkerSpec:
+        """Open the engine. Raises what the engine raises: UserError if there is no such device; and OlderEpoch, also if
+        another controller took over meanwhile: that one adopts this worker."""
+        self._lease.check(epoch)
         self._engine = self._open_engine()
         facts = self._engine.introduce()
         self._checkpoints.open()
@@ -211,6 +213,7 @@ class GpuWorker:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
             self._fetched = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
+        self._lease.check(epoch)
         return self._introduction(facts)
 
     def change_controller(self, epoch: int) -> WorkerProcess:
@@ -228,7 +231,7 @@ class GpuWorker:
         self._worker_id, self._incarnation = worker_id, incarnation
         self._checkpoints.rename(worker_id, incarnation)
         if self._engine is None:
-            return StartedWorker(self.start())
+            return StartedWorker(self.start(epoch))
         return StartedWorker(self._introduction(self._engine.introduce()), self._engine.residency())
 
     def _introduction(self, facts: EngineFacts) -> WorkerSpec:

@@ -110,7 +110,7 @@ class ThreadFleet:
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self.workers[worker_id, incarnation] = (worker, thread)
         self.threads.append(thread)
-        return StartedWorker(await asyncio.get_running_loop().run_in_executor(thread, worker.start))
+        return StartedWorker(await asyncio.get_running_loop().run_in_executor(thread, worker.start, self.epoch))
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         await asyncio.Event().wait()

@@ -12,8 +12,8 @@ import ray
 from modelpool.actors.control.cluster_view import ResourceDemand
 from modelpool.actors.control.fleet import WorkerLost
 from modelpool.actors.control.succession import WorkerOrigin
-from modelpool.actors.ray.actor_options import WorkerNeeds
-from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
+from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds
+from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer
 from modelpool.actors.ray.ray_nodes import RayNodes
 from modelpool.pool.specs.spec import WorkerId
@@ -29,7 +29,7 @@ class Pending:
     """The methods of a worker that a start calls; no node for it exists."""
 
     def ping(self, epoch: int) -> None: ...
-    def start(self) -> None: ...
+    def start(self, epoch: int) -> None: ...
     def run_packed(self, request: bytes) -> None: ...
 
 

@@ -82,7 +82,7 @@ class LeasedBench(Bench):
 
 def test_every_call_of_an_older_controller_is_rejected() -> None:
     bench = LeasedBench()
-    bench.worker.start()
+    bench.worker.start(2)
     bench.worker.change_controller(7)
     old = bench.request
     calls = [
@@ -103,6 +103,20 @@ def test_every_call_of_an_older_controller_is_rejected() -> None:
     assert bench.run_of(7)[0].error is None
 
 
+def test_a_start_of_an_older_controller_is_rejected_and_continues_for_the_newer_one() -> None:
+    """Else the older one takes the end of its start for a failure of the worker."""
+    bench = LeasedBench()
+    bench.worker.change_controller(7)
+    with pytest.raises(OlderEpoch, match="epoch 7; the call is of epoch 2"):
+        bench.worker.start(2)
+    assert bench.worker._engine is None
+    bench.worker._open_engine = lambda: bench.worker.change_controller(8) and bench.engine
+    with pytest.raises(OlderEpoch, match="epoch 8; the call is of epoch 7"):
+        bench.worker.start(7)
+    bench.worker._open_engine = lambda: pytest.fail("its engine is open")
+    assert bench.worker.adopt(WorkerId("gpu-0"), 1, 8).spec.capacity_bytes == CAPACITY_BYTES
+
+
 def test_a_run_of_the_older_controller_stops_and_the_worker_continues_with_its_weights() -> None:
     class Endless(FakeEngine):
         def _say(self, pipe: str, word: str) -> None:
@@ -110,7 +124,7 @@ def test_a_run_of_the_older_controller_stops_and_the_worker_continues_with_its_w
 
     reached = threading.Event()
     bench = LeasedBench(Endless(), ENDLESS)
-    bench.worker.start()
+    bench.worker.start(2)
     with ThreadPoolExecutor(1) as compute:
         run = compute.submit(bench.run_of, 2)
         reached.wait()
@@ -127,7 +141,7 @@ def test_a_run_of_the_older_controller_stops_and_the_worker_continues_with_its_w
 def test_what_the_older_controller_said_of_a_run_does_not_concern_the_same_number_of_the_newer() -> None:
     """Each controller counts its runs from 1."""
     bench = LeasedBench()
-    bench.worker.start()
+    bench.worker.start(2)
     bench.worker.stop(1, False, 2)
     bench.worker.change_controller(3)
     report, _ = bench.run_of(3)
