@@ -183,6 +183,7 @@ class Controller:
         self._catalog = catalog
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
+        self._epoch = epoch
         self._tasks = TaskStore(self._on_report, self._node_name, epoch)
         self._facts = facts or ClusterFacts()
         self._name = name
@@ -342,8 +343,8 @@ class Controller:
 
     async def state_saved(self, saved: StateSaved, state: ResultRef, value: RunState) -> None:
         """Hold the state of a sampling run, in place of an earlier one, and save it: a checkpoint. `value` is the state
-        itself."""
-        if self._dispatcher.state_saved(saved, state):
+        itself. Ignored if it is of a run of another controller, which has another number here."""
+        if saved.epoch == self._epoch and self._dispatcher.state_saved(saved, state):
             if self._is_saved_here(saved.worker_id, saved.incarnation):
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):

@@ -1,4 +1,4 @@
-"""The concurrency groups of a worker, and the resources and labels with which it is requested from Ray. Pure; imports no
+"""The concurrency groups of a worker, and the resources and labels with which it is requested from Ray. Pure, without
 Ray.
 """
 

@@ -130,7 +130,10 @@ class StartedWorker:
 @dataclass(frozen=True, slots=True)
 class StateSaved:
     """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
-    message: an object that the worker stored would be lost with the worker."""
+    message: an object that the worker stored would be lost with the worker.
+
+    epoch  of the controller that sent the run: the names of workers and the numbers of runs are those of one controller
+    """
 
     worker_id: WorkerId
     incarnation: int
@@ -140,6 +143,7 @@ class StateSaved:
     step: int
     steps: int
     state_bytes: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,4 +126,5 @@ class RunCheckpoints:
             state.step,
             state.steps,
             sum(array.nbytes for array in state.arrays),
+            request.epoch,
         )

@@ -364,6 +364,7 @@ class Desk:
         recorder: Recorder | None = None,
         nodes: ClusterNodes | None = None,
         heartbeat_seconds: float | None = None,
+        epoch: int = 0,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -380,6 +381,7 @@ class Desk:
             nodes=nodes,
             facts=ClusterFacts(nodes, needs_gpus=True),
             heartbeat_seconds=heartbeat_seconds,
+            epoch=epoch,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.pool_plan import plan_pool, worker_kind
 from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.wire.messages import StateSaved
+from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.specs.spec import Stage, WorkerId
+from modelpool.scheduler.tables.kept_states import state_id
+from tests.actors.fake_fleet import Desk, FakeRef, dialogue
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection
 
@@ -77,6 +83,24 @@ def test_workers_outlive_several_controllers_and_are_not_restarted() -> None:
         with ModelPool(found[-1], lambda: None, None) as pool:
             assert pool.status().restarts == 0
         assert sum(len(line.fleet.threads) for line in found) == 2, "no worker was started again"
+
+
+@dialogue
+async def test_a_state_of_a_run_of_the_controller_before_is_not_one_of_the_run_with_its_number() -> None:
+    """It was sent by the worker's own thread, and arrives when the worker has its new name."""
+    desk = await Desk(epoch=2).open()
+    await desk.submit(GenerateRequest(model="shapes", prompt="a circle", seed=1, steps=4))
+    while desk.fleet.running[0].request.task.stage is not Stage.SAMPLE:
+        await desk.finish(desk.fleet.running[0])
+    (sent,) = desk.fleet.running
+    state = RunState(3, 4, SamplerState(np.zeros((4, 1, 1), np.float32)))
+    saved = StateSaved(sent.worker_id, sent.incarnation, sent.task_id, 1, sent.request.run, 3, 4, 16, epoch=1)
+    await desk.controller.state_saved(saved, FakeRef(state), state)
+    assert desk.controller._tasks.find(state_id(sent.task_id)) is None
+    ref = FakeRef(state)
+    await desk.controller.state_saved(replace(saved, epoch=2), ref, state)
+    assert desk.controller._tasks.find(state_id(sent.task_id)) is ref
+    await desk.controller.close()
 
 
 @pytest.mark.parametrize(
