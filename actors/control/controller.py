@@ -198,6 +198,8 @@ class Controller:
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
         self._checkpoints = checkpoints or CheckpointArchive()
+        #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
+        self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}
         #: states of stopped runs that are being read to be saved
         self._archiving: set[asyncio.Task[None]] = set()
         self._dispatcher = Dispatcher(
@@ -565,16 +567,26 @@ class Controller:
 
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates. Keep on disk what a run that
-        stopped has done, and remove the checkpoints of one that needs them no more."""
+        stopped has done, and remove checkpoints that may have failed it."""
         if report.error is None:
             self._catalog.learn(task, report.cost)
-            self._checkpoints.remove(task.task_id)
+            if report.has_checkpoints:
+                self._checkpointed[task.task_id] = (report.worker_id, report.incarnation)
+            if self._tasks.first_job(task.task_id) is None:  # nobody waits for it any more
+                self._forget_checkpoints(task.task_id)
         elif report.has_state:
             archiving = asyncio.ensure_future(self._archive(report))
             self._archiving.add(archiving)
             archiving.add_done_callback(self._archiving.discard)
         elif report.cost.steps_before and report.error.kind in SUSPECT_ERRORS:
             self._checkpoints.remove(task.task_id)
+
+    def _forget_checkpoints(self, task_id: TaskId) -> None:
+        """Remove the checkpoints of a task that has succeeded, and whose result no job needs any more."""
+        self._checkpoints.remove(task_id)
+        saved_by = self._checkpointed.pop(task_id, None)
+        if saved_by is not None:
+            self._fleet.forget_checkpoints(*saved_by, task_id)
 
     async def _archive(self, report: TaskReport) -> None:
         """Save the state that a run stopped with."""
@@ -614,6 +626,12 @@ class Controller:
         job = self._jobs.pop(command.job_id)
         result = None if command.result is None else self._tasks.result(command.result)
         tasks = self._tasks.resolve(command.job_id)
+        for task in job.graph.job.tasks:
+            if self._tasks.first_job(task.task_id) is None:
+                if command.outcome is Outcome.SUCCEEDED:
+                    self._forget_checkpoints(task.task_id)
+                else:  # it may be submitted again: they stay until their folder needs the room
+                    self._checkpointed.pop(task.task_id, None)
         self._send_end(job, command.outcome, result, command.error, tasks)
 
     def _send_end(

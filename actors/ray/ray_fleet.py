@@ -43,7 +43,7 @@ from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.messages import LossCause
 
 logger = logging.getLogger(__name__)
@@ -345,6 +345,12 @@ class RayFleet:
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
             worker.handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request, self._epoch)
+
+    def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is not None:
+            worker.handle.forget_checkpoints.options(concurrency_group=CONTROL).remote(task_id, self._epoch)
 
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
         """See `WorkerFleet`."""

@@ -81,6 +81,7 @@ from modelpool.pool.specs.spec import (
     RunCost,
     RunError,
     RunErrorKind,
+    TaskId,
     TaskReport,
     TaskSpec,
     WorkerId,
@@ -354,6 +355,11 @@ class GpuWorker:
         self._lease.check(epoch)
         self._preload_request = (run, preload_request)
 
+    def forget_checkpoints(self, task_id: TaskId, epoch: int = 0) -> None:
+        """Remove the checkpoints of a task, which is over. Returns at once. Raises OlderEpoch."""
+        self._lease.check(epoch)
+        self._checkpoints.forget(task_id)
+
     def ping(self, epoch: int = 0) -> WorkerProcess:
         """Return its process, which proves that it answers. Raises OlderEpoch."""
         self._lease.check(epoch)
@@ -452,8 +458,10 @@ class GpuWorker:
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
         stopped = result if isinstance(result, RunState) else None
-        if self._is_current(request):  # else its result goes nowhere, and another controller may use the states
-            self._checkpoints.ended(request, error, stopped, resumed is not None)
+        # else its result goes nowhere, and another controller may use the states
+        has_checkpoints = self._is_current(request) and self._checkpoints.ended(
+            request, error, stopped, resumed is not None
+        )
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,
@@ -465,6 +473,7 @@ class GpuWorker:
             result_bytes=0 if result is None else result_bytes(result),
             step=step,
             steps=steps,
+            has_checkpoints=has_checkpoints,
         )
         return report, result
 

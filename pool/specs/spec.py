@@ -349,6 +349,8 @@ class TaskReport(WireValue):
     result_bytes: int = 0
     step: int = 0
     steps: int = 0
+    #: whether its worker has saved checkpoints of a run with a result, which stay until the controller needs them no more
+    has_checkpoints: bool = False
 
     @property
     def has_state(self) -> bool:

@@ -262,6 +262,9 @@ class FakeFleet:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.upload_ahead_asked.append((worker_id, run, preload_request))
 
+    def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
+        raise AssertionError("no fake worker has checkpoints")
+
     async def read_result(self, ref: FakeRef) -> Result:
         if ref.lost or ref.value is None:
             raise InputsLost("it is gone")

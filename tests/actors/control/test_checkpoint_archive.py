@@ -93,6 +93,25 @@ def test_a_run_resumes_if_one_of_two_folders_survives(survivor: str, tmp_path: P
     assert [steps_in(folder) for folder in folders] == [[], []]
 
 
+def test_checkpoints_stay_until_the_job_has_its_output(tmp_path: Path) -> None:
+    """The result of a run is lost with the controller, also after its report: in the middle of a long decode, say."""
+    folders = tmp_path / "worker", tmp_path / "controller"
+    pool = Pool(folders)
+    decode, during_decode = pool.engine.run, []
+
+    def run(task, *more, **others):  # type: ignore[no-untyped-def]
+        if task.stage is Stage.DECODE:
+            worker, _ = pool.line.fleet.workers[WorkerId("gpu-0"), 1]
+            assert worker._checkpoints._disk.flush(60.0)
+            during_decode.append(len(steps_in(folders[0])))
+        return decode(task, *more, **others)
+
+    pool.engine.run = run
+    pool.generate()
+    assert during_decode == [1]
+    assert [steps_in(folder) for folder in folders] == [[], []]
+
+
 def test_files_that_cannot_be_used_start_the_run_from_the_beginning(tmp_path: Path) -> None:
     Pool((None, tmp_path), step=4).end_in_the_middle()
     (path,) = tmp_path.iterdir()
