@@ -349,7 +349,7 @@ class TaskReport(WireValue):
     result_bytes: int = 0
     step: int = 0
     steps: int = 0
-    #: whether its worker has saved checkpoints of a run with a result, which stay until the controller needs them no more
+    #: whether its worker has saved checkpoints of a run with a result: they stay until the controller removes them
     has_checkpoints: bool = False
 
     @property
