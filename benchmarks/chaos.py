@@ -1,6 +1,6 @@
 """Kills the processes of a pool at random points, and checks that detached jobs keep their guarantees.
 
-    python -m benchmarks.chaos [--images 1000] [--faults 100] [--seed S] [--minutes M] [--only FAULT ...]
+    python -m benchmarks.chaos [--images 1000] [--faults 100] [--seed S] [--minutes M] [--pause 3] [--only FAULT ...]
 
 A batch of small images is submitted to a pool of simulated GPUs, by the command line, once without faults and then
 again and again until enough faults were injected: kill -9 of a worker, the controller, the job service, the daemon, a
@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn and printed by default")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no new faults after that")
+    parser.add_argument("--pause", type=float, default=3.0, help="most seconds between work that continues and a fault")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--only", nargs="+", default=(), help='faults to draw, such as "kill worker"; by default all')
@@ -364,7 +365,7 @@ class Run:
         self.batch, self.folders = name, folders
         self._last_progress_at = self._last_fault_at = time.monotonic()
         said_at = time.monotonic()
-        next_at = said_at + self.rng.uniform(0.0, 3.0)
+        next_at = said_at + self.rng.uniform(0.0, self.wanted.pause)
         enough = False
         while not self.tally.violations:
             self.faults.undo(everything=enough)
@@ -376,7 +377,7 @@ class Run:
             now = time.monotonic()
             enough = self.tally.faults.total() >= self.wanted.faults or now > until
             if self._waits_for_progress:
-                next_at = now + self.rng.uniform(0.0, 3.0)
+                next_at = now + self.rng.uniform(0.0, self.wanted.pause)
             elif not enough and now >= next_at:
                 next_at = self._one_fault()
             if now - said_at > SAY_SECONDS:
@@ -426,7 +427,7 @@ class Run:
         print(f"{self.tally.faults.total():4} {what}{lasting}; {self._commit_count} commits", flush=True)
         self._check(what)
         self._waits_for_progress = self.rng.random() < AFTER_PROGRESS
-        return time.monotonic() + self.rng.uniform(0.0, 3.0)
+        return time.monotonic() + self.rng.uniform(0.0, self.wanted.pause)
 
     def _progress(self) -> JournalRows | None:
         """Read the journal, and note whether work continues."""
