@@ -223,6 +223,7 @@ class Controller:
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
+        self._is_open = asyncio.Event()
         self._pinned_at_start = tuple(pins)
         #: the weights of pinned models, by the name that a user gave
         self._pins: dict[str, PinnableModel] = {}
@@ -237,7 +238,7 @@ class Controller:
         taken_over = await self._fleet.take_over()  # first: their leases run
         for model, replicas in self._pinned_at_start:
             try:
-                await self.pin((model,), replicas)
+                await self._pin((model,), replicas)
             except UserError:
                 if not taken_over:
                     raise
@@ -251,6 +252,7 @@ class Controller:
             self._upkeep.append(asyncio.ensure_future(self._keep_beating(self._heartbeat_seconds)))
         if self._node_watch is not None:
             self._upkeep.append(asyncio.ensure_future(self._node_watch.keep_watching()))
+        self._is_open.set()
 
     async def enter(self, client_id: ClientId) -> None:
         """Register a driver. From now on it must poll for events, or counts as gone."""
@@ -401,6 +403,10 @@ class Controller:
         """Keep all weights of these models on so many workers each, from now on; 0 unpins them. Returns all pinned
         models. Raises UserError if one of them is unknown, or is to be unpinned and is not pinned; nothing changes
         then."""
+        await self._is_open.wait()  # else the pins of the configuration would follow
+        return await self._pin(models, replicas)
+
+    async def _pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
         if replicas > 0:
             found = {name: await self._catalog.weights(name) for name in models}
         else:
