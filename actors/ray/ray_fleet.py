@@ -33,6 +33,7 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentR
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds
+from modelpool.actors.ray.demand_watch import end_watch, start_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
 from modelpool.actors.ray.survivors import ENDS, Succession, Survivor, end_own, left_workers, take_over
@@ -120,6 +121,9 @@ class RayFleet:
         #: workers of earlier controllers that are not used yet
         self._survivors: list[Survivor] = []
         self._lease_keeper: asyncio.Task[None] | None = None
+        #: ends the workers that wait for a node if this controller is lost; None while none has waited
+        self._demand_watch: ActorHandle[Any] | None = None
+        self._starting_watch = asyncio.Lock()
         #: ends that are under way
         self._ending: set[Future[bool]] = set()
 
@@ -130,6 +134,7 @@ class RayFleet:
             return 0
         assert self._record_of is not None, "a succession needs Ray's records"
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._creations, end_watch, succession.namespace, succession.pool)
         left = await loop.run_in_executor(self._creations, left_workers, succession.namespace, succession.pool)
         try:
             self._survivors, others = await take_over(
@@ -274,6 +279,35 @@ class RayFleet:
                 if worker.process is not None:
                     ping = worker.handle.ping.options(concurrency_group=CONTROL)
                     self._spawn(self._renewed(ping.remote(self._epoch)))
+            if self._demand_watch is not None:
+                self._spawn(self._renewed_watch(self._demand_watch))
+
+    async def _renewed_watch(self, watch: ActorHandle[Any]) -> None:
+        try:
+            await watch.renew.remote(self._epoch)
+        except RayError as failed:
+            self._note_epoch(failed)
+            if self._demand_watch is watch:  # it was lost with its node: whoever waits next starts another one
+                self._demand_watch = None
+
+    async def _watch_demand(self) -> None:
+        """Have the workers that wait for a node end with the pool, also if this process is killed. Does not wait for
+        the process that does it."""
+        if self._succession is None:
+            return
+        try:
+            async with self._starting_watch:
+                if self._demand_watch is None:
+                    start = asyncio.get_running_loop().run_in_executor(self._creations, start_watch, self._succession)
+                    self._demand_watch = await asyncio.wait_for(start, CREATE_SECONDS)
+        except (TimeoutError, RayError, ValueError) as failed:  # tried again while it waits
+            logger.info("nothing watches the workers that wait for a node yet: %s", failed or "Ray does not answer")
+
+    def _end_watch(self) -> bool:
+        assert self._succession is not None, "only then there is a watch"
+        with suppress(RayError):
+            end_watch(self._succession.namespace, self._succession.pool)
+        return True
 
     async def _renewed(self, answer: Any) -> None:
         try:
@@ -294,6 +328,8 @@ class RayFleet:
             self._end(survivor.handle)
         self._survivors.clear()
         if self._succession is not None:  # others end with this process
+            if self._demand_watch is not None:
+                self._ending.add(self._ends.submit(self._end_watch))
             ending = tuple(self._ending)
             await asyncio.get_running_loop().run_in_executor(None, partial(wait, ending, timeout=CLOSE_SECONDS))
 
@@ -413,6 +449,7 @@ class RayFleet:
                 now = time.monotonic()
                 if view is None or view.waits_for(bundle, labels):
                     waited_at = now
+                    await self._watch_demand()
                 if limit is None:
                     if now - waited_at >= self._start_timeout_seconds:
                         text = f"its process has not answered within {self._start_timeout_seconds:.0f} s of its start"

@@ -89,6 +89,11 @@ def detached_options(namespace: str, pool: str, origin: WorkerOrigin) -> dict[st
     return {"lifetime": "detached", "namespace": namespace, "name": name}
 
 
+def epoch_of_name(name: str) -> int:
+    """Return the epoch of the controller that has created a worker, by the name of its actor."""
+    return int(name.rsplit(NAME_SEPARATOR, 2)[1])
+
+
 def left_workers(namespace: str, pool: str) -> list[ActorHandle[Any]]:
     """Return the workers of a pool that outlive its controllers, also those that wait for a node. Raises Ray's
     errors."""
