@@ -22,6 +22,7 @@ from modelpool.pool.specs.spec import (
     ComponentKey,
     JobId,
     OomStep,
+    PastRun,
     Role,
     RunError,
     Stage,
@@ -121,10 +122,12 @@ class StartedWorker:
     """A worker that is up.
 
     residency  the weights on its GPU if it was taken over from an earlier controller; None if it has started
+    past_runs  what it has measured for earlier controllers
     """
 
     spec: WorkerSpec
     residency: Residency | None = None
+    past_runs: tuple[PastRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

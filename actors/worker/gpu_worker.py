@@ -40,6 +40,7 @@ from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
+from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
@@ -186,6 +187,7 @@ class GpuWorker:
         self._on_step = on_step
         self._progress_seconds = progress_seconds
         self._node = node
+        self._memory = RunMemory()
         self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
         self._engine: WorkerEngine | None = None
         self._lease = lease or WorkerLease()
@@ -227,13 +229,14 @@ class GpuWorker:
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
         """Continue under this name, with all weights in place: what `start` is for a worker of an earlier controller.
-        Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended."""
+        Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended; also then it
+        was taken over, and the time is not that of a start."""
         self._lease.check(epoch)
         self._worker_id, self._incarnation = worker_id, incarnation
         self._checkpoints.rename(worker_id, incarnation)
-        if self._engine is None:
-            return StartedWorker(self.start(epoch))
-        return StartedWorker(self._introduction(self._engine.introduce()), self._engine.residency())
+        spec = self.start(epoch) if self._engine is None else self._introduction(self._engine.introduce())
+        assert self._engine is not None, "start opens it"
+        return StartedWorker(spec, self._engine.residency(), self._memory.runs())
 
     def _introduction(self, facts: EngineFacts) -> WorkerSpec:
         return WorkerSpec(
@@ -457,6 +460,8 @@ class GpuWorker:
                 error = RunError(RunErrorKind.CANCELLED, message)
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
+        if error is None:
+            self._memory.note(request.task, cost)
         stopped = result if isinstance(result, RunState) else None
         # else its result goes nowhere, and another controller may use the states
         has_checkpoints = self._is_current(request) and self._checkpoints.ended(

@@ -330,6 +330,14 @@ class RunCost(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class PastRun(WireValue):
+    """A run that an earlier controller had sent, as its worker remembers it; `task` without what only a run needs."""
+
+    task: TaskSpec
+    cost: RunCost
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport(WireValue):
     """Outcome of one attempt of a task. Exactly one for each command that started it.
 

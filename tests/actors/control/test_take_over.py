@@ -14,7 +14,7 @@ from modelpool.actors.control.pool_plan import plan_pool, worker_kind
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import StateSaved
 from modelpool.pool.core.results import RunState, SamplerState
-from modelpool.pool.specs.spec import Stage, WorkerId
+from modelpool.pool.specs.spec import ComponentKey, Stage, WorkerId
 from modelpool.scheduler.tables.kept_states import state_id
 from tests.actors.fake_fleet import Desk, FakeRef, dialogue
 from tests.actors.fakes import FakeEngine
@@ -44,6 +44,12 @@ def rendered(line: LoopConnection, seed: int) -> dict[str, ImageResult]:
         return {request.model: next(pool.submit([request]).images()) for request in requests}
 
 
+def ratios(line: LoopConnection) -> dict[tuple[Stage, tuple[ComponentKey, ...]], float | None]:
+    """The run time of each kind of run over its prior estimate, as learned."""
+    kinds = line.controller._state.costs.run_kinds
+    return {(kind.stage, kind.components): kind.ratio for kind in kinds if kind.ratio is not None}
+
+
 def sampled_on(image: ImageResult) -> str:
     """The worker of its sampling run."""
     return next(task.worker for task in image.tasks if task.stage is Stage.SAMPLE)
@@ -53,10 +59,15 @@ def test_each_model_is_rendered_where_its_weights_are_without_a_load() -> None:
     first = LoopConnection(2, FakeEngine)
     try:
         before = rendered(first, 1)
+        learned = ratios(first)
         held = {w: worker._engine.residency() for (w, _), (worker, _) in first.fleet.workers.items()}
         first.lose()
         second = LoopConnection(2, FakeEngine, predecessor=first)
         try:
+            with ModelPool(second, lambda: None, None) as pool:
+                pool.wait_ready(60)
+            assert ratios(second) == learned, "how long runs take is known"
+            assert len(learned) >= 2 * len(MODELS)
             after = rendered(second, 2)
             same = rendered(second, 1)
             state = second.controller._state.worker_table.workers

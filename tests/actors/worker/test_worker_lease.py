@@ -10,9 +10,11 @@ import pytest
 
 from modelpool.actors.wire.messages import LoadRequest, RunRequest
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.run_memory import MOST_KINDS, MOST_RUNS, RunMemory
 from modelpool.actors.worker.worker_lease import LeaseWatch, OlderEpoch, WorkerLease
 from modelpool.pool.core.stage_params import PreloadRequest
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
+from modelpool.pool.plan.eviction_plan import Residency
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, WorkerId
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 
@@ -152,5 +154,28 @@ def test_a_worker_whose_start_was_interrupted_starts_when_it_is_adopted() -> Non
     bench = LeasedBench()
     bench.worker.change_controller(3)
     adopted = bench.worker.adopt(WorkerId("gpu-0"), 1, 3)
-    assert (adopted.spec.incarnation, adopted.residency) == (1, None)
+    assert adopted.spec.incarnation == 1
+    assert adopted.residency == Residency(CAPACITY_BYTES), "it was taken over: nobody learns how long a start takes"
     assert bench.run_of(3)[0].error is None
+
+
+def test_a_worker_remembers_its_last_runs_for_the_next_controller() -> None:
+    bench = LeasedBench()
+    bench.worker.start(2)
+    costs = [bench.run_of(2)[0].cost for _ in range(MOST_RUNS + 1)]
+    bench.worker.change_controller(3)
+    past_runs = bench.worker.adopt(WorkerId("gpu-0"), 1, 3).past_runs
+    assert [past.cost for past in past_runs] == costs[1:]
+    assert {(past.task.stage, past.task.run_seconds, past.task.needs) for past in past_runs} == {
+        (bench.task.stage, bench.task.run_seconds, ())
+    }
+
+
+def test_a_worker_remembers_a_bounded_number_of_kinds_of_run_the_latest_ones() -> None:
+    memory, task = RunMemory(), LeasedBench().task
+    for size in range(2 * MOST_KINDS):
+        memory.note(replace(task, activation_bytes=1 << size), RunCost(run_seconds=1.0))
+        memory.note(replace(task, activation_bytes=1), RunCost(run_seconds=2.0))
+    sizes = [past.task.activation_bytes.bit_length() - 1 for past in memory.runs()]
+    assert sorted(set(sizes)) == [0, *range(MOST_KINDS + 1, 2 * MOST_KINDS)]
+    assert sizes.count(0) == MOST_RUNS
