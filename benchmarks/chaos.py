@@ -49,8 +49,6 @@ KILLS = {
 #: with the longest time of a SIGSTOP, in seconds: a worker that is stopped for 60 s is given up
 STOPS = {"worker": (2, 60.0), "controller": (2, 15.0), "job service": (1, 15.0), "GCS": (1, 10.0), "daemon": (1, 10.0)}
 DISK = {"disk full": (2, 12.0), "folder moved away": (2, 0.0), "file in place of the folder": (2, 8.0)}
-#: share of the faults that wait until work continues after the last one; the others hit the recovery
-AFTER_PROGRESS = 0.7
 #: without a commit for so long after the last fault, the pool counts as stuck
 STUCK_SECONDS = 300.0
 DISK_BYTES = 256 << 20
@@ -70,6 +68,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn and printed by default")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no new faults after that")
     parser.add_argument("--pause", type=float, default=3.0, help="most seconds between work that continues and a fault")
+    parser.add_argument(
+        "--overlap", type=float, default=0.3, help="share of the faults that hit the recovery from the one before"
+    )
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--only", nargs="+", default=(), help='faults to draw, such as "kill worker"; by default all')
@@ -426,7 +427,7 @@ class Run:
         lasting = f" for {seconds:.1f} s" if seconds else ""
         print(f"{self.tally.faults.total():4} {what}{lasting}; {self._commit_count} commits", flush=True)
         self._check(what)
-        self._waits_for_progress = self.rng.random() < AFTER_PROGRESS
+        self._waits_for_progress = self.rng.random() >= self.wanted.overlap
         return time.monotonic() + self.rng.uniform(0.0, self.wanted.pause)
 
     def _progress(self) -> JournalRows | None:
