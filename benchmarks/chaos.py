@@ -46,11 +46,13 @@ POOL = "chaos"
 KILLS = {
     "worker": 6, "controller": 4, "job service": 4, "driver": 3, "daemon": 2, "raylet": 1, "GCS": 1, "fork server": 1,
 }  # fmt: skip
-#: with the longest time of a SIGSTOP, in seconds: a worker that is stopped for 60 s is given up
-STOPS = {"worker": (2, 60.0), "controller": (2, 15.0), "job service": (1, 15.0), "GCS": (1, 10.0), "daemon": (1, 10.0)}
+#: with the longest time of a SIGSTOP, in seconds: a worker or a job service that is stopped for 60 s is given up
+STOPS = {"worker": (2, 60.0), "controller": (2, 15.0), "job service": (1, 75.0), "GCS": (1, 10.0), "daemon": (1, 10.0)}
 DISK = {"disk full": (2, 12.0), "folder moved away": (2, 0.0), "file in place of the folder": (2, 8.0)}
 #: without a commit for so long after the last fault, the pool counts as stuck
 STUCK_SECONDS = 300.0
+#: limit of the commands that run at the end, which may lose their pool at any point
+HUNG_SECONDS = 180.0
 DISK_BYTES = 256 << 20
 #: interval of a line about the progress while no fault is injected
 SAY_SECONDS = 30.0
@@ -169,8 +171,11 @@ class Supervisor:
     def stop(self) -> None:
         """End the threads."""
         self._stop.set()
+        until = time.monotonic() + HUNG_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            self._tally.violations.append(f"a command has not ended within {HUNG_SECONDS:.0f} s")
 
     def keep_up(self) -> None:
         """Start the pool if its daemon is gone."""

@@ -53,8 +53,8 @@ SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
 #: how long to wait for an answer from an address
 ANSWER_SECONDS = 10.0
-#: how often Ray tries to connect to a control service that it has not reached. Measured with Ray 2.60: one attempt takes
-#: 41 s where the service ended after it was found, and by default there are 20
+#: how often Ray tries to connect to a control service. Measured with Ray 2.60: one attempt takes 41 s where the service
+#: ended after it was found, and by default there are 20
 JOIN_ATTEMPTS = 2
 #: limit of Ray's shutdown. Measured with Ray 2.60: 1.4 s; 7 s if its control service is gone, no end if that is stopped
 SHUTDOWN_SECONDS = 15.0
