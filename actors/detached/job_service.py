@@ -62,6 +62,8 @@ ServiceMethod: TypeAlias = Callable[Concatenate["JobService", P], T]
 
 #: the name under which the service is a driver of its pool
 CLIENT = ClientId("detached jobs")
+#: the id of a listener for the end of all events
+_NO_SUBMISSION = SubmissionId("")
 #: requests that travel together
 CHUNK = 64
 #: requests of a submission in the pool: at first, and at most, which is enough for 256 GPUs to have their next four
@@ -539,6 +541,8 @@ class _Link:
         self.connection.call(Controller.leave, CLIENT)
         self.connection.call(Controller.enter, CLIENT)
         self._service.pin_again(self.connection)
+        # the loss of the controller is noticed without submissions, too
+        self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
         self._reader.start()
 
     def leave(self) -> None:

@@ -142,6 +142,9 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     service.pool.unpin("forms")
     with pytest.raises(UserError, match="unknown"):
         service.pool.pin("unknown")
+    service.lose_controller()
+    service.new_controller(pins=(("forms", 1),))
+    service.until(lambda: pins() == {"shapes": 2})  # although the service has no submission
     service.crash()
     service.lose_controller()
     service.new_controller(pins=(("forms", 1), ("shapes", 1)))
