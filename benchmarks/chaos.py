@@ -75,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--only", nargs="+", default=(), help='faults to draw, such as "kill worker"; by default all')
+    parser.add_argument("--only", nargs="+", default=(), help="faults to draw, such as kill_worker; by default all")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.inside is not None:
@@ -226,7 +226,8 @@ class Faults:
         choices = {("kill", role, 0.0): weight for role, weight in KILLS.items()}
         choices |= {("stop", role, most): weight for role, (weight, most) in STOPS.items()}
         choices |= {(kind, "", most): weight for kind, (weight, most) in DISK.items()}
-        self._choices = {fault: weight for fault, weight in choices.items() if not only or name_of(*fault[:2]) in only}
+        names = {name.replace("_", " ") for name in only}
+        self._choices = {fault: weight for fault, weight in choices.items() if not only or name_of(*fault[:2]) in names}
         self._moved = 0
         #: when, the fault, and how it is undone
         self.lasting: list[tuple[float, str, Callable[[], None]]] = []
