@@ -244,7 +244,12 @@ class RayFleet:
         self, ending: Future[bool], process: WorkerProcess, neighbour: NeighbourCall | None
     ) -> None:
         """Kill the process of a worker that takes no messages, once it is certain that it may end."""
-        if await asyncio.wrap_future(ending):
+        try:
+            may_end = await asyncio.wrap_future(ending)
+        except RayError as failed:
+            logger.info("Ray does not end a worker: %s", failed)
+            may_end = True
+        if may_end:
             await self._examiner.kill(process, neighbour)
 
     def _end(self, handle: ActorHandle[Any]) -> Future[bool]:

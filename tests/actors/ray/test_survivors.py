@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import RaySystemError, RayTaskError
 
 from modelpool.actors.control.losses import Death, Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
@@ -119,16 +120,9 @@ def test_a_controller_that_was_replaced_does_not_end_the_workers_of_its_successo
     monkeypatch.setattr(ray_fleet.ray, "get", lambda call, timeout: asyncio.run(call))
     monkeypatch.setattr(ray_fleet.ray, "kill", killed.append)
     handle = Handle(replaced_at=replaced_at)
-    succession = Succession("modelpool", "mine", 1, 60.0, handle, {"": "now"}.get, lambda: noticed.append("replaced"))
 
     async def scene() -> None:
-        fleet = RayFleet(
-            lambda origin: handle,  # type: ignore[arg-type, return-value]
-            lambda group: WorkerNeeds(0.0),
-            Examiner(processes),  # type: ignore[arg-type]
-            lambda: asyncio.sleep(0),  # type: ignore[arg-type, return-value]
-            succession=succession,
-        )
+        fleet = fleet_of(handle, processes, lambda: noticed.append("replaced"))
         started = fleet.start(WorkerId("gpu-0"), 1)
         if replaced_at in ("ping", "start"):
             with pytest.raises(OlderEpoch):
@@ -148,6 +142,35 @@ def test_a_controller_that_was_replaced_does_not_end_the_workers_of_its_successo
         assert noticed
     else:
         assert (killed, noticed, len(processes)) == ([handle], [], int(is_silent))
+
+
+def test_a_process_that_hangs_is_killed_although_ray_cannot_end_the_worker(monkeypatch) -> None:
+    def without_control_service(handle: Any) -> None:
+        raise RaySystemError("the control service does not answer")
+
+    async def scene() -> list[WorkerProcess]:
+        processes: list[WorkerProcess] = []
+        fleet = fleet_of(Handle(), processes, lambda: None)
+        await fleet.start(WorkerId("gpu-0"), 1)
+        await fleet.why_silent(WorkerId("gpu-0"), 1, 60.0)
+        fleet.end(WorkerId("gpu-0"), 1)
+        await asyncio.gather(*fleet._tasks)
+        return processes
+
+    monkeypatch.setattr(ray_fleet.ray, "get", lambda call, timeout: asyncio.run(call))
+    monkeypatch.setattr(ray_fleet.ray, "kill", without_control_service)
+    assert asyncio.run(scene()) == [WorkerProcess(1, 1.0, N1)]
+
+
+def fleet_of(handle: Handle, killed: list[WorkerProcess], on_replaced: Callable[[], None]) -> RayFleet:
+    """The fleet of the controller of epoch 1, with one worker."""
+    return RayFleet(
+        lambda origin: handle,  # type: ignore[arg-type, return-value]
+        lambda group: WorkerNeeds(0.0),
+        Examiner(killed),  # type: ignore[arg-type]
+        lambda: asyncio.sleep(0),  # type: ignore[arg-type, return-value]
+        succession=Succession("modelpool", "mine", 1, 60.0, handle, {"": "now"}.get, on_replaced),
+    )
 
 
 class Examiner:
