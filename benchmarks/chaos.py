@@ -1,6 +1,6 @@
 """Kills the processes of a pool at random points, and checks that detached jobs keep their guarantees.
 
-    python -m benchmarks.chaos [--images 1000] [--faults 100] [--seed S] [--minutes M] [--only FAULT ...]
+    python -m benchmarks.chaos [--images 1000] [--faults 100] [--seed S] [--minutes M] [--pause 3] [--only FAULT ...]
 
 A batch of small images is submitted to a pool of simulated GPUs, by the command line, once without faults and then
 again and again until enough faults were injected: kill -9 of a worker, the controller, the job service, the daemon, a
@@ -46,13 +46,13 @@ POOL = "chaos"
 KILLS = {
     "worker": 6, "controller": 4, "job service": 4, "driver": 3, "daemon": 2, "raylet": 1, "GCS": 1, "fork server": 1,
 }  # fmt: skip
-#: with the longest time of a SIGSTOP, in seconds: a worker that is stopped for 60 s is given up
-STOPS = {"worker": (2, 60.0), "controller": (2, 15.0), "job service": (1, 15.0), "GCS": (1, 10.0), "daemon": (1, 10.0)}
+#: with the longest time of a SIGSTOP, in seconds: a worker or a job service that is stopped for 60 s is given up
+STOPS = {"worker": (2, 60.0), "controller": (2, 15.0), "job service": (1, 75.0), "GCS": (1, 10.0), "daemon": (1, 10.0)}
 DISK = {"disk full": (2, 12.0), "folder moved away": (2, 0.0), "file in place of the folder": (2, 8.0)}
-#: share of the faults that wait until work continues after the last one; the others hit the recovery
-AFTER_PROGRESS = 0.7
 #: without a commit for so long after the last fault, the pool counts as stuck
 STUCK_SECONDS = 300.0
+#: limit of the commands that run at the end, which may lose their pool at any point
+HUNG_SECONDS = 180.0
 DISK_BYTES = 256 << 20
 #: interval of a line about the progress while no fault is injected
 SAY_SECONDS = 30.0
@@ -69,9 +69,13 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn and printed by default")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no new faults after that")
+    parser.add_argument("--pause", type=float, default=3.0, help="most seconds between work that continues and a fault")
+    parser.add_argument(
+        "--overlap", type=float, default=0.3, help="share of the faults that hit the recovery from the one before"
+    )
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--only", nargs="+", default=(), help='faults to draw, such as "kill worker"; by default all')
+    parser.add_argument("--only", nargs="+", default=(), help="faults to draw, such as kill_worker; by default all")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.inside is not None:
@@ -167,8 +171,11 @@ class Supervisor:
     def stop(self) -> None:
         """End the threads."""
         self._stop.set()
+        until = time.monotonic() + HUNG_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            self._tally.violations.append(f"a command has not ended within {HUNG_SECONDS:.0f} s")
 
     def keep_up(self) -> None:
         """Start the pool if its daemon is gone."""
@@ -219,7 +226,8 @@ class Faults:
         choices = {("kill", role, 0.0): weight for role, weight in KILLS.items()}
         choices |= {("stop", role, most): weight for role, (weight, most) in STOPS.items()}
         choices |= {(kind, "", most): weight for kind, (weight, most) in DISK.items()}
-        self._choices = {fault: weight for fault, weight in choices.items() if not only or name_of(*fault[:2]) in only}
+        names = {name.replace("_", " ") for name in only}
+        self._choices = {fault: weight for fault, weight in choices.items() if not only or name_of(*fault[:2]) in names}
         self._moved = 0
         #: when, the fault, and how it is undone
         self.lasting: list[tuple[float, str, Callable[[], None]]] = []
@@ -364,7 +372,7 @@ class Run:
         self.batch, self.folders = name, folders
         self._last_progress_at = self._last_fault_at = time.monotonic()
         said_at = time.monotonic()
-        next_at = said_at + self.rng.uniform(0.0, 3.0)
+        next_at = said_at + self.rng.uniform(0.0, self.wanted.pause)
         enough = False
         while not self.tally.violations:
             self.faults.undo(everything=enough)
@@ -376,7 +384,7 @@ class Run:
             now = time.monotonic()
             enough = self.tally.faults.total() >= self.wanted.faults or now > until
             if self._waits_for_progress:
-                next_at = now + self.rng.uniform(0.0, 3.0)
+                next_at = now + self.rng.uniform(0.0, self.wanted.pause)
             elif not enough and now >= next_at:
                 next_at = self._one_fault()
             if now - said_at > SAY_SECONDS:
@@ -425,8 +433,8 @@ class Run:
         lasting = f" for {seconds:.1f} s" if seconds else ""
         print(f"{self.tally.faults.total():4} {what}{lasting}; {self._commit_count} commits", flush=True)
         self._check(what)
-        self._waits_for_progress = self.rng.random() < AFTER_PROGRESS
-        return time.monotonic() + self.rng.uniform(0.0, 3.0)
+        self._waits_for_progress = self.rng.random() >= self.wanted.overlap
+        return time.monotonic() + self.rng.uniform(0.0, self.wanted.pause)
 
     def _progress(self) -> JournalRows | None:
         """Read the journal, and note whether work continues."""

@@ -16,8 +16,8 @@ from ray.actor import ActorHandle
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.graph.build_graph import build_stage_graph
 from modelpool.actors.graph.orders import EncodeOrder
+from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
-from modelpool.actors.ray.ray_fleet import COMPUTE
 from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
 from modelpool.actors.wire.packing import packed, unpacked
 from modelpool.pool.specs.spec import JobId

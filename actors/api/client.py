@@ -342,19 +342,27 @@ class ModelPool:
 
     def pin(self, *models: str, replicas: int = 1) -> tuple[PinnedModel, ...]:
         """Keep all weights of these models on `replicas` GPUs each, until `unpin` or the end of the pool: idle workers
-        load them, they are evicted last, and nodes that hold them are not given up. Without models, nothing changes.
+        load them, they are evicted last, and nodes that hold them are not given up. The journal of a pool of
+        `modelpool up` has them for a controller that replaces this one. Without models, nothing changes.
         Returns all pinned models with their state; loads have begun and may take a while. LoRAs are not part of it.
 
         Raises UserError: UnknownName, CorruptFile, UnusableField for `replicas`.
         """
-        return self._connection.call(
-            Controller.pin, models, whole_number("replicas", replicas, "a whole number, 1 or more", 1)
-        )
+        return self._pin(models, whole_number("replicas", replicas, "a whole number, 1 or more", 1))
 
     def unpin(self, *models: str) -> tuple[PinnedModel, ...]:
         """Let these models be evicted as any others. Returns the models that are still pinned. Raises UnknownName for
         one that is not pinned."""
-        return self._connection.call(Controller.pin, models, 0)
+        return self._pin(models, 0)
+
+    def _pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
+        try:
+            service = self._job_service()
+        except UserError:  # the pool ends with its driver, or has no journal
+            return self._connection.call(Controller.pin, models, replicas)
+        from modelpool.actors.detached.job_service import JobService
+
+        return service.call(JobService.pin, models, replicas)
 
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""

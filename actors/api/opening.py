@@ -14,6 +14,7 @@ from pathlib import Path
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.detached.job_service import JobsConnection
+from modelpool.actors.detached.service_watch import WatchedService
 from modelpool.actors.ray.fork_server import ENGINE_MODULES, SERVER_VARIABLE, ForkServer, fork_environment
 from modelpool.actors.ray.ray_session import RaySession, is_on_this_machine, open_session, short_folder
 from modelpool.actors.ray.run_file import running_pool
@@ -32,6 +33,7 @@ class OpenedPool:
     jobs     connects to the pool's job service; raises UserError if it has none
     restart  starts another controller in place of one that is lost, which takes over the workers; only for the process
              that started the pool
+    service  the job service; for the same process
     """
 
     connection: Connection
@@ -39,6 +41,7 @@ class OpenedPool:
     close: Callable[[], None]
     jobs: Callable[[], JobsConnection] | None = None
     restart: Callable[[], None] | None = None
+    service: WatchedService | None = None
 
 
 def start_pool(
@@ -80,30 +83,31 @@ def start_pool(
             None if session.is_local else config.models,
             environment,
         )
-        connection = RayConnection(start())
+        connection = RayConnection(*start())
         if plan.worker_lease_seconds is not None and not session.is_local:
             opened.callback(connection.end_workers, cluster.namespace, cluster.name)
         opened.callback(connection.end_controller)
         jobs: Callable[[], JobsConnection] | None = None
+        service: WatchedService | None = None
         if keeps_jobs and config.pool.journal is not False:
             path = config.pool.journal or None
-            service = start_job_service(path, cluster.namespace, cluster.name, place, environment)
-            opened.callback(service.close)
-            jobs = partial(_same, service)
+            started = start_job_service(path, cluster.namespace, cluster.name, place, environment)
+            opened.callback(started.close)
+            jobs, service = partial(_same, started), started
 
         def restart() -> None:
             connection.kill_controller()
             until = time.monotonic() + NAME_SECONDS
             while True:
                 try:
-                    connection.replace(start())
+                    connection.replace(*start())
                     return
                 except UserError:  # Ray has not noticed yet that the lost one's name is free
                     if time.monotonic() > until:
                         raise
                 time.sleep(0.5)
 
-        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart)
+        return OpenedPool(connection, session.address, opened.pop_all().close, jobs, restart, service)
 
 
 def _same(service: JobsConnection) -> JobsConnection:

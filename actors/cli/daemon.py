@@ -25,6 +25,7 @@ import psutil
 
 from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit_code, leave_closed_terminal
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.detached.service_watch import ServiceWatch
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
 from modelpool.actors.ray.state_folder import state_folder
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
     from modelpool.actors.control.status import PoolStatus
 
-#: interval at which the daemon checks its controller
+#: interval at which the daemon checks its controller and its job service
 HEALTH_SECONDS = 2.0
 #: interval of checks for signals while the daemon waits for its controller
 CHECK_SECONDS = 0.1
-#: silence after which the controller counts as lost: it answers within seconds even while 100,000 jobs arrive
+#: silence after which they count as lost: both answer within seconds even while 100,000 jobs arrive
 ANSWER_SECONDS = 60.0
 #: a drain may end this much later than its time
 LATE_SECONDS = 5.0
@@ -160,7 +161,16 @@ def _serve(opened: OpenedPool, config: PoolConfig, on_ready: Callable[[], None])
         on_ready()
         waited_for = ""
         restarts: list[float] = []
+        jobs: ServiceWatch | None = None
+        if opened.service is not None:
+            jobs = ServiceWatch(opened.service, HEALTH_SECONDS, ANSWER_SECONDS, time.monotonic())
         while not signals.first.wait(HEALTH_SECONDS):
+            if jobs is not None and (silent_seconds := jobs.beat(time.monotonic())) is not None:
+                print(
+                    f"the job service of the pool has not answered for {silent_seconds:.0f} s; starting another one",
+                    file=sys.stderr,
+                    flush=True,
+                )
             try:
                 status = _status(opened, signals.first)
             except PoolLost as lost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -114,21 +115,42 @@ def wait(
 
 
 def progress(
-    context: typer.Context, jobs_id: JobsId, as_json: options.AsJson = False, pool: options.PoolName = None
+    context: typer.Context,
+    jobs_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID",
+            help="Id of a submission, or the start of it; by default those that have not ended, else the latest one.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+    pool: options.PoolName = None,
 ) -> None:
     """Show how far a submission is, and what it waits for."""
     from modelpool.actors.cli.screen import print_json, say, user_console
 
     with joined_pool(context, pool) as joined:
-        now = joined.attach(jobs_id).progress()
-    if as_json:
-        values = {"in_pool": now.in_pool, "running": len(now.running), "waiting_for": now.waiting_for}
-        print_json(sys.stdout, {**plain_record(now.record), **values})
-        return
+        ids = current_ids(joined.detached()) if jobs_id is None else (jobs_id,)
+        found = [joined.attach(each).progress() for each in ids]
     console = user_console(sys.stdout)
-    say(console, progress_line(now))
-    for task in now.running:
-        say(console, f"  job {task.index + 1}: {task.stage.value} on {task.worker}, step {task.step} of {task.steps}")
+    for now in found:
+        if as_json:
+            values = {"in_pool": now.in_pool, "running": len(now.running), "waiting_for": now.waiting_for}
+            print_json(sys.stdout, {**plain_record(now.record), **values})
+            continue
+        say(console, progress_line(now))
+        for task in now.running:
+            step = f"step {task.step} of {task.steps}"
+            say(console, f"  job {task.index + 1}: {task.stage.value} on {task.worker}, {step}")
+    if not found and not as_json:
+        say(console, "no submission; hand one over with `modelpool submit`")
+
+
+def current_ids(records: Sequence[SubmissionRecord]) -> tuple[str, ...]:
+    """Return the ids of the submissions that have not ended, of the latest one if all have, from oldest to newest."""
+    active = tuple(record.submission_id for record in records if record.pending)
+    return active or tuple(record.submission_id for record in records[-1:])
 
 
 def cancel(context: typer.Context, jobs_id: JobsId, pool: options.PoolName = None) -> None:

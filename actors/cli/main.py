@@ -62,7 +62,7 @@ def build_app() -> typer.Typer:
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
     app.command(no_args_is_help=True)(submit)
     app.command(no_args_is_help=True)(wait)
-    app.command(no_args_is_help=True)(progress)
+    app.command()(progress)
     app.command(no_args_is_help=True)(cancel)
     app.add_typer(jobs_app(), name="jobs")
     app.command(no_args_is_help=True)(repair)

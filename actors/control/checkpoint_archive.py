@@ -1,13 +1,14 @@
 """`CheckpointArchive`: the checkpoints of a pool in a place that survives its nodes and its controller.
 
 Saves the states that reach the controller, and returns those that runs of an earlier controller left. What the workers
-of this node save in the same folder is only noted: it is there already. No method waits for the disk, except `find`,
-for a limited time and only for tasks that have a checkpoint.
+of this node save in the same folder is only noted: it is there already. No method waits for the disk, except `open`
+and `find`, for a limited time; `find` only for tasks that have a checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 
@@ -29,6 +30,7 @@ class CheckpointArchive:
         """`is_shared`: the workers of this node save their checkpoints in the same folder."""
         self._disk = disk
         self.is_shared = is_shared
+        self._opened = asyncio.Event()
         #: tasks that may have a checkpoint, oldest first; a dict as an ordered set
         self._noted: dict[TaskId, None] = {}
 
@@ -40,15 +42,23 @@ class CheckpointArchive:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 found = await asyncio.to_thread(self._disk.folder.steps)
+            for task_id in found:
+                self.note(task_id)
         except TimeoutError:
             logger.warning("%s: did not answer; earlier checkpoints are not used", self._disk.folder.path)
-            return
-        for task_id in found:
-            self.note(task_id)
+        finally:
+            self._opened.set()
 
     async def find(self, works: Mapping[TaskId, StageParams]) -> dict[TaskId, RunState]:
-        """Return the newest state of each of these tasks that has one."""
-        if self._disk is None or not self._noted:
+        """Return the newest state of each of these tasks that has one. Waits until the archive is open, as requests may
+        arrive before: drivers find a new controller by its name."""
+        if self._disk is None:
+            return {}
+        if not self._opened.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READ_SECONDS):
+                    await self._opened.wait()
+        if not self._noted:
             return {}
         wanted = {
             task_id: work.schedule.steps_run

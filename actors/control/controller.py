@@ -183,6 +183,7 @@ class Controller:
         self._catalog = catalog
         self._worker_ids = tuple(worker_ids)
         self._budget_bytes = budget_bytes
+        self._epoch = epoch
         self._tasks = TaskStore(self._on_report, self._node_name, epoch)
         self._facts = facts or ClusterFacts()
         self._name = name
@@ -197,6 +198,8 @@ class Controller:
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
         self._checkpoints = checkpoints or CheckpointArchive()
+        #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
+        self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}
         #: states of stopped runs that are being read to be saved
         self._archiving: set[asyncio.Task[None]] = set()
         self._dispatcher = Dispatcher(
@@ -220,6 +223,7 @@ class Controller:
         #: background tasks until the controller is closed
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
+        self._is_open = asyncio.Event()
         self._pinned_at_start = tuple(pins)
         #: the weights of pinned models, by the name that a user gave
         self._pins: dict[str, PinnableModel] = {}
@@ -234,7 +238,7 @@ class Controller:
         taken_over = await self._fleet.take_over()  # first: their leases run
         for model, replicas in self._pinned_at_start:
             try:
-                await self.pin((model,), replicas)
+                await self._pin((model,), replicas)
             except UserError:
                 if not taken_over:
                     raise
@@ -248,6 +252,7 @@ class Controller:
             self._upkeep.append(asyncio.ensure_future(self._keep_beating(self._heartbeat_seconds)))
         if self._node_watch is not None:
             self._upkeep.append(asyncio.ensure_future(self._node_watch.keep_watching()))
+        self._is_open.set()
 
     async def enter(self, client_id: ClientId) -> None:
         """Register a driver. From now on it must poll for events, or counts as gone."""
@@ -342,8 +347,8 @@ class Controller:
 
     async def state_saved(self, saved: StateSaved, state: ResultRef, value: RunState) -> None:
         """Hold the state of a sampling run, in place of an earlier one, and save it: a checkpoint. `value` is the state
-        itself."""
-        if self._dispatcher.state_saved(saved, state):
+        itself. Ignored if it is of a run of another controller, which has another number here."""
+        if saved.epoch == self._epoch and self._dispatcher.state_saved(saved, state):
             if self._is_saved_here(saved.worker_id, saved.incarnation):
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
@@ -398,6 +403,10 @@ class Controller:
         """Keep all weights of these models on so many workers each, from now on; 0 unpins them. Returns all pinned
         models. Raises UserError if one of them is unknown, or is to be unpinned and is not pinned; nothing changes
         then."""
+        await self._is_open.wait()  # else the pins of the configuration would follow
+        return await self._pin(models, replicas)
+
+    async def _pin(self, models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
         if replicas > 0:
             found = {name: await self._catalog.weights(name) for name in models}
         else:
@@ -564,16 +573,26 @@ class Controller:
 
     def _on_report(self, task: TaskSpec, report: TaskReport) -> None:
         """Pass the cost of successful runs to the catalog, for later activation estimates. Keep on disk what a run that
-        stopped has done, and remove the checkpoints of one that needs them no more."""
+        stopped has done, and remove checkpoints that may have failed it."""
         if report.error is None:
             self._catalog.learn(task, report.cost)
-            self._checkpoints.remove(task.task_id)
+            if report.has_checkpoints:
+                self._checkpointed[task.task_id] = (report.worker_id, report.incarnation)
+            if self._tasks.first_job(task.task_id) is None:  # nobody waits for it any more
+                self._forget_checkpoints(task.task_id)
         elif report.has_state:
             archiving = asyncio.ensure_future(self._archive(report))
             self._archiving.add(archiving)
             archiving.add_done_callback(self._archiving.discard)
         elif report.cost.steps_before and report.error.kind in SUSPECT_ERRORS:
             self._checkpoints.remove(task.task_id)
+
+    def _forget_checkpoints(self, task_id: TaskId) -> None:
+        """Remove the checkpoints of a task that has succeeded, and whose result no job needs any more."""
+        self._checkpoints.remove(task_id)
+        saved_by = self._checkpointed.pop(task_id, None)
+        if saved_by is not None:
+            self._fleet.forget_checkpoints(*saved_by, task_id)
 
     async def _archive(self, report: TaskReport) -> None:
         """Save the state that a run stopped with."""
@@ -613,6 +632,12 @@ class Controller:
         job = self._jobs.pop(command.job_id)
         result = None if command.result is None else self._tasks.result(command.result)
         tasks = self._tasks.resolve(command.job_id)
+        for task in job.graph.job.tasks:
+            if self._tasks.first_job(task.task_id) is None:
+                if command.outcome is Outcome.SUCCEEDED:
+                    self._forget_checkpoints(task.task_id)
+                else:  # it may be submitted again: they stay until their folder needs the room
+                    self._checkpointed.pop(task.task_id, None)
         self._send_end(job, command.outcome, result, command.error, tasks)
 
     def _send_end(

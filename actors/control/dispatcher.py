@@ -328,7 +328,7 @@ class Dispatcher:
         if spec.files_address:
             self._tasks.file_servers[spec.node] = spec.files_address
         self._watches[worker_id, incarnation] = self._spawn(self._watch(worker_id, incarnation))
-        self.post(WorkerUp(self.now, spec, started.residency))
+        self.post(WorkerUp(self.now, spec, started.residency, started.past_runs))
 
     def _start_failed(self, worker_id: WorkerId, incarnation: int, loss: Loss) -> None:
         self._fleet.end(worker_id, incarnation)

@@ -16,7 +16,7 @@ from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, R
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import TaskReport, WorkerId
+from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
 from modelpool.scheduler.tables.messages import LossCause
 
 #: a run to send as part of a batch: the request, and references to its inputs
@@ -101,6 +101,9 @@ class WorkerFleet(Protocol):
         """Let a started worker preload the weights of these tasks during that run, which may be over already. Nobody
         waits for it.
         """
+
+    def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
+        """Let a started worker, which may be gone, remove the checkpoints of a task. Nobody waits for it."""
 
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
         """Let a started worker load weights, after what it was sent before, and wait for the end. `stop` ends it.

@@ -31,6 +31,7 @@ from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.control.event_reader import EventReader
 from modelpool.actors.control.finished_output import fetch_output
+from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.detached.journal import Fenced, Journal, JournalFailed
 from modelpool.actors.detached.records import (
     NewSubmission,
@@ -61,6 +62,8 @@ ServiceMethod: TypeAlias = Callable[Concatenate["JobService", P], T]
 
 #: the name under which the service is a driver of its pool
 CLIENT = ClientId("detached jobs")
+#: the id of a listener for the end of all events
+_NO_SUBMISSION = SubmissionId("")
 #: requests that travel together
 CHUNK = 64
 #: requests of a submission in the pool: at first, and at most, which is enough for 256 GPUs to have their next four
@@ -137,6 +140,8 @@ class JobService:
         """`connect` returns a connection to the controller. It raises PoolLost or UserError while there is none."""
         self._journal = journal
         self._connect = connect
+        #: a controller and the journal get pins in the same order
+        self._pinning = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = False
         #: why no request is sent, while none can be
@@ -218,10 +223,31 @@ class JobService:
         """Forget a submission that has ended; see `Journal.remove`."""
         self._journal.remove(self._journal.find(submission_id).submission_id)
 
+    def pin(self, models: Sequence[str], replicas: int) -> tuple[PinnedModel, ...]:
+        """As `Controller.pin`, for the next controllers too. Raises UserError, and PoolLost without a controller."""
+        with self._pinning:
+            pinned = self._connect().call(Controller.pin, tuple(models), replicas)
+            self._journal.keep_pins(models, replicas)
+        return pinned
+
+    def pin_again(self, connection: Connection) -> None:
+        """Have a controller pin what users have pinned, in place of what its configuration says. A model whose file is
+        gone is left out."""
+        with self._pinning:
+            for model, replicas in self._journal.pins().items():
+                try:
+                    connection.call(Controller.pin, (model,), replicas)
+                except UserError as problem:
+                    if replicas:  # else it is not pinned, as it should be
+                        logger.warning("model %s is not pinned again: %s", model, problem)
+
     def close(self) -> None:
-        """Stop sending, write outputs that have arrived, and disconnect. What has no outcome runs when the journal is
-        opened next. Idempotent.
+        """Stop sending, write outputs that have arrived, and disconnect: the pool ends, and with it its pins. What has
+        no outcome runs when the journal is opened next. Idempotent.
         """
+        if not self._stopping:
+            with suppress(JournalFailed):
+                self._journal.drop_pins()
         self._stopping = True
         self._wake.set()
         with self._changed:
@@ -514,6 +540,9 @@ class _Link:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
         self.connection.call(Controller.leave, CLIENT)
         self.connection.call(Controller.enter, CLIENT)
+        self._service.pin_again(self.connection)
+        # the loss of the controller is noticed without submissions, too
+        self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
         self._reader.start()
 
     def leave(self) -> None:

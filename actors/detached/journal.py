@@ -1,4 +1,4 @@
-"""`Journal`: what a pool has promised, in one SQLite file: submissions, their requests, outcomes and output commits.
+"""`Journal`: what a pool has promised, in one SQLite file: submissions, requests, outcomes, output commits, pins.
 
 Rules
 1. A method that writes returns after the data is on disk (`synchronous=FULL`). Writes of several threads that arrive
@@ -79,6 +79,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
         "CREATE INDEX pending ON request (submission, place) WHERE outcome IS NULL",
     ),
+    ("CREATE TABLE pin (model TEXT PRIMARY KEY, replicas INTEGER NOT NULL)",),
 )
 VERSION = len(MIGRATIONS)
 
@@ -278,6 +279,25 @@ class Journal:
             return cancelled
 
         return self._write(change)
+
+    # ---- pins -----------------------------------------------------------------------------------------------------
+
+    def pins(self) -> dict[str, int]:
+        """Return the models that users have pinned while the pool runs, with their replicas; 0 for unpinned ones."""
+        return dict(self._read("SELECT model, replicas FROM pin ORDER BY model", ()))
+
+    def keep_pins(self, models: Sequence[str], replicas: int) -> None:
+        """Note that users have pinned these models, or unpinned them (0)."""
+
+        def change(connection: sqlite3.Connection) -> None:
+            rows = [(model, replicas) for model in models]
+            connection.executemany("INSERT OR REPLACE INTO pin (model, replicas) VALUES (?, ?)", rows)
+
+        self._write(change)
+
+    def drop_pins(self) -> None:
+        """Forget all pins: the pool ends."""
+        self._write(lambda connection: connection.execute("DELETE FROM pin").rowcount)
 
     # ---- upkeep ---------------------------------------------------------------------------------------------------
 

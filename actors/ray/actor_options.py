@@ -1,4 +1,6 @@
-"""The resources and labels with which a worker is requested from Ray. Pure; imports no Ray."""
+"""The concurrency groups of a worker, and the resources and labels with which it is requested from Ray. Pure, without
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from typing import Any
 from modelpool.actors.control.cluster_view import ACCELERATOR_PREFIX, GPU
 from modelpool.scheduler.tables.node_groups import NodeGroup
 
+#: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives
+COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
 #: amount with which Ray requests an accelerator type
 _SOME = 0.001
 

@@ -32,9 +32,9 @@ from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
-from modelpool.actors.ray.actor_options import WorkerNeeds, worker_needs
+from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
 from modelpool.actors.ray.node_affinity import on_node
-from modelpool.actors.ray.ray_fleet import COMPUTE, CONTROL, WATCH, RayFleet
+from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
@@ -234,8 +234,8 @@ def start_controller(
     place: ControllerPlace = "driver",
     models: ModelsSection | None = None,
     environment: Mapping[str, Any] | None = None,
-) -> ActorHandle[Any]:
-    """Start a controller and wait until it answers; its workers are still starting.
+) -> tuple[ActorHandle[Any], int]:
+    """Start a controller and wait until it answers; its workers are still starting. Returns it and its epoch.
 
     place        its node: the head of the cluster, or this process's
     models       the files that the catalog needs; it runs on a node that has them. None on a single machine
@@ -271,7 +271,7 @@ def start_controller(
             f"the controller of the pool could not start on node {names_of(nodes).get(node, node)}: "
             f"{' '.join(_COLOURS.sub('', str(lost)).split())}"
         ) from lost
-    return controller
+    return controller, epoch
 
 
 def controller_node(view: ClusterView, place: ControllerPlace, driver: NodeId) -> NodeId:

@@ -6,8 +6,10 @@ and its calls are repeated: its state is in the journal, and each of its methods
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,13 +32,19 @@ from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import ControllerPlace
 from modelpool.pool.core.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 SERVICE_GONE = "the job service of the pool is gone"
+#: concurrency group of the question whether the service answers: drivers that wait may occupy all other threads
+HEALTH = "health"
 #: calls that run at a time: drivers that wait, and those that ask
 CALLS = 32
 #: time for outputs that have arrived to be written
 CLOSE_SECONDS = 30.0
 #: a service that has ended may hold the lock of its journal for a moment longer
 LOCK_SECONDS = 10.0
+#: interval of opening it again where it cannot be opened
+RETRY_SECONDS = 2.0
 
 
 class JobServiceActor(JobService):
@@ -44,11 +52,10 @@ class JobServiceActor(JobService):
 
     def __init__(self, journal: Path | None, namespace: str, name: str) -> None:
         self._failed: JournalFailed | None = None
+        is_again = ray.get_runtime_context().was_current_actor_reconstructed
         try:
-            opened = _opened(journal_path(journal, name))
+            opened = (_opened_at_last if is_again else _opened)(journal_path(journal, name))
         except JournalFailed as failed:
-            if ray.get_runtime_context().was_current_actor_reconstructed:
-                raise
             self._failed = failed  # an error of a constructor would arrive as a text of Ray
             return
         super().__init__(opened, partial(_controller, namespace, name))
@@ -71,6 +78,16 @@ class RayJobsConnection:
         check(self._control_service)
         call = getattr(self._service, question.__name__)
         return cast("T", awaited(call.remote(*args, **kwargs), self._control_service, SERVICE_GONE))
+
+    def ask(self) -> Future[Any]:
+        """Ask the service whether it answers, on a thread of its own."""
+        answer: Future[Any] = self._service.ready.options(concurrency_group=HEALTH).remote().future()
+        return answer
+
+    def restart(self) -> None:
+        """End the process of the service, which may hang; Ray starts another one. Measured: 7 s for a process that was
+        stopped."""
+        ray.kill(self._service, no_restart=False)
 
     def close(self) -> None:
         """Have the service write what has arrived, and end it. What it has not committed runs again when its journal
@@ -96,7 +113,8 @@ def start_job_service(
     options |= {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": CALLS, "enable_task_events": False}
     if environment is not None:
         options["runtime_env"] = dict(environment)
-    service: ActorHandle[Any] = ray.remote(JobServiceActor).options(**options).remote(journal, namespace, name)
+    actor_class = ray.remote(concurrency_groups={HEALTH: 1})(JobServiceActor)
+    service: ActorHandle[Any] = actor_class.options(**options).remote(journal, namespace, name)
     try:
         ray.get(service.ready.remote())
     except RayTaskError as raised:
@@ -136,3 +154,14 @@ def _opened(path: Path) -> Journal:
             if "another running pool" not in str(failed) or time.monotonic() > until:
                 raise
         time.sleep(0.2)
+
+
+def _opened_at_last(path: Path) -> Journal:
+    """Open the journal of a service that has run before, once its disk has room, say. Ray starts no other process if
+    the constructor of this one raises: the pool would be without its detached jobs."""
+    while True:
+        try:
+            return _opened(path)
+        except JournalFailed as failed:
+            logger.warning("detached jobs wait: %s", failed)
+        time.sleep(RETRY_SECONDS)

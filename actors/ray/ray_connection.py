@@ -30,8 +30,9 @@ class RayConnection:
     """See `Connection`. Without Ray's control service the pool counts as lost, although it may still answer: Ray is
     about to end this process with an abort."""
 
-    def __init__(self, controller: ActorHandle[Any]) -> None:
-        self._controller = controller
+    def __init__(self, controller: ActorHandle[Any], epoch: int = 0) -> None:
+        """`epoch` is the controller's; 0 is unknown."""
+        self._controller, self._epoch = controller, epoch
         self._control_service = ControlService(ray.get_runtime_context().gcs_address)
 
     def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,9 +54,9 @@ class RayConnection:
         ref: ResultRef = ray.put(result)
         return ref
 
-    def replace(self, controller: ActorHandle[Any]) -> None:
+    def replace(self, controller: ActorHandle[Any], epoch: int) -> None:
         """Continue with another controller."""
-        self._controller = controller
+        self._controller, self._epoch = controller, epoch
 
     def end_controller(self) -> None:
         """Close the controller, if it answers within `CLOSE_SECONDS`; then kill it, and with it the remaining workers
@@ -71,10 +72,10 @@ class RayConnection:
         ray.kill(self._controller)
 
     def end_workers(self, namespace: str, pool: str) -> None:
-        """End the workers of a pool that have outlived its controller. Raises PoolLost without Ray's control service:
-        then their lease ends them."""
+        """End the workers of a pool that have outlived its controller, and serve no newer one. Raises PoolLost without
+        Ray's control service: then their lease ends them."""
         self._check()
-        end_left_workers(namespace, pool)
+        end_left_workers(namespace, pool, self._epoch)
 
     def _check(self) -> None:
         check(self._control_service)

@@ -26,16 +26,17 @@ from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
 from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
-from modelpool.actors.ray.actor_options import WorkerNeeds
+from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds
+from modelpool.actors.ray.demand_watch import end_watch, start_watch
 from modelpool.actors.ray.ray_losses import WORKER_GONE, LossExaminer, NeighbourCall
 from modelpool.actors.ray.ray_nodes import ActorReport
-from modelpool.actors.ray.survivors import Succession, Survivor, left_workers, take_over
+from modelpool.actors.ray.survivors import ENDS, Succession, Survivor, end_own, left_workers, take_over
 from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, RunRequest, StartedWorker
 from modelpool.actors.wire.packing import packed, result_of, unpacked
 from modelpool.actors.worker.process_memory import ProcessMemory
@@ -43,19 +44,16 @@ from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.stage_params import PreloadRequest, Result
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import NO_NODE, NodeId, WorkerId, WorkerSpec
+from modelpool.pool.specs.spec import NO_NODE, NodeId, TaskId, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.messages import LossCause
 
 logger = logging.getLogger(__name__)
-
-#: concurrency groups of a worker: one thread runs, others answer and stop, one waits as long as the worker lives
-COMPUTE, CONTROL, WATCH = "compute", "control", "watch"
 
 #: interval of the checks whether the autoscaler can provide the node that a pending worker waits for
 _PENDING_SECONDS = 2.0
 #: limit of the creation of an actor, which takes milliseconds if the control service answers
 CREATE_SECONDS = 30.0
-#: creations, and ends, of workers at the same time
+#: creations of workers at the same time
 _THREADS = 4
 #: a start may take this many times as long as the longest one so far
 START_FACTOR = 20.0
@@ -66,8 +64,8 @@ LEAST_START_SECONDS = 120.0
 ADOPT_SECONDS = 60.0
 #: calls in the time of a lease, so that a few may fail
 CALLS_PER_LEASE = 6.0
-#: limit for a worker to say which controller it serves before it is ended, and for all ends of a pool that closes
-ASK_SECONDS, CLOSE_SECONDS = 1.0, 10.0
+#: limit of all ends of a pool that closes
+CLOSE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -113,7 +111,7 @@ class RayFleet:
         self._start_timeout_seconds = start_timeout_seconds
         self._longest_start_seconds: float | None = None
         self._creations = ThreadPoolExecutor(_THREADS, "ray creations")
-        self._ends = ThreadPoolExecutor(_THREADS, "ray ends")
+        self._ends = ThreadPoolExecutor(ENDS, "ray ends")
         #: background tasks; kept here because the event loop only has weak references
         self._tasks: set[asyncio.Task[None]] = set()
         self._workers: dict[tuple[WorkerId, int], _Worker] = {}
@@ -123,8 +121,11 @@ class RayFleet:
         #: workers of earlier controllers that are not used yet
         self._survivors: list[Survivor] = []
         self._lease_keeper: asyncio.Task[None] | None = None
+        #: ends the workers that wait for a node if this controller is lost; None while none has waited
+        self._demand_watch: ActorHandle[Any] | None = None
+        self._starting_watch = asyncio.Lock()
         #: ends that are under way
-        self._ending: set[Future[None]] = set()
+        self._ending: set[Future[bool]] = set()
 
     async def take_over(self) -> int:
         """See `WorkerFleet`."""
@@ -133,6 +134,7 @@ class RayFleet:
             return 0
         assert self._record_of is not None, "a succession needs Ray's records"
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._creations, end_watch, succession.namespace, succession.pool)
         left = await loop.run_in_executor(self._creations, left_workers, succession.namespace, succession.pool)
         try:
             self._survivors, others = await take_over(
@@ -142,7 +144,7 @@ class RayFleet:
             succession.on_replaced()
             raise
         for handle in others:
-            self._end(ray.kill, handle)
+            self._end(handle)
         self._lease_keeper = asyncio.ensure_future(self._keep_leases(succession.lease_seconds / CALLS_PER_LEASE))
         return len(self._survivors)
 
@@ -162,6 +164,7 @@ class RayFleet:
         except WORKER_GONE as lost:
             raise await self._lost(worker, lost) from lost
         except RayTaskError as raised:
+            self._note_epoch(raised)
             raise raised.cause from raised
         self._examiner.prepare(spec.node)
         return StartedWorker(spec)
@@ -195,19 +198,24 @@ class RayFleet:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(creation), CREATE_SECONDS)
         except TimeoutError:
-            creation.add_done_callback(_end_created)
+            creation.add_done_callback(self._end_created)
             reason = f"Ray did not create its process within {CREATE_SECONDS:.0f} s: its control service may be gone"
             raise WorkerLost(reason, LossCause.NO_NODE) from None
         except asyncio.CancelledError:
-            creation.add_done_callback(_end_created)
+            creation.add_done_callback(self._end_created)
             raise
+
+    def _end_created(self, creation: Future[ActorHandle[Any]]) -> None:
+        """End a worker that nobody waits for any more."""
+        with suppress(Exception):  # its creation may have failed
+            self._end(creation.result())
 
     async def _opened(self, handle: ActorHandle[Any]) -> WorkerSpec:
         """Open the engine of a worker whose process answers. Raises WorkerLost if that takes too long."""
         began, limit = time.monotonic(), start_limit_seconds(self._longest_start_seconds, self._start_timeout_seconds)
         try:
             spec: WorkerSpec = await asyncio.wait_for(
-                _answer(handle.start.options(concurrency_group=COMPUTE).remote()), limit
+                _answer(handle.start.options(concurrency_group=COMPUTE).remote(self._epoch)), limit
             )
         except TimeoutError:
             raise WorkerLost(f"its start on its GPU did not end within {limit:.0f} s") from None
@@ -228,30 +236,40 @@ class RayFleet:
         worker = self._workers.pop((worker_id, incarnation), None)
         if worker is None:
             return
-        if self._succession is None or worker.process is None:
-            self._end(ray.kill, worker.handle)
-        else:
-            self._end(self._end_own, worker.handle)
+        ending = self._end(worker.handle)
         if worker.is_silent and worker.process is not None:
-            self._spawn(self._examiner.kill(worker.process, self._neighbour(worker)))
+            self._spawn(self._kill_process(ending, worker.process, self._neighbour(worker)))
 
-    def _end(self, end: Callable[[ActorHandle[Any]], None], handle: ActorHandle[Any]) -> None:
-        """End an actor in a thread."""
-        ending = self._ends.submit(end, handle)
+    async def _kill_process(
+        self, ending: Future[bool], process: WorkerProcess, neighbour: NeighbourCall | None
+    ) -> None:
+        """Kill the process of a worker that takes no messages, once it is certain that it may end."""
+        try:
+            may_end = await asyncio.wrap_future(ending)
+        except RayError as failed:
+            logger.info("Ray does not end a worker: %s", failed)
+            may_end = True
+        if may_end:
+            await self._examiner.kill(process, neighbour)
+
+    def _end(self, handle: ActorHandle[Any]) -> Future[bool]:
+        """End a worker in a thread; the answer says whether it may end."""
+        ending = self._ends.submit(self._end_own, handle)
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
+        return ending
 
-    def _end_own(self, handle: ActorHandle[Any]) -> None:
-        """End a worker that outlives its controller, unless it serves a newer one by now."""
+    def _end_own(self, handle: ActorHandle[Any]) -> bool:
+        """End a worker, started or starting; False if it has outlived this controller and serves a newer one."""
+        if self._succession is None:
+            ray.kill(handle)
+            return True
         try:
-            ray.get(handle.ping.options(concurrency_group=CONTROL).remote(self._epoch), timeout=ASK_SECONDS)
-        except RayTaskError as raised:
-            if isinstance(raised.cause, OlderEpoch):
-                self._note_epoch(raised)
-                return
-        except (GetTimeoutError, RayError):
-            pass  # it hangs, or is gone
-        ray.kill(handle)
+            end_own(handle, self._epoch)
+        except OlderEpoch:
+            self._succession.on_replaced()
+            return False
+        return True
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -266,6 +284,35 @@ class RayFleet:
                 if worker.process is not None:
                     ping = worker.handle.ping.options(concurrency_group=CONTROL)
                     self._spawn(self._renewed(ping.remote(self._epoch)))
+            if self._demand_watch is not None:
+                self._spawn(self._renewed_watch(self._demand_watch))
+
+    async def _renewed_watch(self, watch: ActorHandle[Any]) -> None:
+        try:
+            await watch.renew.remote(self._epoch)
+        except RayError as failed:
+            self._note_epoch(failed)
+            if self._demand_watch is watch:  # it was lost with its node: whoever waits next starts another one
+                self._demand_watch = None
+
+    async def _watch_demand(self) -> None:
+        """Have the workers that wait for a node end with the pool, also if this process is killed. Does not wait for
+        the process that does it."""
+        if self._succession is None:
+            return
+        try:
+            async with self._starting_watch:
+                if self._demand_watch is None:
+                    start = asyncio.get_running_loop().run_in_executor(self._creations, start_watch, self._succession)
+                    self._demand_watch = await asyncio.wait_for(start, CREATE_SECONDS)
+        except (TimeoutError, RayError, ValueError) as failed:  # tried again while it waits
+            logger.info("nothing watches the workers that wait for a node yet: %s", failed or "Ray does not answer")
+
+    def _end_watch(self) -> bool:
+        assert self._succession is not None, "only then there is a watch"
+        with suppress(RayError):
+            end_watch(self._succession.namespace, self._succession.pool)
+        return True
 
     async def _renewed(self, answer: Any) -> None:
         try:
@@ -283,9 +330,11 @@ class RayFleet:
         if self._lease_keeper is not None:
             self._lease_keeper.cancel()
         for survivor in self._survivors:
-            self._end(self._end_own, survivor.handle)
+            self._end(survivor.handle)
         self._survivors.clear()
         if self._succession is not None:  # others end with this process
+            if self._demand_watch is not None:
+                self._ending.add(self._ends.submit(self._end_watch))
             ending = tuple(self._ending)
             await asyncio.get_running_loop().run_in_executor(None, partial(wait, ending, timeout=CLOSE_SECONDS))
 
@@ -337,6 +386,12 @@ class RayFleet:
         worker = self._workers.get((worker_id, incarnation))
         if worker is not None:
             worker.handle.preload.options(concurrency_group=CONTROL).remote(run, preload_request, self._epoch)
+
+    def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is not None:
+            worker.handle.forget_checkpoints.options(concurrency_group=CONTROL).remote(task_id, self._epoch)
 
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
         """See `WorkerFleet`."""
@@ -399,6 +454,7 @@ class RayFleet:
                 now = time.monotonic()
                 if view is None or view.waits_for(bundle, labels):
                     waited_at = now
+                    await self._watch_demand()
                 if limit is None:
                     if now - waited_at >= self._start_timeout_seconds:
                         text = f"its process has not answered within {self._start_timeout_seconds:.0f} s of its start"
@@ -473,12 +529,6 @@ async def _change_controller(succession: Succession, handle: ActorHandle[Any]) -
     call = handle.follow.options(concurrency_group=CONTROL)
     answer: tuple[WorkerOrigin, WorkerProcess] = await call.remote(succession.epoch, succession.controller)
     return answer
-
-
-def _end_created(creation: Future[ActorHandle[Any]]) -> None:
-    """End a worker that nobody waits for any more."""
-    with suppress(Exception):  # its creation may have failed
-        ray.kill(creation.result())
 
 
 def _timed_out(view: ClusterView | None, needs: WorkerNeeds, group: str, limit: float) -> str:

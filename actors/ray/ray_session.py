@@ -53,6 +53,9 @@ SHORT_FOLDERS = (Path("/tmp"), Path(tempfile.gettempdir()))
 TOKEN_NAME = "ray_token"
 #: how long to wait for an answer from an address
 ANSWER_SECONDS = 10.0
+#: how often Ray tries to connect to a control service. Measured with Ray 2.60: one attempt takes 41 s where the service
+#: ended after it was found, and by default there are 20
+JOIN_ATTEMPTS = 2
 #: limit of Ray's shutdown. Measured with Ray 2.60: 1.4 s; 7 s if its control service is gone, no end if that is stopped
 SHUTDOWN_SECONDS = 15.0
 #: the kernel reports start times in hundredths of a second
@@ -259,7 +262,7 @@ def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
     else:
         raise UserError(f'address {address!r}: expected host:port, "auto" for the Ray of this machine, or "local"')
     try:
-        with _job_environment_replaced() if bring_code else contextlib.nullcontext() as environment:
+        with _job_environment_replaced() if bring_code else contextlib.nullcontext() as environment, _few_attempts():
             _init(address=address, namespace=namespace, runtime_env=environment)
     except UserError:
         raise
@@ -268,6 +271,20 @@ def _join(address: str, namespace: str, bring_code: bool) -> RaySession:
     import ray
 
     return RaySession(ray.get_runtime_context().gcs_address, True, None)
+
+
+@contextlib.contextmanager
+def _few_attempts() -> Iterator[None]:
+    """Have Ray give up a control service that ends while this process connects to it."""
+    import ray
+
+    constants: Any = ray._private.ray_constants
+    before = constants.NUM_REDIS_GET_RETRIES
+    constants.NUM_REDIS_GET_RETRIES = min(before, JOIN_ATTEMPTS)
+    try:
+        yield
+    finally:
+        constants.NUM_REDIS_GET_RETRIES = before
 
 
 def _found_by_ray() -> str:

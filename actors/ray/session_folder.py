@@ -29,6 +29,8 @@ LOCK_NAME = "owner"
 RAY_NAME = "r"
 #: how long killed processes may take to end before their folder is removed
 _END_SECONDS = 3.0
+#: the script of `actors.ray.fork_client`
+_FORK_CLIENT = "/actors/ray/fork_client.py"
 #: in the arguments of Ray's processes: programs of its package, and the titles of workers and agents. Not its name
 #: alone, which is also that of the home folder in Ray's images
 _OF_RAY = re.compile(r"/ray/(core/src/ray|dashboard|_private|autoscaler)/|^ray::")
@@ -116,11 +118,18 @@ def _kill(folder: Path) -> None:
     psutil.wait_procs(killed, timeout=_END_SECONDS)
 
 
+def _without_fork_server(arguments: list[str]) -> list[str]:
+    """Return the arguments without the socket of the fork server, which follows the script of a fork client."""
+    client = next((place for place, argument in enumerate(arguments) if argument.endswith(_FORK_CLIENT)), None)
+    return arguments if client is None else arguments[: client + 1] + arguments[client + 2 :]
+
+
 def _is_ray_of(process: psutil.Process, folder: Path) -> bool:
     """Whether a process is one of Ray's for this folder: a program of its package, or a worker or agent, which replace
-    their arguments by a title; with the folder in its arguments, or an open file there.
+    their arguments by a title; with the folder in its arguments, or an open file there. The folder of a fork server is
+    none of a Ray: its forks may serve one that goes on, and another controller.
     """
-    arguments = process.cmdline()
+    arguments = _without_fork_server(process.cmdline())
     if process.pid == os.getpid() or not any(map(_OF_RAY.search, arguments)):
         return False
     inside = f"{folder}/"

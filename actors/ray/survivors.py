@@ -13,15 +13,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.experimental import internal_kv
 
 from modelpool.actors.control.succession import WorkerOrigin
+from modelpool.actors.ray.actor_options import CONTROL
 from modelpool.actors.ray.ray_nodes import NAME_SEPARATOR, ActorReport
 from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.actors.worker.worker_process import WorkerProcess
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 #: limit for an answer of a worker that an earlier controller left. Imports and copies may keep the interpreter lock
 #: for 2.3 s on a busy machine
 ANSWER_SECONDS = 10.0
+#: limit for a worker to answer which controller it serves before it is ended; as above, it may be busy for a while
+ASK_SECONDS = 5.0
+#: workers that are asked, and ended, at the same time
+ENDS = 4
 _KEY_SPACE = b"modelpool"
 
 
@@ -83,6 +89,11 @@ def detached_options(namespace: str, pool: str, origin: WorkerOrigin) -> dict[st
     return {"lifetime": "detached", "namespace": namespace, "name": name}
 
 
+def epoch_of_name(name: str) -> int:
+    """Return the epoch of the controller that has created a worker, by the name of its actor."""
+    return int(name.rsplit(NAME_SEPARATOR, 2)[1])
+
+
 def left_workers(namespace: str, pool: str) -> list[ActorHandle[Any]]:
     """Return the workers of a pool that outlive its controllers, also those that wait for a node. Raises Ray's
     errors."""
@@ -94,12 +105,27 @@ def left_workers(namespace: str, pool: str) -> list[ActorHandle[Any]]:
     return found
 
 
-def end_left_workers(namespace: str, pool: str) -> int:
-    """End the workers of a pool whose controller is gone; return their number. Raises Ray's errors."""
+def end_left_workers(namespace: str, pool: str, epoch: int) -> None:
+    """End the workers that the controller of `epoch` of a pool has left. Those of a newer one stay: it has taken the
+    pool over. Raises Ray's errors."""
     left = left_workers(namespace, pool)
-    for handle in left:
-        ray.kill(handle)
-    return len(left)
+    with ThreadPoolExecutor(ENDS) as ends:
+        for end in [ends.submit(end_own, handle, epoch) for handle in left]:
+            with contextlib.suppress(OlderEpoch):
+                end.result()
+
+
+def end_own(handle: ActorHandle[Any], epoch: int) -> None:
+    """End a worker as the controller of `epoch`. Blocks until it has answered, at most `ASK_SECONDS`. Raises
+    OlderEpoch if it serves a newer one: then it continues."""
+    try:
+        ray.get(handle.ping.options(concurrency_group=CONTROL).remote(epoch), timeout=ASK_SECONDS)
+    except RayTaskError as raised:
+        if isinstance(raised.cause, OlderEpoch):
+            raise raised.cause from None
+    except (GetTimeoutError, RayError):
+        pass  # it hangs, waits for a node, or is gone
+    ray.kill(handle)
 
 
 async def take_over(

@@ -22,6 +22,7 @@ from modelpool.pool.specs.spec import (
     ComponentKey,
     JobId,
     OomStep,
+    PastRun,
     Role,
     RunError,
     Stage,
@@ -121,16 +122,21 @@ class StartedWorker:
     """A worker that is up.
 
     residency  the weights on its GPU if it was taken over from an earlier controller; None if it has started
+    past_runs  what it has measured for earlier controllers
     """
 
     spec: WorkerSpec
     residency: Residency | None = None
+    past_runs: tuple[PastRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StateSaved:
     """A worker saved the state of a sampling run after `step` of `steps`, and continues it. The state is part of the
-    message: an object that the worker stored would be lost with the worker."""
+    message: an object that the worker stored would be lost with the worker.
+
+    epoch  of the controller that sent the run: the names of workers and the numbers of runs are those of one controller
+    """
 
     worker_id: WorkerId
     incarnation: int
@@ -140,6 +146,7 @@ class StateSaved:
     step: int
     steps: int
     state_bytes: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
+from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.storage_meter import StorageMeter
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess, this_process
@@ -81,6 +82,7 @@ from modelpool.pool.specs.spec import (
     RunCost,
     RunError,
     RunErrorKind,
+    TaskId,
     TaskReport,
     TaskSpec,
     WorkerId,
@@ -185,6 +187,7 @@ class GpuWorker:
         self._on_step = on_step
         self._progress_seconds = progress_seconds
         self._node = node
+        self._memory = RunMemory()
         self._checkpoints = RunCheckpoints(worker_id, incarnation, checkpoint_seconds, on_state, checkpoint_disk)
         self._engine: WorkerEngine | None = None
         self._lease = lease or WorkerLease()
@@ -202,8 +205,10 @@ class GpuWorker:
         self._pauses: dict[int, None] = {}
         self._ended = threading.Event()
 
-    def start(self) -> WorkerSpec:
-        """Open the engine. Raises what the engine raises: UserError if there is no such device."""
+    def start(self, epoch: int = 0) -> WorkerSpec:
+        """Open the engine. Raises what the engine raises: UserError if there is no such device; and OlderEpoch, also if
+        another controller took over meanwhile: that one adopts this worker."""
+        self._lease.check(epoch)
         self._engine = self._open_engine()
         facts = self._engine.introduce()
         self._checkpoints.open()
@@ -211,6 +216,7 @@ class GpuWorker:
             from modelpool.actors.worker.worker_files import WorkerFiles
 
             self._fetched = WorkerFiles(self._cache, self._host, self._node, self._engine.close_unused_models)
+        self._lease.check(epoch)
         return self._introduction(facts)
 
     def change_controller(self, epoch: int) -> WorkerProcess:
@@ -223,13 +229,14 @@ class GpuWorker:
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
         """Continue under this name, with all weights in place: what `start` is for a worker of an earlier controller.
-        Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended."""
+        Called where `run` is, after its last run. Raises OlderEpoch, and as `start` if that had not ended; also then it
+        was taken over, and the time is not that of a start."""
         self._lease.check(epoch)
         self._worker_id, self._incarnation = worker_id, incarnation
         self._checkpoints.rename(worker_id, incarnation)
-        if self._engine is None:
-            return StartedWorker(self.start())
-        return StartedWorker(self._introduction(self._engine.introduce()), self._engine.residency())
+        spec = self.start(epoch) if self._engine is None else self._introduction(self._engine.introduce())
+        assert self._engine is not None, "start opens it"
+        return StartedWorker(spec, self._engine.residency(), self._memory.runs())
 
     def _introduction(self, facts: EngineFacts) -> WorkerSpec:
         return WorkerSpec(
@@ -351,6 +358,11 @@ class GpuWorker:
         self._lease.check(epoch)
         self._preload_request = (run, preload_request)
 
+    def forget_checkpoints(self, task_id: TaskId, epoch: int = 0) -> None:
+        """Remove the checkpoints of a task, which is over. Returns at once. Raises OlderEpoch."""
+        self._lease.check(epoch)
+        self._checkpoints.forget(task_id)
+
     def ping(self, epoch: int = 0) -> WorkerProcess:
         """Return its process, which proves that it answers. Raises OlderEpoch."""
         self._lease.check(epoch)
@@ -448,9 +460,13 @@ class GpuWorker:
                 error = RunError(RunErrorKind.CANCELLED, message)
         if resumed is not None:
             cost = replace(cost, steps_before=resumed.step, steps=resumed.steps)
+        if error is None:
+            self._memory.note(request.task, cost)
         stopped = result if isinstance(result, RunState) else None
-        if self._is_current(request):  # else its result goes nowhere, and another controller may use the states
-            self._checkpoints.ended(request, error, stopped, resumed is not None)
+        # else its result goes nowhere, and another controller may use the states
+        has_checkpoints = self._is_current(request) and self._checkpoints.ended(
+            request, error, stopped, resumed is not None
+        )
         report = TaskReport(
             task_id=request.task.task_id,
             attempt=request.attempt,
@@ -462,6 +478,7 @@ class GpuWorker:
             result_bytes=0 if result is None else result_bytes(result),
             step=step,
             steps=steps,
+            has_checkpoints=has_checkpoints,
         )
         return report, result
 

@@ -25,7 +25,7 @@ SUSPECT_ERRORS = frozenset({RunErrorKind.BAD_INPUT, RunErrorKind.INTERNAL})
 
 
 class RunCheckpoints:
-    """The checkpoints of one worker, all methods for the thread that runs."""
+    """The checkpoints of one worker; methods are for the thread that runs, unless they say otherwise."""
 
     def __init__(
         self,
@@ -90,20 +90,28 @@ class RunCheckpoints:
             if to_controller:
                 self._sending.put(task_id, partial(self._send, self._saved(request, state), state))
             if to_disk:
+                self._on_disk.add(task_id)
                 self._save(task_id, state)
 
         return checkpoint
 
-    def ended(self, request: RunRequest, error: RunError | None, state: RunState | None, resumed: bool) -> None:
-        """Note the end of a run, which `resumed`, with its `state` if it stopped with one. A result makes checkpoints
-        useless, and an error that a state may have caused makes them suspect. Others stay: the task may run again."""
+    def ended(self, request: RunRequest, error: RunError | None, state: RunState | None, resumed: bool) -> bool:
+        """Note the end of a run, which `resumed`, with its `state` if it stopped with one; return whether there are
+        checkpoints of a run with a result. An error that a state may have caused makes checkpoints suspect. Others
+        stay: the task may run again, and a result may be lost with the controller."""
         task_id = request.task.task_id
-        if state is not None and self._disk is not None:
-            self._save(task_id, state)  # the controller, which gets it as the result, saves it too
-        elif task_id in self._on_disk and (error is None or (resumed and error.kind in SUSPECT_ERRORS)):
-            assert self._disk is not None, "no disk"
-            self._disk.remove(task_id)
+        has_files = task_id in self._on_disk
         self._on_disk.discard(task_id)
+        if state is not None:
+            self._save(task_id, state)  # the controller, which gets it as the result, saves it too
+        elif has_files and resumed and error is not None and error.kind in SUSPECT_ERRORS:
+            self.forget(task_id)
+        return has_files and error is None
+
+    def forget(self, task_id: TaskId) -> None:
+        """Remove the checkpoints of a task soon. Any thread."""
+        if self._disk is not None:
+            self._disk.remove(task_id)
 
     def close(self) -> None:
         """Save nothing more. Idempotent."""
@@ -112,9 +120,8 @@ class RunCheckpoints:
             self._disk.close()
 
     def _save(self, task_id: TaskId, state: RunState) -> None:
-        assert self._disk is not None, "no disk"
-        self._on_disk.add(task_id)
-        self._disk.save(task_id, state)
+        if self._disk is not None:
+            self._disk.save(task_id, state)
 
     def _saved(self, request: RunRequest, state: RunState) -> StateSaved:
         return StateSaved(
@@ -126,4 +133,5 @@ class RunCheckpoints:
             state.step,
             state.steps,
             sum(array.nbytes for array in state.arrays),
+            request.epoch,
         )

@@ -330,6 +330,14 @@ class RunCost(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class PastRun(WireValue):
+    """A run that an earlier controller had sent, as its worker remembers it; `task` without what only a run needs."""
+
+    task: TaskSpec
+    cost: RunCost
+
+
+@dataclass(frozen=True, slots=True)
 class TaskReport(WireValue):
     """Outcome of one attempt of a task. Exactly one for each command that started it.
 
@@ -349,6 +357,8 @@ class TaskReport(WireValue):
     result_bytes: int = 0
     step: int = 0
     steps: int = 0
+    #: whether its worker has saved checkpoints of a run with a result: they stay until the controller removes them
+    has_checkpoints: bool = False
 
     @property
     def has_state(self) -> bool:

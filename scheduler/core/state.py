@@ -211,6 +211,8 @@ class SchedulerState:
                 lost = self.worker_table.up(event.worker, self.at, deadline, event.residency)
                 if event.worker.cached_files:
                     self.costs.worker_up(event.worker)
+                for past in event.past_runs:
+                    self.costs.learn_past(past, event.worker)
                 message = f"worker {event.worker.worker_id} restarted"
                 self._workers_changed(lost, RunError(RunErrorKind.WORKER_LOST, message))
             case WorkerDown():

@@ -20,6 +20,7 @@ from modelpool.pool.specs.spec import (
     ComponentKey,
     ComponentSpec,
     NodeId,
+    PastRun,
     RunCost,
     TaskReport,
     TaskSpec,
@@ -38,7 +39,7 @@ from modelpool.scheduler.tables.cost_classes import (
 from modelpool.scheduler.tables.estimates import Estimate
 from modelpool.scheduler.tables.fetched_files import FetchedFiles
 from modelpool.scheduler.tables.nodes import ExpectedReads, Node, Nodes, Reads
-from modelpool.scheduler.tables.run_kinds import RunKinds, gpu_name
+from modelpool.scheduler.tables.run_kinds import RunKinds, gpu_name, size_class
 from modelpool.scheduler.tables.workers import Worker
 
 #: weight of the newest measurement in an exponential average. An assumption: about the last five count
@@ -347,6 +348,14 @@ class Costs:
         measured = times_prior(task, cost, worker.link_bytes_per_second)
         if measured is not None:
             self.run_kinds.learn(cost_class.kind, gpu_name(worker.spec), cost_class.size, measured, cost.batched)
+
+    def learn_past(self, past: PastRun, worker: WorkerSpec) -> None:
+        """Learn how long a run took that a worker has done for an earlier controller."""
+        task = past.task
+        measured = times_prior(task, past.cost, max(worker.link_bytes_per_second, 1.0))
+        if measured is not None:
+            kind = self.run_kinds.kind(task.stage, tuple(use.component for use in task.uses))
+            self.run_kinds.learn(kind, gpu_name(worker), size_class(task), measured, past.cost.batched)
 
     def _learn_storage(self, worker: Worker, cost: RunCost) -> None:
         """Learn which files were in host memory, and how fast the others were read."""

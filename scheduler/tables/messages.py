@@ -20,6 +20,7 @@ from modelpool.pool.specs.spec import (
     JobSpec,
     NodeId,
     OomStep,
+    PastRun,
     RunError,
     TaskId,
     TaskReport,
@@ -100,11 +101,13 @@ class WorkerUp(WireValue):
     """A worker started, or was taken over from an earlier controller.
 
     residency  the weights on the GPU of a worker that was taken over; None: it started, and has none
+    past_runs  runs that it has done for earlier controllers
     """
 
     at: float
     worker: WorkerSpec
     residency: Residency | None = None
+    past_runs: tuple[PastRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

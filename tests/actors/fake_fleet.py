@@ -262,6 +262,9 @@ class FakeFleet:
         assert (worker_id, incarnation) in self.workers, f"{worker_id} is not up"
         self.upload_ahead_asked.append((worker_id, run, preload_request))
 
+    def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
+        raise AssertionError("no fake worker has checkpoints")
+
     async def read_result(self, ref: FakeRef) -> Result:
         if ref.lost or ref.value is None:
             raise InputsLost("it is gone")
@@ -364,6 +367,7 @@ class Desk:
         recorder: Recorder | None = None,
         nodes: ClusterNodes | None = None,
         heartbeat_seconds: float | None = None,
+        epoch: int = 0,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -380,6 +384,7 @@ class Desk:
             nodes=nodes,
             facts=ClusterFacts(nodes, needs_gpus=True),
             heartbeat_seconds=heartbeat_seconds,
+            epoch=epoch,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

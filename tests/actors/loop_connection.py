@@ -32,7 +32,7 @@ from modelpool.actors.worker.gpu_worker import GpuWorker, WorkerEngine
 from modelpool.actors.worker.worker_lease import WorkerLease
 from modelpool.pool.core.stage_params import PreloadRequest, Result, RunState
 from modelpool.pool.loading.file_parts import FilePart
-from modelpool.pool.specs.spec import TaskReport, WorkerId
+from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fake_fleet import FakeRef
@@ -110,7 +110,7 @@ class ThreadFleet:
         thread = ThreadPoolExecutor(1, thread_name_prefix=worker_id)
         self.workers[worker_id, incarnation] = (worker, thread)
         self.threads.append(thread)
-        return StartedWorker(await asyncio.get_running_loop().run_in_executor(thread, worker.start))
+        return StartedWorker(await asyncio.get_running_loop().run_in_executor(thread, worker.start, self.epoch))
 
     async def gone(self, worker_id: WorkerId, incarnation: int) -> Loss:
         await asyncio.Event().wait()
@@ -167,6 +167,10 @@ class ThreadFleet:
 
     def preload(self, worker_id: WorkerId, incarnation: int, run: int, preload_request: PreloadRequest) -> None:
         self.workers[worker_id, incarnation][0].preload(run, preload_request, self.epoch)
+
+    def forget_checkpoints(self, worker_id: WorkerId, incarnation: int, task_id: TaskId) -> None:
+        if (worker_id, incarnation) in self.workers:
+            self.workers[worker_id, incarnation][0].forget_checkpoints(task_id, self.epoch)
 
     async def load(self, worker_id: WorkerId, incarnation: int, request: LoadRequest) -> LoadReport:
         worker, thread = self.workers[worker_id, incarnation]

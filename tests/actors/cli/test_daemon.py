@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -200,6 +202,21 @@ def test_a_daemon_ends_when_its_controller_hangs_and_on_a_signal_even_then(gated
     monkeypatch.setattr("modelpool.actors.cli.daemon.LATE_SECONDS", 0.2)
     _serve(hung, PoolConfig(cluster=ClusterSection(drain_seconds=0.1)), lambda: None)
     never.set()
+
+
+def test_a_daemon_starts_a_job_service_that_hangs_again(gated, monkeypatch, capsys) -> None:
+    class Hung:
+        def ask(self) -> Future[None]:
+            return Future()
+
+        def restart(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    opened, _, _ = gated
+    monkeypatch.setattr("modelpool.actors.cli.daemon.HEALTH_SECONDS", 0.01)
+    monkeypatch.setattr("modelpool.actors.cli.daemon.ANSWER_SECONDS", 0.1)
+    _serve(replace(opened, service=Hung()), PoolConfig(), lambda: None)
+    assert "the job service of the pool has not answered for 0 s; starting another one" in capsys.readouterr().err
 
 
 def test_a_daemon_ends_when_its_pool_is_lost(gated, monkeypatch) -> None:

@@ -93,6 +93,25 @@ def test_a_run_resumes_if_one_of_two_folders_survives(survivor: str, tmp_path: P
     assert [steps_in(folder) for folder in folders] == [[], []]
 
 
+def test_checkpoints_stay_until_the_job_has_its_output(tmp_path: Path) -> None:
+    """The result of a run is lost with the controller, also after its report: in the middle of a long decode, say."""
+    folders = tmp_path / "worker", tmp_path / "controller"
+    pool = Pool(folders)
+    decode, during_decode = pool.engine.run, []
+
+    def run(task, *more, **others):  # type: ignore[no-untyped-def]
+        if task.stage is Stage.DECODE:
+            worker, _ = pool.line.fleet.workers[WorkerId("gpu-0"), 1]
+            assert worker._checkpoints._disk.flush(60.0)
+            during_decode.append(len(steps_in(folders[0])))
+        return decode(task, *more, **others)
+
+    pool.engine.run = run
+    pool.generate()
+    assert during_decode == [1]
+    assert [steps_in(folder) for folder in folders] == [[], []]
+
+
 def test_files_that_cannot_be_used_start_the_run_from_the_beginning(tmp_path: Path) -> None:
     Pool((None, tmp_path), step=4).end_in_the_middle()
     (path,) = tmp_path.iterdir()
@@ -141,9 +160,11 @@ def test_an_archive_finds_what_is_there_and_reads_nothing_else(tmp_path: Path) -
         kept.save(bench.task.task_id, state(4))
         await kept.flush(60.0)
         later = archive(tmp_path)
-        assert await later.find(works) == {}, "it has not been opened"
+        before = asyncio.ensure_future(later.find(works))  # its driver has found the controller before it was open
+        await asyncio.sleep(0)
         await later.open()
-        ((task_id, found),) = (await later.find(works)).items()
+        ((task_id, found),) = (await before).items()
+        assert (await later.find(works)).keys() == {task_id}
         assert (task_id, found.step) == (bench.task.task_id, 4)
         later.remove(task_id)
         await later.flush(60.0)
@@ -167,6 +188,7 @@ def test_a_folder_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(kept._disk.folder, "newest", lambda *run: (read.append(run), gate.wait(60.0)))
 
     async def use() -> None:
+        assert await kept.find({bench.task.task_id: bench.work}) == {}, "it is not open"
         await kept.open()
         kept.note(bench.task.task_id)
         for _ in range(3):

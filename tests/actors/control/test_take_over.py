@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.pool_plan import plan_pool, worker_kind
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.pool.specs.spec import Stage, WorkerId
+from modelpool.actors.wire.messages import StateSaved
+from modelpool.pool.core.results import RunState, SamplerState
+from modelpool.pool.specs.spec import ComponentKey, Stage, WorkerId
+from modelpool.scheduler.tables.kept_states import state_id
+from tests.actors.fake_fleet import Desk, FakeRef, dialogue
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection
 
@@ -38,6 +44,12 @@ def rendered(line: LoopConnection, seed: int) -> dict[str, ImageResult]:
         return {request.model: next(pool.submit([request]).images()) for request in requests}
 
 
+def ratios(line: LoopConnection) -> dict[tuple[Stage, tuple[ComponentKey, ...]], float | None]:
+    """The run time of each kind of run over its prior estimate, as learned."""
+    kinds = line.controller._state.costs.run_kinds
+    return {(kind.stage, kind.components): kind.ratio for kind in kinds if kind.ratio is not None}
+
+
 def sampled_on(image: ImageResult) -> str:
     """The worker of its sampling run."""
     return next(task.worker for task in image.tasks if task.stage is Stage.SAMPLE)
@@ -47,10 +59,15 @@ def test_each_model_is_rendered_where_its_weights_are_without_a_load() -> None:
     first = LoopConnection(2, FakeEngine)
     try:
         before = rendered(first, 1)
+        learned = ratios(first)
         held = {w: worker._engine.residency() for (w, _), (worker, _) in first.fleet.workers.items()}
         first.lose()
         second = LoopConnection(2, FakeEngine, predecessor=first)
         try:
+            with ModelPool(second, lambda: None, None) as pool:
+                pool.wait_ready(60)
+            assert ratios(second) == learned, "how long runs take is known"
+            assert len(learned) >= 2 * len(MODELS)
             after = rendered(second, 2)
             same = rendered(second, 1)
             state = second.controller._state.worker_table.workers
@@ -77,6 +94,24 @@ def test_workers_outlive_several_controllers_and_are_not_restarted() -> None:
         with ModelPool(found[-1], lambda: None, None) as pool:
             assert pool.status().restarts == 0
         assert sum(len(line.fleet.threads) for line in found) == 2, "no worker was started again"
+
+
+@dialogue
+async def test_a_state_of_a_run_of_the_controller_before_is_not_one_of_the_run_with_its_number() -> None:
+    """It was sent by the worker's own thread, and arrives when the worker has its new name."""
+    desk = await Desk(epoch=2).open()
+    await desk.submit(GenerateRequest(model="shapes", prompt="a circle", seed=1, steps=4))
+    while desk.fleet.running[0].request.task.stage is not Stage.SAMPLE:
+        await desk.finish(desk.fleet.running[0])
+    (sent,) = desk.fleet.running
+    state = RunState(3, 4, SamplerState(np.zeros((4, 1, 1), np.float32)))
+    saved = StateSaved(sent.worker_id, sent.incarnation, sent.task_id, 1, sent.request.run, 3, 4, 16, epoch=1)
+    await desk.controller.state_saved(saved, FakeRef(state), state)
+    assert desk.controller._tasks.find(state_id(sent.task_id)) is None
+    ref = FakeRef(state)
+    await desk.controller.state_saved(replace(saved, epoch=2), ref, state)
+    assert desk.controller._tasks.find(state_id(sent.task_id)) is ref
+    await desk.controller.close()
 
 
 @pytest.mark.parametrize(

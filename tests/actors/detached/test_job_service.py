@@ -71,8 +71,8 @@ class Service:
         self.connected.clear()
         self.line.lose()
 
-    def new_controller(self) -> None:
-        self.line = LoopConnection(2, partial(FakeEngine, self.folder), predecessor=self.line)
+    def new_controller(self, pins: tuple[tuple[str, int], ...] = ()) -> None:
+        self.line = LoopConnection(2, partial(FakeEngine, self.folder), predecessor=self.line, pins=pins)
         self.lines.append(self.line)
         self.connected.set()
 
@@ -129,6 +129,32 @@ def require_complete(service: Service, jobs: Any, count: int) -> None:
     assert sorted(entry["file"] for entry in entries) == sorted(each.file for each in outcomes)
     assert {e["file"]: e["pixels_sha256"] for e in entries} == {each.file: each.pixels_sha256 for each in outcomes}
     assert not list(service.out.glob("*.partial"))
+
+
+def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(service: Service) -> None:
+    """Also the unpinning of what the configuration pins."""
+
+    def pins() -> dict[str, int]:
+        return {pinned.model: pinned.replicas for pinned in service.line.call(Controller.status).pins}
+
+    assert [pinned.model for pinned in service.pool.pin("shapes", "forms")] == ["shapes", "forms"]
+    service.pool.pin("shapes", replicas=2)
+    service.pool.unpin("forms")
+    with pytest.raises(UserError, match="unknown"):
+        service.pool.pin("unknown")
+    service.lose_controller()
+    service.new_controller(pins=(("forms", 1),))
+    service.until(lambda: pins() == {"shapes": 2})  # although the service has no submission
+    service.crash()
+    service.lose_controller()
+    service.new_controller(pins=(("forms", 1), ("shapes", 1)))
+    assert pins() == {"forms": 1, "shapes": 1}
+    service.reopen()
+    service.until(lambda: pins() == {"shapes": 2})
+    assert service.service._journal.pins() == {"forms": 0, "shapes": 2}
+    service.service.close()
+    service.reopen()
+    assert service.service._journal.pins() == {}
 
 
 def test_jobs_run_without_their_driver(service: Service) -> None:

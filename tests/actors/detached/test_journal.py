@@ -210,7 +210,19 @@ def test_a_journal_of_every_version_is_brought_to_this_one(tmp_path: Path) -> No
     journal = Journal(path)
     assert [(r.submission_id, r.succeeded, r.pending) for r in journal.submissions()] == [("first", 1, 1)]
     assert [each.text for each in journal.pending("first", -1, 5)] == [TEXT]
+    assert journal.pins() == {}, "the table is of version 2"
+    journal.keep_pins(["shapes", "forms"], 2)
     journal.close()
+
+
+def test_pins_are_kept_as_users_last_set_them_until_the_pool_ends(journal: Journal, tmp_path: Path) -> None:
+    journal.keep_pins(["shapes", "forms"], 2)
+    journal.keep_pins(["shapes"], 0)
+    again = Journal(crashed(journal.path, tmp_path / "crashed"))
+    assert again.pins() == {"forms": 2, "shapes": 0}
+    again.drop_pins()
+    assert again.pins() == {}
+    again.close()
 
 
 def test_a_request_comes_back_as_it_was_with_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 
 import psutil
 import pytest
+from ray._private import ray_constants
 
 from modelpool.actors.ray import ray_session
 from modelpool.actors.ray.code_folder import JOB_VARIABLE, code_for_other_machines, job_environment, with_user_modules
-from modelpool.actors.ray.ray_session import chosen_address, is_on_this_machine, is_ours, join_problem, write_note
+from modelpool.actors.ray.ray_session import (
+    chosen_address,
+    is_on_this_machine,
+    is_ours,
+    join_problem,
+    open_session,
+    write_note,
+)
 from modelpool.pool.core.errors import UserError
 
 THERE = {"RAY_ADDRESS": "head:6379"}
@@ -48,6 +57,26 @@ def test_only_a_ray_of_this_machine_and_of_a_program_without_an_environment_has_
     assert {address: is_on_this_machine(address) for address in cases} == cases
     monkeypatch.setenv(JOB_VARIABLE, json.dumps({"runtime_env": {"env_vars": {"A": "1"}}}))
     assert not is_on_this_machine("local")
+
+
+def test_a_control_service_that_ends_while_a_program_joins_is_given_up_soon(monkeypatch) -> None:
+    """By default, Ray tries 20 times, for 41 s each: a command hangs for 14 minutes."""
+    attempts = []
+
+    def connect(**arguments: object) -> None:
+        attempts.append(ray_constants.NUM_REDIS_GET_RETRIES)
+        raise ConnectionError("the control service has ended")
+
+    monkeypatch.setattr(ray_session, "_connected", lambda: None)
+    monkeypatch.setattr(ray_session, "_prepare_environment", lambda with_token: None)
+    monkeypatch.setattr(ray_session, "_init", connect)
+    before = ray_constants.NUM_REDIS_GET_RETRIES
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"could not join the Ray cluster at '{address}': the control service has"):
+            open_session(address, "modelpool")
+    assert attempts == [2]
+    assert before == ray_constants.NUM_REDIS_GET_RETRIES
 
 
 def test_other_versions_are_reported_completely() -> None:

@@ -11,6 +11,7 @@ from typing import IO
 
 import pytest
 
+from modelpool.actors.ray import fork_client
 from modelpool.actors.ray.session_folder import LOCK_NAME, PREFIX, SessionFolder, remove_abandoned
 
 #: creates a folder and lets itself be killed with it
@@ -76,6 +77,25 @@ def test_what_a_killed_program_left_is_removed_with_its_processes(tmp_path: Path
         assert not path.parent.exists()
     finally:
         for process in (left, reader):
+            process.kill()
+            process.wait()
+
+
+def test_forks_of_a_lost_daemon_that_another_one_has_adopted_go_on(tmp_path: Path, owner) -> None:
+    """The clients of a fork server name its socket. They end with the Ray that has started them."""
+    path = path_of(owner)
+    client = [sys.executable, "-c", SLEEP, fork_client.__file__, str(path / "socket")]
+    script = "/site-packages/ray/_private/workers/default_worker.py"
+    adopted = subprocess.Popen([*client, script, "--object-store-name=/tmp/ray/session/plasma_store"])
+    own = subprocess.Popen([*client, script, f"--object-store-name={path}/session/plasma_store"])
+    owner.kill()
+    owner.wait()
+    try:
+        assert remove_abandoned([tmp_path]) == [path.parent]
+        own.wait(60)  # of 600 s
+        assert adopted.poll() is None
+    finally:
+        for process in (adopted, own):
             process.kill()
             process.wait()
 

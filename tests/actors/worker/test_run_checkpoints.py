@@ -18,9 +18,10 @@ from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointFolder
 from modelpool.actors.wire.messages import RunRequest, StateSaved
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.worker_lease import OlderEpoch
 from modelpool.pool.core.results import Latent, RunState, SamplerState
 from modelpool.pool.core.stage_params import RunHooks, SampleParams
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
+from modelpool.pool.specs.spec import RunErrorKind, TaskReport, WorkerId
 from tests.actors.fakes import FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 
@@ -73,6 +74,14 @@ class Saving(Bench):
         assert self.disk.flush(60.0)
         return dict(self.disk.folder.steps())
 
+    def left_after(self, *reports: TaskReport) -> dict[str, int]:
+        """What is saved once the controller needs the checkpoints of these runs no more."""
+        for report in reports:
+            assert report.error is None
+            assert report.has_checkpoints
+            self.worker.forget_checkpoints(report.task_id)
+        return self.saved()
+
 
 def die_at(folder: str, step: int) -> None:
     """A worker process that is killed after `step`, as soon as the state of the step before is on disk."""
@@ -102,9 +111,25 @@ def test_a_run_resumes_where_the_process_of_another_worker_was_killed(tmp_path: 
     assert bench.engine.resumed == [step]
     assert (report.cost.steps_before, report.cost.steps) == (step, STEPS)
     assert [one.step for one in bench.steps] == []
-    assert bench.saved() == {}, "it succeeded"
+    assert bench.left_after(report) == {}
     report, _ = bench.run()
     assert (bench.engine.resumed, report.cost.steps_before) == ([step, 0], 0)
+
+
+def test_a_result_that_is_lost_with_its_controller_costs_only_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
+    """The run ended when nobody was there: the next controller submits the task again."""
+    bench = Saving(tmp_path)
+    report, result = bench.run(run=1)
+    ((_, step),) = bench.saved().items()
+    assert 1 <= step < STEPS
+    again, same = bench.run(run=1)
+    assert again.cost.steps_before == step
+    assert isinstance(result, Latent)
+    assert isinstance(same, Latent)
+    assert (same.samples_CHW == result.samples_CHW).all()
+    assert bench.left_after(again) == {}
+    with pytest.raises(OlderEpoch):
+        bench.worker.forget_checkpoints(report.task_id, epoch=-1)
 
 
 def test_the_later_of_two_states_is_used(tmp_path: Path) -> None:
@@ -118,6 +143,7 @@ def test_the_later_of_two_states_is_used(tmp_path: Path) -> None:
         report, _ = bench.worker.run(request, *bench.inputs, *states)
         assert (report.error, report.cost.steps_before) == (None, expected)
         assert bench.engine.resumed[-1] == expected
+        bench.worker.forget_checkpoints(task_id)
         assert bench.saved() == {}
 
 
@@ -132,7 +158,8 @@ def test_each_task_of_a_batch_has_a_checkpoint_and_resumes_from_it(tmp_path: Pat
     requests = [RunRequest(bench.task, bench.work, 1, 1), RunRequest(other, other_work, 1, 2)]
     reports, _ = bench.worker.run_batch(requests, *bench.inputs, *bench.inputs)
     assert [report.cost.steps_before for report in reports] == [2, 3]
-    assert bench.saved() == {}
+    assert set(bench.saved()) == {bench.task.task_id, other.task_id}
+    assert bench.left_after(*reports) == {}
 
 
 def test_a_disk_that_never_answers_delays_neither_the_run_nor_what_is_sent(tmp_path: Path) -> None:
@@ -153,8 +180,9 @@ def test_a_disk_that_never_answers_delays_neither_the_run_nor_what_is_sent(tmp_p
     assert report.error is None
     assert isinstance(result, Latent)
     assert (hung, sent) == ([1], [1, 2, 3, 4])
+    bench.worker.forget_checkpoints(report.task_id)
     gate.set()
-    assert bench.saved() == {}, "what was written late is removed, as the run succeeded"
+    assert bench.saved() == {}, "what was written late is removed, too"
 
 
 def test_a_state_that_a_run_stops_with_is_saved(tmp_path: Path) -> None:
@@ -166,7 +194,7 @@ def test_a_state_that_a_run_stops_with_is_saved(tmp_path: Path) -> None:
     assert bench.saved() == {bench.task.task_id: 1}
     report, _ = bench.run(run=2)
     assert (report.error, report.cost.steps_before) == (None, 1)
-    assert bench.saved() == {}
+    assert bench.left_after(report) == {}
 
 
 @pytest.mark.parametrize(("raised", "is_kept"), [(RuntimeError("a bug"), False), (MemoryError("full"), True)])

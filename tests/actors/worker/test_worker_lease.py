@@ -10,9 +10,11 @@ import pytest
 
 from modelpool.actors.wire.messages import LoadRequest, RunRequest
 from modelpool.actors.worker.gpu_worker import GpuWorker
+from modelpool.actors.worker.run_memory import MOST_KINDS, MOST_RUNS, RunMemory
 from modelpool.actors.worker.worker_lease import LeaseWatch, OlderEpoch, WorkerLease
 from modelpool.pool.core.stage_params import PreloadRequest
-from modelpool.pool.specs.spec import RunErrorKind, WorkerId
+from modelpool.pool.plan.eviction_plan import Residency
+from modelpool.pool.specs.spec import RunCost, RunErrorKind, WorkerId
 from tests.actors.fakes import CAPACITY_BYTES, ENDLESS, FakeEngine
 from tests.actors.worker.test_gpu_worker import Bench
 
@@ -82,7 +84,7 @@ class LeasedBench(Bench):
 
 def test_every_call_of_an_older_controller_is_rejected() -> None:
     bench = LeasedBench()
-    bench.worker.start()
+    bench.worker.start(2)
     bench.worker.change_controller(7)
     old = bench.request
     calls = [
@@ -103,6 +105,20 @@ def test_every_call_of_an_older_controller_is_rejected() -> None:
     assert bench.run_of(7)[0].error is None
 
 
+def test_a_start_of_an_older_controller_is_rejected_and_continues_for_the_newer_one() -> None:
+    """Else the older one takes the end of its start for a failure of the worker."""
+    bench = LeasedBench()
+    bench.worker.change_controller(7)
+    with pytest.raises(OlderEpoch, match="epoch 7; the call is of epoch 2"):
+        bench.worker.start(2)
+    assert bench.worker._engine is None
+    bench.worker._open_engine = lambda: bench.worker.change_controller(8) and bench.engine
+    with pytest.raises(OlderEpoch, match="epoch 8; the call is of epoch 7"):
+        bench.worker.start(7)
+    bench.worker._open_engine = lambda: pytest.fail("its engine is open")
+    assert bench.worker.adopt(WorkerId("gpu-0"), 1, 8).spec.capacity_bytes == CAPACITY_BYTES
+
+
 def test_a_run_of_the_older_controller_stops_and_the_worker_continues_with_its_weights() -> None:
     class Endless(FakeEngine):
         def _say(self, pipe: str, word: str) -> None:
@@ -110,7 +126,7 @@ def test_a_run_of_the_older_controller_stops_and_the_worker_continues_with_its_w
 
     reached = threading.Event()
     bench = LeasedBench(Endless(), ENDLESS)
-    bench.worker.start()
+    bench.worker.start(2)
     with ThreadPoolExecutor(1) as compute:
         run = compute.submit(bench.run_of, 2)
         reached.wait()
@@ -127,7 +143,7 @@ def test_a_run_of_the_older_controller_stops_and_the_worker_continues_with_its_w
 def test_what_the_older_controller_said_of_a_run_does_not_concern_the_same_number_of_the_newer() -> None:
     """Each controller counts its runs from 1."""
     bench = LeasedBench()
-    bench.worker.start()
+    bench.worker.start(2)
     bench.worker.stop(1, False, 2)
     bench.worker.change_controller(3)
     report, _ = bench.run_of(3)
@@ -138,5 +154,28 @@ def test_a_worker_whose_start_was_interrupted_starts_when_it_is_adopted() -> Non
     bench = LeasedBench()
     bench.worker.change_controller(3)
     adopted = bench.worker.adopt(WorkerId("gpu-0"), 1, 3)
-    assert (adopted.spec.incarnation, adopted.residency) == (1, None)
+    assert adopted.spec.incarnation == 1
+    assert adopted.residency == Residency(CAPACITY_BYTES), "it was taken over: nobody learns how long a start takes"
     assert bench.run_of(3)[0].error is None
+
+
+def test_a_worker_remembers_its_last_runs_for_the_next_controller() -> None:
+    bench = LeasedBench()
+    bench.worker.start(2)
+    costs = [bench.run_of(2)[0].cost for _ in range(MOST_RUNS + 1)]
+    bench.worker.change_controller(3)
+    past_runs = bench.worker.adopt(WorkerId("gpu-0"), 1, 3).past_runs
+    assert [past.cost for past in past_runs] == costs[1:]
+    assert {(past.task.stage, past.task.run_seconds, past.task.needs) for past in past_runs} == {
+        (bench.task.stage, bench.task.run_seconds, ())
+    }
+
+
+def test_a_worker_remembers_a_bounded_number_of_kinds_of_run_the_latest_ones() -> None:
+    memory, task = RunMemory(), LeasedBench().task
+    for size in range(2 * MOST_KINDS):
+        memory.note(replace(task, activation_bytes=1 << size), RunCost(run_seconds=1.0))
+        memory.note(replace(task, activation_bytes=1), RunCost(run_seconds=2.0))
+    sizes = [past.task.activation_bytes.bit_length() - 1 for past in memory.runs()]
+    assert sorted(set(sizes)) == [0, *range(MOST_KINDS + 1, 2 * MOST_KINDS)]
+    assert sizes.count(0) == MOST_RUNS
