@@ -24,7 +24,7 @@ from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatu
 from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.open_outputs import open_outputs
+from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
@@ -115,6 +115,8 @@ class ModelPool:
         from modelpool.actors.api.opening import start_pool
 
         settings = PoolConfig.find(config).override(address=address, **overrides)
+        if settings.output.folder is not None:
+            check_store(settings.output.folder)
         opened = start_pool(settings)
         return cls._open(opened, settings.output.folder)
 

@@ -85,8 +85,9 @@ def _make(
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
     GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
-    output = output_for(where, None if out is None else output_address(out, "--out"))
-    check_store(output)
+    given = None if out is None else output_address(out, "--out")
+    if given is not None:
+        check_store(given)
     with started(session, where) as running:
         name = options.model_or_only_one(wanted.model, running)
         requests = tuple(
@@ -94,7 +95,9 @@ def _make(
             for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
         )
         go_on = resume_command(session.arguments, wanted.first_seed)
-        return run_requests(CommandRun(requests, output, resume, as_json, go_on, all_or_nothing=True), running)
+        return run_requests(
+            CommandRun(requests, output_for(where, given), resume, as_json, go_on, all_or_nothing=True), running
+        )
 
 
 def prompts_and_seeds(prompts: Sequence[str], first_seed: int, n: int) -> list[tuple[str, int]]:

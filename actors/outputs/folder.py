@@ -38,7 +38,7 @@ from modelpool.actors.outputs.output_file import array_of_output, encoded
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
     DamagedOutput,
-    FileFacts,
+    StoredFacts,
     KeptImage,
     WrittenOutput,
     about_found_file,
@@ -96,7 +96,7 @@ class OutputFolder:
                 path = self.path / listed.file
             if listed is None or content_problem(path, listed):
                 # an unlisted file is from a run that was killed in between
-                facts = FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+                facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
                 write_atomically(path, content)
                 if listed is None or not facts.are_listed(listed):
                     listed = self._append(path, image, facts)
@@ -193,17 +193,17 @@ class OutputFolder:
                 write_atomically(path, content)
         return path
 
-    def _append(self, path: Path, image: FinishedOutput, facts: FileFacts) -> ManifestEntry:
+    def _append(self, path: Path, image: FinishedOutput, facts: StoredFacts) -> ManifestEntry:
         return self._append_entry(path, image.recipe, facts, about_generation(image))
 
     def _append_found(self, path: Path, recipe: Recipe) -> None:
         """List a complete file that was found."""
         content = path.read_bytes()
         pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
-        facts = FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
+        facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
         self._append_entry(path, recipe, facts, about_found_file())
 
-    def _append_entry(self, path: Path, recipe: Recipe, facts: FileFacts, about: Mapping[str, Any]) -> ManifestEntry:
+    def _append_entry(self, path: Path, recipe: Recipe, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         if self._run == 0:
             self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
         self._manifest.repair()

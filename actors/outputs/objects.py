@@ -92,9 +92,10 @@ class ObjectPrefix:
         """
         for names in _groups(sizes):
             with self._failures_named():
-                found = self._system.cat([self._key(name) for name in names], on_error="return")
-                for name in names:
-                    content = found[self._key(name)]
+                # unlike `cat`, without a request for each object to see whether it is a folder
+                keys = [self._key(name) for name in names]
+                found = self._system.cat_ranges(keys, None, None, on_error="return")
+                for name, content in zip(names, found, strict=True):
                     if isinstance(content, FileNotFoundError):
                         continue
                     if isinstance(content, BaseException):

@@ -68,7 +68,7 @@ class DamagedOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
+class StoredFacts:
     """What the manifest records of a file."""
 
     file_bytes: int
@@ -151,7 +151,7 @@ def kind_of_recipe(recipe: Recipe) -> str:
     return "video" if recipe.frames else "audio" if recipe.seconds else "image"
 
 
-def entry_fields(recipe: Recipe, file: str, run: int, facts: FileFacts, about: Mapping[str, Any]) -> dict[str, Any]:
+def entry_fields(recipe: Recipe, file: str, run: int, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a manifest entry; `about` is how the output was generated."""
     return {
         "digest": recipe.digest,

@@ -32,7 +32,7 @@ from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
     DamagedOutput,
-    FileFacts,
+    StoredFacts,
     KeptImage,
     WrittenOutput,
     about_found_file,
@@ -97,7 +97,7 @@ class OutputStore:
         if listed is not None and not self.problem(listed):
             return self._written(listed, pixels.nbytes)
         content = encoded(image.output, recipe) if content is None else content
-        facts = FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+        facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
         about = about_generation(image)
         if listed is not None:
             self._objects.replace(listed.file, content)
@@ -198,7 +198,7 @@ class OutputStore:
         with self._lock:
             return self._entries.get(digest)
 
-    def _list(self, recipe: Recipe, file: str, facts: FileFacts, about: Mapping[str, Any]) -> ManifestEntry:
+    def _list(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         """Create the record of an output; return the one that counts, which may be another writer's."""
         name, fields = f"{MANIFEST_FOLDER}{recipe.digest}.json", self._fields(recipe, file, facts, about)
         line = _line(fields)
@@ -215,7 +215,7 @@ class OutputStore:
             self._merge()
         return self._list_again(recipe, file, facts, about) if found is None else found
 
-    def _list_again(self, recipe: Recipe, file: str, facts: FileFacts, about: Mapping[str, Any]) -> ManifestEntry:
+    def _list_again(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         """List an output whose record exists and no longer holds, in a part of its own."""
         fields = self._fields(recipe, file, facts, about)
         with self._lock:
@@ -224,7 +224,7 @@ class OutputStore:
         with self._lock:
             return self._entries[recipe.digest]
 
-    def _fields(self, recipe: Recipe, file: str, facts: FileFacts, about: Mapping[str, Any]) -> dict[str, Any]:
+    def _fields(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
             if self._run == 0:
                 self._run = 1 + self._latest_run()
@@ -299,7 +299,7 @@ class OutputStore:
             count += 1
         return count
 
-    def _facts_of(self, name: str, content: bytes | None, recipe: Recipe) -> FileFacts | None:
+    def _facts_of(self, name: str, content: bytes | None, recipe: Recipe) -> StoredFacts | None:
         """Return the facts of a stored object if it is a complete output of `recipe`."""
         if content is None:
             return None
@@ -319,9 +319,9 @@ def _local_copy(name: str, content: bytes) -> Iterator[Path]:
         yield path
 
 
-def _facts(path: Path, content: bytes) -> FileFacts:
+def _facts(path: Path, content: bytes) -> StoredFacts:
     pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
-    return FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
+    return StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
 
 
 def _line(fields: Mapping[str, Any]) -> bytes:
