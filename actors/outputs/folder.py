@@ -38,8 +38,8 @@ from modelpool.actors.outputs.output_file import array_of_output, encoded
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
     DamagedOutput,
-    StoredFacts,
     KeptImage,
+    StoredFacts,
     WrittenOutput,
     about_found_file,
     about_generation,

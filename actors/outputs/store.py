@@ -32,8 +32,8 @@ from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
 from modelpool.actors.outputs.place import (
     MOST_DAMAGED_LINES,
     DamagedOutput,
-    StoredFacts,
     KeptImage,
+    StoredFacts,
     WrittenOutput,
     about_found_file,
     about_generation,
