@@ -138,7 +138,7 @@ class ParkedJobs:
         flow = self._flows.get(pack.flow)
         if flow is None or self._window is None or pack.is_bound:
             return True
-        return not flow.packs and flow.in_core + len(pack) <= self._window
+        return not flow.packs and self._has_room(flow, pack)
 
     def park(self, pack: JobPack) -> None:
         """Add jobs behind those of their flow."""
@@ -205,9 +205,10 @@ class ParkedJobs:
         return (pack for flow in self._flows.values() for pack in flow.packs)
 
     def _has_turn(self, flow: _FlowState) -> bool:
-        if not flow.packs:
-            return False
-        return self._window is None or flow.in_core + len(next(iter(flow.packs))) <= self._window
+        return bool(flow.packs) and self._has_room(flow, next(iter(flow.packs)))
+
+    def _has_room(self, flow: _FlowState, pack: JobPack) -> bool:
+        return self._window is None or not flow.in_core or flow.in_core + len(pack) <= self._window
 
     def _drop_empty(self, key: Flow) -> None:
         flow = self._flows[key]
