@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -114,7 +113,7 @@ class _Submission:
     #: calls that wait for the catalog
     checking: int = 0
     #: converted and checked, not yet queued, and their number
-    held: deque[JobPack] = field(default_factory=deque)
+    held: list[JobPack] = field(default_factory=list)
     held_jobs: int = 0
     #: queued, but their turn is far
     parked: dict[JobPack, None] = field(default_factory=dict)
@@ -537,7 +536,7 @@ class Controller:
 
     async def _queue_held(self, submission: _Submission) -> None:
         while submission.held and not submission.cancelled and not self._broken:
-            pack = submission.held.popleft()
+            pack = submission.held.pop(0)
             submission.held_jobs -= len(pack)
             if self._parked.may_enter(pack):
                 for job in pack.jobs():
@@ -593,7 +592,7 @@ class Controller:
             self._dispatcher.post(ComponentsKnown(self._dispatcher.now, new))
 
     def _end_held(self, submission: _Submission) -> None:
-        held, submission.held, submission.held_jobs = submission.held, deque(), 0
+        held, submission.held, submission.held_jobs = submission.held, [], 0
         self._end_unqueued(held)
 
     def _end_unqueued(self, packs: Iterable[JobPack]) -> None:

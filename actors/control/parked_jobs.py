@@ -27,6 +27,10 @@ JOBS_IN_PACK = 16
 #: compresses fast; higher levels save a few percent
 _ZLIB_LEVEL = 1
 
+#: combinations of tasks by stage that are kept once; a pool has a few of each kind of model
+MOST_STAGES = 1024
+#: number of tasks by stage
+StageCounts: TypeAlias = tuple[tuple[Stage, int], ...]
 #: user and priority of jobs that go in the order of their submission
 Flow: TypeAlias = tuple[UserId, int]
 
@@ -58,8 +62,8 @@ class JobPack:
         first = jobs[0]
         self.client_id, self.submission_id, self.flow = first.client_id, first.submission_id, first.flow
         self.indexes = tuple(job.index for job in jobs)
-        #: number of tasks by stage; equal tasks of several jobs count for each
-        self.stages = tuple(Counter(task.stage for job in jobs for task in job.graph.job.tasks).items())
+        #: equal tasks of several jobs count for each
+        self.stages: StageCounts = tuple(Counter(task.stage for job in jobs for task in job.graph.job.tasks).items())
         #: whether the core must know them at once, because of a deadline
         self.is_bound = any(job.graph.job.deadline is not None for job in jobs)
         self._jobs: tuple[QueuedJob, ...] = tuple(jobs)
@@ -125,6 +129,8 @@ class ParkedJobs:
         """`window` is the number of jobs of a flow in the core; None parks nothing."""
         self._window = window
         self._flows: dict[Flow, _FlowState] = {}
+        #: equal tasks by stage, kept once
+        self._stages: dict[StageCounts, StageCounts] = {}
 
     def __len__(self) -> int:
         return sum(len(pack) for pack in self._packs())
@@ -143,6 +149,8 @@ class ParkedJobs:
     def park(self, pack: JobPack) -> None:
         """Add jobs behind those of their flow."""
         pack.pack()
+        if len(self._stages) < MOST_STAGES:
+            pack.stages = self._stages.setdefault(pack.stages, pack.stages)
         self._flows.setdefault(pack.flow, _FlowState()).packs[pack] = None
 
     def entered(self, flow: Flow) -> None:
