@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -558,8 +559,11 @@ class Controller:
             while not self._broken and (pack := self._parked.take_next()) is not None:
                 submission = self._clients[pack.client_id].submissions[pack.submission_id]
                 del submission.parked[pack]
-                for job in pack.jobs():
-                    self._queue(submission, job)
+                try:
+                    for job in pack.jobs():
+                        self._queue(submission, job)
+                except Exception:  # a bug: everything that is parked would wait for ever
+                    self._break(traceback.format_exc())
                 await asyncio.sleep(0)
 
     def _queue(self, submission: _Submission, job: QueuedJob) -> None:
