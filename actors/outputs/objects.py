@@ -18,9 +18,14 @@ from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.fetch.file_system import open_file_system
+from modelpool.pool.fetch.source_url import scheme_of
 
 #: bytes that one call of `read` requests at a time
 READ_BYTES = 64 << 20
+#: a store that does not answer holds up the other outputs of its process: give up after a quarter of a minute instead
+#: of botocore's five minutes. It is tried again later
+_OF_BOTOCORE: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60, "retries": {"total_max_attempts": 3}}
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {key: {"config_kwargs": _OF_BOTOCORE} for key in ("s3", "s3a")}
 _PROBE_CONTENT = b"modelpool"
 #: user name and password in a URL, such as that of an endpoint in the message of a library
 _CREDENTIALS = re.compile(r"(://)[^/@\s]*@")
@@ -38,7 +43,7 @@ class ObjectPrefix:
         """
         self.url = url
         try:
-            self._system = open_file_system(url, use_listings_cache=False)
+            self._system = open_file_system(url, use_listings_cache=False, **_OPTIONS.get(scheme_of(url), {}))
         except UserError as problem:
             raise FolderFailed(_without_credentials(str(problem))) from problem
         self._root = str(self._system._strip_protocol(url)).rstrip("/")
