@@ -24,10 +24,12 @@ from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatu
 from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.output_address import OutputAddress, absolute_address, output_address
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.arguments import whole_number
@@ -72,7 +74,7 @@ class ModelPool:
         self,
         connection: Connection,
         close: Callable[[], None],
-        output: Path | None,
+        output: OutputAddress | None,
         address: str = "",
         jobs: Callable[[], JobsConnection] | None = None,
         hold_seconds: float = HOLD_SECONDS,
@@ -89,7 +91,7 @@ class ModelPool:
         #: user of jobs that set none
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
-        self._writers: dict[Path, ImageWriter] = {}
+        self._writers: dict[OutputAddress, ImageWriter] = {}
         self._hold_seconds = hold_seconds
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
@@ -113,6 +115,8 @@ class ModelPool:
         from modelpool.actors.api.opening import start_pool
 
         settings = PoolConfig.find(config).override(address=address, **overrides)
+        if settings.output.folder is not None:
+            check_store(settings.output.folder)
         opened = start_pool(settings)
         return cls._open(opened, settings.output.folder)
 
@@ -125,8 +129,9 @@ class ModelPool:
         """
         from modelpool.actors.api.opening import join_pool
 
+        address = output_address(output) if output else None
         opened = join_pool(name_or_address)
-        return cls._open(opened, Path(output) if output else None)
+        return cls._open(opened, address)
 
     def submit(
         self,
@@ -137,8 +142,8 @@ class ModelPool:
         user: str | None = None,
         deadline: float | str | None = None,
     ) -> Jobs:
-        """Queue requests. Missing seeds are drawn now. Outputs are written to `output` as they arrive: by default
-        the folder of the configuration; False writes nothing.
+        """Queue requests. Missing seeds are drawn now. Outputs are written to `output` as they arrive, a folder or a
+        URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
 
         A list or tuple is checked completely before anything is queued. From another iterable, chunks of some hundred
         are queued while the next is drawn; if one is refused, everything queued is cancelled. Either way, a call that
@@ -209,8 +214,8 @@ class ModelPool:
         """Hand requests over to the pool: they run, and their outputs are written, after this program has ended.
 
         When this returns, they are on the disk of the pool's head node, and survive the loss of every process. Missing
-        seeds are drawn now. `output` is a folder of that node. Submitting again under the same `jobs_id`
-        returns the same jobs.
+        seeds are drawn now. `output` is a folder of that node, or a URL such as s3://bucket/folder, which it writes
+        with its own credentials. Submitting again under the same `jobs_id` returns the same jobs.
 
         Needs a pool that outlives its drivers (`modelpool up`). Raises UserError, also for images in memory.
         """
@@ -221,7 +226,7 @@ class ModelPool:
         terms = _Qos(priority, user, deadline)
         seeded = [_with_seed(terms.fill_in(request)) for request in requests]
         name = self._user if terms.user is None else terms.user
-        return submit_detached(self._job_service(), seeded, Path(output), name, jobs_id, self.recipes)
+        return submit_detached(self._job_service(), seeded, output_address(output), name, jobs_id, self.recipes)
 
     def attach(self, jobs_id: str) -> DetachedJobs:
         """Return the detached jobs with this id, or with this unique start of an id. Raises UnknownName."""
@@ -413,7 +418,7 @@ class ModelPool:
         self.close()
 
     @classmethod
-    def _open(cls, opened: OpenedPool, output: Path | None) -> ModelPool:
+    def _open(cls, opened: OpenedPool, output: OutputAddress | None) -> ModelPool:
         try:
             return cls(opened.connection, opened.close, output, opened.address, opened.jobs)
         except BaseException:
@@ -432,15 +437,15 @@ class ModelPool:
             return  # the controller ended first
 
     def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
-        folder = self._output if output is None else None if output is False else Path(output)
-        if folder is None:
+        given = self._output if output is None else None if output is False else output_address(output)
+        if given is None:
             return None
-        folder = folder.absolute()
-        if folder in self._writers:
-            self._writers[folder].prepare()
+        address = absolute_address(given)
+        if address in self._writers:
+            self._writers[address].prepare()
         else:
-            self._writers[folder] = ImageWriter(folder, self._connection, self._hold_seconds)
-        return self._writers[folder]
+            self._writers[address] = ImageWriter(open_outputs(address), self._connection, self._hold_seconds)
+        return self._writers[address]
 
     def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
         submission_id = _new_submission()

@@ -19,6 +19,7 @@ from modelpool.actors.detached.records import (
 )
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.output_address import OutputAddress, absolute_address
 from modelpool.pool.core.errors import UnknownName, UserError
 
 #: requests in one call
@@ -76,7 +77,7 @@ class DetachedJobs:
 def submit_detached(
     connection: JobsConnection,
     requests: Sequence[GenerateRequest],
-    output: Path,
+    output: OutputAddress,
     user: str,
     submission_id: str | None,
     check: Check,
@@ -95,7 +96,7 @@ def submit_detached(
     for answer in check(tuple(kinds.values())):
         if isinstance(answer, UserError):
             raise answer
-    new = NewSubmission(submission_id or uuid.uuid4().hex[:10], str(output.absolute()), user, len(texts))
+    new = NewSubmission(submission_id or uuid.uuid4().hex[:10], str(absolute_address(output)), user, len(texts))
     for tries_left in reversed(range(MOST_TRIES)):
         try:
             _hand_over(connection, new, texts)

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from modelpool.actors.api.output_writer import ImageWriter
@@ -24,7 +25,7 @@ from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
-from modelpool.actors.outputs.folder import WrittenOutput
+from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
@@ -40,6 +41,7 @@ from modelpool.actors.results.outcomes import (
     unshared_seconds,
 )
 from modelpool.actors.results.progress import Progress, RunningJob
+from modelpool.actors.settings.output_address import file_of
 from modelpool.actors.wire.messages import ClientId, JobEnded, SubmissionId, TaskProgress
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
@@ -307,7 +309,7 @@ class Jobs:
         """Return a written output. Releases its result: at once if the file has the same pixels, otherwise when there
         are too many of them.
         """
-        if is_lossless(written.path):
+        if is_lossless(Path(file_of(written.path))):
             return _ReadyOutput(replace(job, result=None), written)
         ready = _ReadyOutput(job, written)
         with self._changed:
@@ -412,7 +414,8 @@ class Jobs:
             "job_id": job.job_id,
             "request": self._requests[job.index],
             "recipe": job.recipe,
-            "path": None if written is None else written.path,
+            "path": written.path if written is not None and isinstance(written.path, Path) else None,
+            "url": written.path if written is not None and isinstance(written.path, str) else "",
             "worker": sampled_by(job.tasks),
             "seconds": unshared_seconds(job.tasks),
             "tasks": job.tasks,
@@ -428,7 +431,8 @@ class Jobs:
                     return self._lost_output(job, gone)
         if output is None:
             assert written is not None, "an output that is not written is fetched"
-            return _result_in_file(job.recipe, partial(read_content, written.path), about)
+            assert self._writer is not None, "what is written has a writer"
+            return _result_in_file(job.recipe, self._writer.place, file_of(written.path), about)
         match output:
             case ImagePixels():
                 return ImageResult(content=partial(_itself, output.pixels_HWC), **about)
@@ -517,10 +521,17 @@ def _itself(array: Any) -> Any:
     return array
 
 
-def _result_in_file(recipe: Recipe, content: Callable[[], Any], about: dict[str, Any]) -> OutputResult:
+def _content_of(place: OutputPlace, file: str) -> Any:
+    with place.local_file(file) as path:
+        return read_content(path)
+
+
+def _result_in_file(recipe: Recipe, place: OutputPlace, file: str, about: dict[str, Any]) -> OutputResult:
     """Return a written result whose pixels are read from its file."""
+    content = partial(_content_of, place, file)
     if recipe.frames:
         return VideoResult(content=content, frame_rate=recipe.frame_rate, **about)
     if recipe.seconds:
-        return AudioResult(content=content, samples_per_second=samples_per_second(about["path"]), **about)
+        with place.local_file(file) as path:
+            return AudioResult(content=content, samples_per_second=samples_per_second(path), **about)
     return ImageResult(content=content, **about)

@@ -1,4 +1,4 @@
-"""`ImageWriter`: writes finished images, videos and audio clips to one folder as they arrive, in its own thread.
+"""`ImageWriter`: writes finished images, videos and audio clips to one place as they arrive, in its own thread.
 
 If the folder cannot be written (full disk, removed folder), the output is kept and written as soon as that is possible
 again, up to a limit; its listeners learn of it, so that they start nothing new meanwhile.
@@ -10,13 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.finished_output import fetch_output
-from modelpool.actors.outputs.folder import OutputFolder, WrittenOutput
 from modelpool.actors.outputs.output_file import encoded
+from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.wire.messages import JobEnded
 
@@ -47,11 +46,10 @@ class WriteListener(Protocol):
 
 
 class ImageWriter:
-    """Writes to one output folder of a driver."""
+    """Writes to one output folder or object store of a driver."""
 
-    def __init__(self, folder: Path, connection: Connection, hold_seconds: float = HOLD_SECONDS) -> None:
-        """Create the folder and check that it is writable. Raises OutputFailed."""
-        self._folder = OutputFolder(folder)
+    def __init__(self, place: OutputPlace, connection: Connection, hold_seconds: float = HOLD_SECONDS) -> None:
+        self.place = place
         self._connection = connection
         self._hold_seconds = hold_seconds
         self._lock = threading.Lock()
@@ -66,7 +64,7 @@ class ImageWriter:
 
     def prepare(self) -> None:
         """Create the folder again if it was removed. Raises FolderFailed if it cannot be written now."""
-        self._folder.prepare()
+        self.place.prepare()
 
     def add(self, listener: WriteListener) -> None:
         """Tell `listener` of failures of the folder until `remove`."""
@@ -110,7 +108,7 @@ class ImageWriter:
         while True:
             self._wake.clear()
             try:
-                written = self._folder.write(finished, content)
+                written = self.place.write(finished, content)
             except FolderFailed as problem:
                 if not self._may_retry(problem, listener):
                     raise

@@ -27,7 +27,14 @@ def batch(
     job_file: Annotated[
         Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: one request per line.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for images, manifest and contact sheet.", metavar="DIR")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            help="Folder for images, manifest and contact sheet, or a URL: s3://bucket/folder.",
+            metavar="DIR_OR_URL",
+        ),
+    ],
     model: Annotated[
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
@@ -49,8 +56,11 @@ def batch(
     from modelpool.actors.cli.job_file import read_job_file
     from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
     from modelpool.actors.cli.screen import counted, say, user_console
+    from modelpool.actors.outputs.open_outputs import check_store
     from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.actors.settings.output_address import output_address
 
+    output = output_address(out, "--out")
     defaults = dict(fields) if model is None else {**fields, "model": model}
     GenerateRequest(**{"model": "any", "prompt": "", **defaults})  # report a bad option once, not for every line
     jobs = read_job_file(job_file, defaults, seed)
@@ -62,11 +72,14 @@ def batch(
     session = session_of(context)
     if not jobs.lines:
         raise typer.Exit(2)
+    check_store(output)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     with started(session, where) as running:
         wanted = (
             WantedOutput(place, line.request, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines)
         )
         resume = shlex.join(["modelpool", *session.arguments])
-        run = CommandRun(tuple(wanted), out, not again, as_json, resume, refused=len(jobs.broken), print_reasons=True)
+        run = CommandRun(
+            tuple(wanted), output, not again, as_json, resume, refused=len(jobs.broken), print_reasons=True
+        )
         raise typer.Exit(run_requests(run, running))

@@ -41,7 +41,14 @@ def submit(
     job_file: Annotated[
         Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: one request per line.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the outputs, on the pool's head node.", metavar="DIR")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            help="Folder for the outputs, on the pool's head node, or a URL: s3://bucket/folder.",
+            metavar="DIR_OR_URL",
+        ),
+    ],
     jobs_id: Annotated[
         str | None,
         typer.Option(
@@ -61,7 +68,9 @@ def submit(
     """
     from modelpool.actors.cli.job_file import read_job_file
     from modelpool.actors.cli.screen import counted, print_json, say, user_console
+    from modelpool.actors.settings.output_address import absolute_address, output_address
 
+    output = absolute_address(output_address(out, "--out"))
     defaults = dict(fields) if model is None else {**fields, "model": model}
     jobs = read_job_file(job_file, defaults, seed)
     console = user_console()
@@ -72,7 +81,7 @@ def submit(
         raise typer.Exit(2)
     requests = [line.request for line in jobs.lines]
     with joined_pool(context, pool) as joined:
-        submitted = joined.submit_detached(requests, output=out.absolute(), jobs_id=jobs_id)
+        submitted = joined.submit_detached(requests, output=output, jobs_id=jobs_id)
         record = submitted.progress().record
     if as_json:
         print_json(sys.stdout, plain_record(record))

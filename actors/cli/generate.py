@@ -6,7 +6,6 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -71,12 +70,14 @@ class _PromptBatch:
 
 
 def _make(
-    context: typer.Context, where: PoolOptions, wanted: _PromptBatch, out: Path | None, resume: bool, as_json: bool
+    context: typer.Context, where: PoolOptions, wanted: _PromptBatch, out: str | None, resume: bool, as_json: bool
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
     from modelpool.actors.cli.open_pool import output_for
     from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
+    from modelpool.actors.outputs.open_outputs import check_store
     from modelpool.actors.request.requests import GenerateRequest
+    from modelpool.actors.settings.output_address import output_address
 
     session = session_of(context)
     if wanted.n < 1:
@@ -84,6 +85,9 @@ def _make(
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
     GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
+    given = None if out is None else output_address(out, "--out")
+    if given is not None:
+        check_store(given)
     with started(session, where) as running:
         name = options.model_or_only_one(wanted.model, running)
         requests = tuple(
@@ -92,7 +96,7 @@ def _make(
         )
         go_on = resume_command(session.arguments, wanted.first_seed)
         return run_requests(
-            CommandRun(requests, output_for(where, out), resume, as_json, go_on, all_or_nothing=True), running
+            CommandRun(requests, output_for(where, given), resume, as_json, go_on, all_or_nothing=True), running
         )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
-from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes
+from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes, unusable_field
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -42,10 +43,11 @@ class Findings:
 
 def inspect_file(
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="FILE",
-            help="A .safetensors, .png, .mp4 or .wav file, a folder of weights, or a .json list of keys and shapes.",
+            help="A .safetensors, .png, .mp4 or .wav file, a folder of weights, a .json list of keys and shapes, "
+            "or the URL of an output.",
             show_default=False,
         ),
     ],
@@ -62,15 +64,34 @@ def inspect_file(
     from modelpool.actors.cli.screen import print_json, show, user_console
 
     where = PoolOptions(config=config, allow_pickle=allow_pickle)
-    found = inspect_path(file, where)
-    if check:
-        found = _checked(file, found, where)
+    with _on_this_machine(file) as path:
+        found = inspect_path(path, where)
+        if check:
+            found = _checked(path, found, where)
     if as_json:
         print_json(sys.stdout, found.plain)
         return
     console = user_console(sys.stdout)
     for part in found.tables:
         show(console, part)
+
+
+@contextlib.contextmanager
+def _on_this_machine(file: str) -> Iterator[Path]:
+    """The path of a file, or of a copy of an output in an object store. Raises UserError."""
+    from modelpool.actors.outputs.store import OutputStore
+    from modelpool.actors.settings.output_address import output_address
+
+    address = output_address(file, "FILE")
+    if isinstance(address, Path):
+        yield address
+        return
+    store, _, name = address.rpartition("/")
+    endings = (".png", *(f".{ending}" for ending in (*VIDEO_FORMATS, *AUDIO_FORMATS)))
+    if not name.lower().endswith(endings):
+        raise unusable_field("FILE", file, f"a path, or the URL of an output that ends in {', '.join(endings)}")
+    with OutputStore(store).local_file(name) as path:
+        yield path
 
 
 def inspect_path(file: Path, options: PoolOptions) -> Findings:

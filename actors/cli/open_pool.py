@@ -11,6 +11,7 @@ from modelpool.actors.cli.options import PoolOptions
 if TYPE_CHECKING:
     from modelpool.actors.api.client import ModelPool
     from modelpool.actors.settings.config import PoolConfig
+    from modelpool.actors.settings.output_address import OutputAddress
 
 #: used if no configuration is named or found and this folder exists; LoRAs next to it
 MODELS_FOLDER = Path("models")
@@ -45,13 +46,15 @@ def settings_for(options: PoolOptions) -> PoolConfig:
     )
 
 
-def output_for(options: PoolOptions, passed: Path | None) -> Path:
-    """Return the output folder: as passed, else as configured, else ./outputs."""
+def output_for(options: PoolOptions, passed: OutputAddress | None) -> OutputAddress:
+    """Return the address of outputs: as passed, else as configured, else ./outputs."""
     if passed is not None:
         return passed
     configured = None if options.pool is not None else settings_for(options).output.folder
     if configured is None:
         return OUTPUT_FOLDER
+    if isinstance(configured, str):
+        return configured
     here = Path.cwd()
     return configured.relative_to(here) if configured.is_relative_to(here) else configured
 

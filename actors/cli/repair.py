@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from modelpool.actors.outputs.folder import DamagedOutput, OutputFolder
+    from modelpool.actors.outputs.place import DamagedOutput, OutputPlace
+    from modelpool.actors.settings.output_address import OutputAddress
 
 EXIT_FAILED = 1
 #: problems that are printed one by one
 MOST_LISTED = 40
 
 Folder = Annotated[
-    Path,
+    str,
     typer.Argument(
         metavar="DIR_OR_ID",
-        help="An output folder with a manifest, or the id of a submission of a running pool on this machine.",
+        help="An output folder or URL with a manifest, or the id of a submission of a running pool on this machine.",
         show_default=False,
     ),
 ]
@@ -64,9 +65,10 @@ def repair(
     listed again. Exits with 0 if everything is complete, with 1 if something could not be repaired.
     """
     from modelpool.actors.cli.screen import counted, say, user_console
+    from modelpool.actors.outputs.open_outputs import existing_outputs
 
-    folder = outputs_of(context, folder, pool)
-    console, out = user_console(), opened_folder(folder)
+    address = outputs_of(context, folder, pool)
+    console, out = user_console(), existing_outputs(address)
     damaged = list(out.damaged(quick))
     print_damaged(console, out, damaged)
     if dry_run:
@@ -77,39 +79,36 @@ def repair(
         say(console, f"{out.manifest_path}: {moved} moved to manifest.damaged, {again} listed again")
     damaged = [one for one in damaged if out.problem(one.entry, quick)]
     if not damaged:
-        say(console, f"{folder}: {counted(len(out.entries()), 'file')}, nothing to generate")
+        say(console, f"{address}: {counted(len(out.entries()), 'file')}, nothing to generate")
         raise typer.Exit(0)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
-    raise typer.Exit(_generate(context, where, folder, damaged, inputs or [Path(), folder], as_json))
+    raise typer.Exit(_generate(context, where, out, damaged, inputs or default_inputs(address), as_json))
 
 
-def outputs_of(context: typer.Context, given: Path, pool: str | None) -> Path:
-    """Return `given` if it is a folder, or else the folder of the outputs of the submission with this id. Raises
-    UserError if it is neither."""
+def outputs_of(context: typer.Context, given: str, pool: str | None) -> OutputAddress:
+    """Return the address of outputs: `given` if it is a folder or a URL, or else that of the submission with this id.
+    Raises UserError if it is none of them."""
     from modelpool.actors.cli.detached import joined_pool
+    from modelpool.actors.settings.output_address import output_address
     from modelpool.pool.core.errors import UserError, unusable_field
 
-    if given.exists() or len(given.parts) != 1:
-        return given
+    address = output_address(given, "DIR_OR_ID")
+    if isinstance(address, str) or address.exists() or len(address.parts) != 1:
+        return address
     try:
         with joined_pool(context, pool) as running:
-            return Path(running.attach(str(given)).progress().record.output)
+            return output_address(running.attach(given).progress().record.output)
     except UserError as problem:
         expected = f"an output folder, or the id of a submission ({problem})"
-        raise unusable_field("DIR_OR_ID", str(given), expected) from None
+        raise unusable_field("DIR_OR_ID", given, expected) from None
 
 
-def opened_folder(path: Path) -> OutputFolder:
-    """Return the output folder at `path`. Raises UserError unless it exists and has been one."""
-    from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
-    from modelpool.pool.core.errors import unusable_field
-
-    if not (path / MANIFEST_NAME).is_file():
-        raise unusable_field("DIR_OR_ID", str(path), f"an output folder, with a {MANIFEST_NAME}")
-    return OutputFolder(path)
+def default_inputs(address: OutputAddress) -> list[Path]:
+    """Return where input images of outputs at `address` are looked up: here, and with the outputs."""
+    return [Path(), address] if isinstance(address, Path) else [Path()]
 
 
-def print_damaged(console: Console, out: OutputFolder, damaged: Sequence[DamagedOutput]) -> None:
+def print_damaged(console: Console, out: OutputPlace, damaged: Sequence[DamagedOutput]) -> None:
     """Print damaged lines and files."""
     from modelpool.actors.cli.run_jobs import print_damaged_lines
     from modelpool.actors.cli.screen import counted, say
@@ -124,7 +123,7 @@ def print_damaged(console: Console, out: OutputFolder, damaged: Sequence[Damaged
 def _generate(
     context: typer.Context,
     where: PoolOptions,
-    folder: Path,
+    out: OutputPlace,
     damaged: Sequence[DamagedOutput],
     inputs: Sequence[Path],
     as_json: bool,
@@ -143,7 +142,7 @@ def _generate(
                 names = ", ".join(one.differs)
                 refused.append((one.entry, f"this pool would generate another output: {names} would differ"))
         for entry, reason in refused:
-            say(console, f"{folder / entry.file}: cannot be generated again: {reason}", "red")
+            say(console, f"{out.path_of(entry.file)}: cannot be generated again: {reason}", "red")
         wanted = tuple(
             WantedOutput(place, one.request, f"{one.entry.file}: ")
             for place, one in enumerate(one for one in again if not one.differs)
@@ -151,5 +150,5 @@ def _generate(
         if not wanted:
             return EXIT_FAILED
         command = shlex.join(["modelpool", *session.arguments])
-        run = CommandRun(wanted, folder, False, as_json, command, refused=len(refused))
+        run = CommandRun(wanted, out.path, False, as_json, command, refused=len(refused))
         return run_requests(run, running)

@@ -22,16 +22,15 @@ from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.console import Console
 
     from modelpool.actors.cli.options import PoolOptions
     from modelpool.actors.cli.ports import Pool, PoolJobs
     from modelpool.actors.cli.session import Session
-    from modelpool.actors.outputs.folder import KeptImage, OutputFolder
+    from modelpool.actors.outputs.place import KeptImage, OutputPlace
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary, TaskSummary
+    from modelpool.actors.settings.output_address import OutputAddress
 
 EXIT_FAILED = 1
 #: interval of drawing a display and of noticing a stop request
@@ -75,7 +74,7 @@ class CommandRun:
     """
 
     wanted: tuple[WantedOutput, ...]
-    output: Path
+    output: OutputAddress
     resume: bool
     as_json: bool
     resume_command: str
@@ -123,13 +122,14 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
     """Generate what `run` wants and is missing; return the exit code. Raises UserError, and PoolLost after printing
     what is finished and how to resume.
     """
-    from modelpool.actors.outputs.folder import OutputFolder
+    from modelpool.actors.outputs.open_outputs import open_outputs
     from modelpool.actors.results.outcomes import PoolLost
 
     console = user_console()
-    folder = OutputFolder(run.output)
-    print_damaged_lines(console, folder)
-    plan = sort_requests(run.wanted, pool, folder.kept() if run.resume else {})
+    place = open_outputs(run.output)
+    finished = place.kept() if run.resume else {}
+    print_damaged_lines(console, place)
+    plan = sort_requests(run.wanted, pool, finished)
     for one, message in plan.refused:
         if run.all_or_nothing:
             raise UserError(message)
@@ -143,7 +143,7 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
                 failures, summary, whys = _make(run, pool, plan, stop, stream)
         except PoolLost:
             _print_summary(console, run, plan.noun, (), None)
-            _print_sheet(console, run, plan.noun, folder)
+            _print_sheet(console, run, plan.noun, place)
             say(console, f"The pool has ended; finished files are kept. To resume: {run.resume_command}", "yellow")
             if stop.requested:  # the signal may have ended the pool too: Slurm signals every process of a job
                 return stop.exit_code
@@ -151,7 +151,7 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
         if run.print_reasons:
             _print_reasons(console, whys, 0 if summary is None else summary.succeeded)
         _print_summary(console, run, plan.noun, failures, summary)
-        _print_sheet(console, run, plan.noun, folder)
+        _print_sheet(console, run, plan.noun, place)
     if any(failure.kind is RunErrorKind.OUTPUT for failure in failures):
         say(console, f"Some files could not be written. To resume: {run.resume_command}", "yellow")
         return EXIT_FAILED
@@ -161,11 +161,11 @@ def run_requests(run: CommandRun, pool: Pool) -> int:
     return EXIT_FAILED if failures or plan.refused or run.refused else 0
 
 
-def print_damaged_lines(console: Console, folder: OutputFolder) -> None:
-    """Print how many lines of the manifest of `folder` are skipped, and why the first is."""
-    if folder.damaged_line_count:
-        count = counted(folder.damaged_line_count, "damaged line")
-        say(console, f"{folder.manifest_path}: {count} skipped, the first at {folder.damaged_lines[0]}", "yellow")
+def print_damaged_lines(console: Console, place: OutputPlace) -> None:
+    """Print how many lines of the manifest of `place` are skipped, and why the first is."""
+    if place.damaged_line_count:
+        count = counted(place.damaged_line_count, "damaged line")
+        say(console, f"{place.manifest_path}: {count} skipped, the first at {place.damaged_lines[0]}", "yellow")
 
 
 def image_json(one: WantedOutput, image: OutputResult) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def image_json(one: WantedOutput, image: OutputResult) -> dict[str, Any]:
         "job": image.job_id,
         "prompt": image.recipe.prompt,
         "seed": image.seed,
-        "path": str(image.path) if image.path else None,
+        "path": str(image.path) if image.path else image.url or None,
         "sha256": image.pixels_sha256 or pixels_sha256(array_of_result(image)),
         "worker": image.worker,
         "seconds": round(image.seconds, 4),
@@ -314,11 +314,12 @@ def _print_summary(
     _print_internal_error(console, failures)
 
 
-def _print_sheet(console: Console, run: CommandRun, noun: str, folder: OutputFolder) -> None:
+def _print_sheet(console: Console, run: CommandRun, noun: str, place: OutputPlace) -> None:
     """Draw the contact sheet and print where it is, or why there is none: it never hides what happened before."""
     try:
-        if folder.finished():
-            say(console, f"{noun}s: {run.output}   contact sheet: {folder.contact_sheet()}")
+        if place.has_outputs():
+            sheet = place.contact_sheet()
+            say(console, f"{noun}s: {run.output}" + ("" if sheet is None else f"   contact sheet: {sheet}"))
     except OutputFailed as problem:
         say(console, f"no contact sheet: {problem}", "yellow")
 
@@ -373,7 +374,7 @@ def _print_internal_error(console: Console, failures: Sequence[JobFailure]) -> N
 
 
 def _image_line(image: OutputResult) -> str:
-    name = image.path.name if image.path else image.recipe.prompt
+    name = image.path.name if image.path else image.url.rpartition("/")[2] or image.recipe.prompt
     return f"{name}  {image.worker}  {duration(image.seconds)}"
 
 

@@ -14,7 +14,7 @@ import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.cli.repair import Folder, Inputs, opened_folder, outputs_of, print_damaged
+from modelpool.actors.cli.repair import Folder, Inputs, default_inputs, outputs_of, print_damaged
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import unusable_field
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from modelpool.actors.cli.ports import Pool
     from modelpool.actors.outputs.comparison import Comparison
     from modelpool.actors.outputs.entries import ManifestEntry
-    from modelpool.actors.outputs.folder import OutputFolder
+    from modelpool.actors.outputs.place import OutputPlace
     from modelpool.actors.results.outcomes import OutputResult
 
 EXIT_FAILED = 1
@@ -57,26 +57,27 @@ def verify(
     """
     from modelpool.actors.cli.run_jobs import started
     from modelpool.actors.cli.screen import counted, json_on_stdout, print_json, say, user_console
+    from modelpool.actors.outputs.open_outputs import existing_outputs
 
-    folder = outputs_of(context, folder, pool)
-    share, console, out = parse_share(sample), user_console(), opened_folder(folder)
+    share, console, address = parse_share(sample), user_console(), outputs_of(context, folder, pool)
+    out = existing_outputs(address)
     damaged = list(out.damaged())
     print_damaged(console, out, damaged)
     bad = {one.entry.digest for one in damaged}
     complete = [entry for entry in out.entries() if entry.digest not in bad]
-    say(console, f"{folder}: {counted(len(complete), 'complete file')}, {counted(len(damaged), 'damaged file')}")
+    say(console, f"{address}: {counted(len(complete), 'complete file')}, {counted(len(damaged), 'damaged file')}")
     chosen = sampled(complete, share, seed)
     failed = bool(damaged) or out.damaged_line_count > 0
     if chosen:
         where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
         with started(session_of(context), where) as running:
-            compared, missing = compared_again(out, chosen, running, inputs or [Path(), folder])
+            compared, missing = compared_again(out, chosen, running, inputs or default_inputs(address))
         for name, reason in missing.items():
-            say(console, f"{folder / name}: not compared: {reason}", "red")
+            say(console, f"{out.path_of(name)}: not compared: {reason}", "red")
         for name, comparison in compared.items():
             text, is_good = _line(comparison)
             if not is_good:
-                say(console, f"{folder / name}: {text}", "red")
+                say(console, f"{out.path_of(name)}: {text}", "red")
         for text, count in Counter(_line(comparison)[0] for comparison in compared.values()).items():
             say(console, f"{counted(count, 'file')}: {text}")
         failed = failed or bool(missing) or not all(_line(comparison)[1] for comparison in compared.values())
@@ -109,7 +110,7 @@ def sampled(entries: Sequence[ManifestEntry], share: float, seed: int) -> list[M
 
 
 def compared_again(
-    out: OutputFolder, entries: Sequence[ManifestEntry], pool: Pool, input_folders: Sequence[Path]
+    out: OutputPlace, entries: Sequence[ManifestEntry], pool: Pool, input_folders: Sequence[Path]
 ) -> tuple[dict[str, Comparison], dict[str, str]]:
     """Generate outputs again and compare them with their files; return the comparisons, and why there is none, by file
     name.
@@ -146,19 +147,20 @@ def comparison_json(name: str, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _comparison(out: OutputFolder, one: AgainRequest, result: OutputResult) -> Comparison:
+def _comparison(out: OutputPlace, one: AgainRequest, result: OutputResult) -> Comparison:
     from modelpool.actors.outputs.comparison import compare, differences, origin_of
     from modelpool.actors.outputs.file_content import is_lossless, pixels_sha256, read_content
     from modelpool.actors.outputs.folder import plain
     from modelpool.actors.results.outcomes import array_of_result
 
-    path, pixels = out.path / one.entry.file, array_of_result(result)
+    pixels = array_of_result(result)
     listed = origin_of(one.entry.recipe, one.entry.fields.get("tasks"))
     differs = differences(listed, origin_of(result.recipe, [plain(task) for task in result.tasks]))
     other = [name for name in one.differs if "sha256" not in name and name not in ("loras", "embeddings", "decoder")]
     differs = (*differs, *(f"{name} of the request" for name in other))
     sha256 = pixels_sha256(pixels)
-    return compare(one.entry.pixels_sha256, sha256, partial(read_content, path), pixels, differs, is_lossless(path))
+    with out.local_file(one.entry.file) as path:
+        return compare(one.entry.pixels_sha256, sha256, partial(read_content, path), pixels, differs, is_lossless(path))
 
 
 def _line(comparison: Comparison) -> tuple[str, bool]:

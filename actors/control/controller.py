@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,9 @@ from modelpool.actors.control.fleet import Clock, WorkerFleet
 from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
+from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status
+from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status, with_parked
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
@@ -91,8 +93,6 @@ SILENCE_SECONDS = 60.0
 SWEEP_SECONDS = 10.0
 #: the states of stopped runs may take so long to be saved before the pool ends
 ARCHIVE_SECONDS = 4.0
-#: jobs that are queued before the event loop runs other calls
-QUEUED_AT_ONCE = 16
 #: starts of workers whose node is remembered; more than run at a time
 PLACES_KEPT = 4096
 #: sizes of components that the core keeps before unused ones are pruned
@@ -107,27 +107,17 @@ class PoolBroken(RuntimeError):
     """The scheduler failed because of a bug in modelpool; the message has the details."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """An unresolved job: its driver, the inputs that the driver supplied, and states of earlier runs of its tasks."""
-
-    client_id: ClientId
-    submission_id: SubmissionId
-    index: int
-    graph: JobGraph
-    recipe: Recipe | None
-    given: Mapping[TaskId, ResultRef]
-    found: tuple[tuple[StateSaved, ResultRef], ...] = ()
-
-
 @dataclass(slots=True)
 class _Submission:
     """A submission, kept while it has unfinished parts."""
 
     #: calls that wait for the catalog
     checking: int = 0
-    #: converted and checked, not yet queued
-    held: list[_Job] = field(default_factory=list)
+    #: converted and checked, not yet queued, and their number
+    held: list[JobPack] = field(default_factory=list)
+    held_jobs: int = 0
+    #: queued, but their turn is far
+    parked: dict[JobPack, None] = field(default_factory=dict)
     #: queued and unresolved, in order
     live: dict[JobId, None] = field(default_factory=dict)
     cancelled: bool = False
@@ -138,7 +128,7 @@ class _Submission:
 
     @property
     def over(self) -> bool:
-        return not (self.checking or self.held or self.live)
+        return not (self.checking or self.held or self.parked or self.live)
 
 
 @dataclass(slots=True)
@@ -191,7 +181,11 @@ class Controller:
         #: the nodes of workers whose process has started, by id and incarnation, oldest first
         self._placed: dict[tuple[WorkerId, int], NodeId] = {}
         self._clients: dict[ClientId, _Client] = {}
-        self._jobs: dict[JobId, _Job] = {}
+        self._jobs: dict[JobId, QueuedJob] = {}
+        #: groups of nodes grow by all the work that waits, so the core must know it
+        self._parked = ParkedJobs(None if state.config.groups else WINDOW)
+        #: set when parked jobs may be queued
+        self._has_room = asyncio.Event()
         #: prune when the core knows more component sizes than this
         self._most_components = COMPONENTS_KEPT
         self._broken = ""
@@ -246,7 +240,8 @@ class Controller:
                 logger.exception("model %s is not pinned again", model)
         self._dispatcher.post(WorkersWanted(self._dispatcher.now, self._worker_ids))
         self._upkeep = [
-            asyncio.ensure_future(goes_on) for goes_on in (self._sweep(), self._recorder.keep_writing(self._clock))
+            asyncio.ensure_future(goes_on)
+            for goes_on in (self._sweep(), self._keep_queueing(), self._recorder.keep_writing(self._clock))
         ]
         if self._heartbeat_seconds is not None:
             self._upkeep.append(asyncio.ensure_future(self._keep_beating(self._heartbeat_seconds)))
@@ -272,15 +267,17 @@ class Controller:
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
+            jobs = []
             images = await self._catalog.build_requests(wanted, first, self._capacity_bytes())
             self._tasks.catalog_address = self._catalog.files_address
             for i, image in enumerate(images, start=first):
                 graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
                 given = {task_id: submission.given[task_id] for task_id in graph.job.given}
                 found = await self._found_states(graph)
-                mine.held.append(
-                    _Job(submission.client_id, submission.submission_id, i, graph, image.recipe, given, found)
+                jobs.append(
+                    QueuedJob(submission.client_id, submission.submission_id, i, graph, image.recipe, given, found)
                 )
+            self._hold(mine, jobs)
             if not submission.hold:
                 await self._queue_held(mine)
         recipes = tuple(image.recipe for image in images)
@@ -300,7 +297,7 @@ class Controller:
             graph = with_qos(graph, wanted.submission_id, wanted.user)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
             found = await self._found_states(graph)
-            mine.held.append(_Job(wanted.client_id, wanted.submission_id, 0, graph, None, given, found))
+            self._hold(mine, [QueuedJob(wanted.client_id, wanted.submission_id, 0, graph, None, given, found)])
             await self._queue_held(mine)
         return graph.warnings
 
@@ -386,7 +383,7 @@ class Controller:
             for name, weights in self._pins.items()
             if (pin := known.get(weights.keys)) is not None
         ]
-        return replace(status, pins=tuple(pins))
+        return with_parked(replace(status, pins=tuple(pins)), self._parked.waiting(), len(self._parked))
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -439,10 +436,29 @@ class Controller:
 
     async def history(self, job: str) -> JobHistory:
         """Return the history of the job with this id, or with this part of an id. Raises UnknownName."""
-        history = history_of(self._state, find_job(self._state, job), self._clock.now())
+        parked = self._parked.jobs_by_id()
+        job_id = find_job(self._state, job, parked)
+        if job_id in parked:
+            return self._history_of_parked(job_id, parked[job_id])
+        history = history_of(self._state, job_id, self._clock.now())
         nodes = {attempt.node for task in history.tasks for attempt in task.attempts if attempt.node}
         await self._facts.read_names(nodes)
         return with_node_names(history, self._facts.names)
+
+    def _history_of_parked(self, job_id: JobId, pack: JobPack) -> JobHistory:
+        """Return the history of a job that the core does not know yet."""
+        submission = self._clients[pack.client_id].submissions[pack.submission_id]
+        user, priority = pack.flow
+        before = self._parked.place_of(job_id, pack)
+        return JobHistory(
+            job_id=job_id,
+            status="active",
+            at=self._clock.now(),
+            submitted_at=submission.began_at,
+            note=f"waits for its turn: {before} earlier jobs of its user and priority have not ended",
+            priority=priority,
+            user=user,
+        )
 
     async def memory_reports(self) -> dict[WorkerId, ProcessMemory]:
         """Return the host memory of every worker that answers."""
@@ -520,18 +536,49 @@ class Controller:
         capacities = [worker.capacity_bytes for worker in self._dispatcher.live_workers]
         return max(capacities, default=self._budget_bytes)
 
+    def _hold(self, submission: _Submission, jobs: Sequence[QueuedJob]) -> None:
+        """Keep checked jobs until they are queued."""
+        for pack in packs_of(jobs):
+            if self._parked.must_pack(submission.held_jobs):
+                pack.pack()
+            submission.held.append(pack)
+            submission.held_jobs += len(pack)
+
     async def _queue_held(self, submission: _Submission) -> None:
         while submission.held and not submission.cancelled and not self._broken:
-            jobs, submission.held = submission.held[:QUEUED_AT_ONCE], submission.held[QUEUED_AT_ONCE:]
-            for job in jobs:
-                self._queue(submission, job)
+            pack = submission.held.pop(0)
+            submission.held_jobs -= len(pack)
+            if self._parked.may_enter(pack):
+                for job in pack.jobs():
+                    self._queue(submission, job)
+            else:
+                self._parked.park(pack)
+                submission.parked[pack] = None
             if submission.held:
                 await asyncio.sleep(0)
-        held, submission.held = submission.held, []
-        self._end_unqueued(held)
+        if submission.parked:
+            self._has_room.set()  # jobs may have ended meanwhile
+        self._end_held(submission)
 
-    def _queue(self, submission: _Submission, job: _Job) -> None:
+    async def _keep_queueing(self) -> None:
+        """Queue parked jobs when their turn is near."""
+        while True:
+            await self._has_room.wait()
+            self._has_room.clear()
+            while not self._broken and (pack := self._parked.take_next()) is not None:
+                submission = self._clients[pack.client_id].submissions[pack.submission_id]
+                del submission.parked[pack]
+                try:
+                    for job in pack.jobs():
+                        self._queue(submission, job)
+                except Exception:  # a bug: everything that is parked would wait for ever
+                    self._break(traceback.format_exc())
+                await asyncio.sleep(0)
+
+    def _queue(self, submission: _Submission, job: QueuedJob) -> None:
         spec = job.graph.job
+        if spec.job_id not in self._jobs and spec.job_id not in self._state.demand.ended:  # the core ignores others
+            self._parked.entered(job.flow)
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
         self._send_components(job.graph.components)  # first: it may forget the files of components without a task
@@ -557,16 +604,27 @@ class Controller:
         if new:
             self._dispatcher.post(ComponentsKnown(self._dispatcher.now, new))
 
-    def _end_unqueued(self, jobs: Iterable[_Job]) -> None:
-        """End jobs that never reached the core: the submission was cancelled in between, or the core failed."""
-        for job in jobs:
-            error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
-            self._send_end(job, Outcome.FAILED if error else Outcome.CANCELLED, None, error, ())
+    def _end_held(self, submission: _Submission) -> None:
+        held, submission.held, submission.held_jobs = submission.held, [], 0
+        self._end_unqueued(held)
+
+    def _end_unqueued(self, packs: Iterable[JobPack]) -> None:
+        """End jobs that never reached the core: the submission was cancelled in between, or the core failed. Does not
+        unpack them."""
+        error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
+        outcome = Outcome.FAILED if error else Outcome.CANCELLED
+        for pack in packs:
+            for index in pack.indexes:
+                job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
+                end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
+                self._send_end(pack.client_id, end)
 
     def _cancel(self, submission: _Submission, withdraw: bool = False) -> None:
         submission.cancelled = True
-        held, submission.held = submission.held, []
-        self._end_unqueued(held)
+        parked, submission.parked = submission.parked, {}
+        self._parked.remove(parked)
+        self._end_unqueued(parked)
+        self._end_held(submission)
         for job_id in tuple(submission.live):
             if not (withdraw and self._tasks.is_running(job_id)):
                 self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
@@ -630,6 +688,8 @@ class Controller:
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)
+        if self._parked.left(job.flow):
+            self._has_room.set()
         result = None if command.result is None else self._tasks.result(command.result)
         tasks = self._tasks.resolve(command.job_id)
         for task in job.graph.job.tasks:
@@ -638,36 +698,16 @@ class Controller:
                     self._forget_checkpoints(task.task_id)
                 else:  # it may be submitted again: they stay until their folder needs the room
                     self._checkpointed.pop(task.task_id, None)
-        self._send_end(job, command.outcome, result, command.error, tasks)
+        self._send_end(job.client_id, _end_of(job, command.outcome, result, command.error, tasks))
 
-    def _send_end(
-        self,
-        job: _Job,
-        outcome: Outcome,
-        result: ResultRef | None,
-        error: RunError | None,
-        tasks: tuple[TaskSummary, ...],
-    ) -> None:
-        client = self._clients.get(job.client_id)
+    def _send_end(self, client_id: ClientId, end: JobEnded) -> None:
+        client = self._clients.get(client_id)
         if client is None:
             return
-        job_id = job.graph.job.job_id
-        client.events.ended(
-            JobEnded(
-                submission_id=job.submission_id,
-                index=job.index,
-                job_id=job_id,
-                wanted=job.graph.job.wanted,
-                outcome=outcome,
-                recipe=job.recipe,
-                result=result,
-                error=error,
-                tasks=tasks,
-            )
-        )
-        if job.submission_id in client.submissions:
-            client.submissions[job.submission_id].live.pop(job_id, None)
-            self._drop_over(client, job.submission_id)
+        client.events.ended(end)
+        if end.submission_id in client.submissions:
+            client.submissions[end.submission_id].live.pop(end.job_id, None)
+            self._drop_over(client, end.submission_id)
 
     def _drop_over(self, client: _Client, submission_id: SubmissionId) -> None:
         if submission_id in client.submissions and client.submissions[submission_id].over:
@@ -699,7 +739,15 @@ class Controller:
         self._recorder.flush()
         self._broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
         jobs, self._jobs = tuple(self._jobs.values()), {}
-        self._end_unqueued(jobs)
+        error = RunError(RunErrorKind.INTERNAL, self._broken)
+        for job in jobs:
+            self._send_end(job.client_id, _end_of(job, Outcome.FAILED, None, error, ()))
+        parked = self._parked.take_all()
+        for pack in parked:
+            client = self._clients.get(pack.client_id)
+            if client is not None and pack.submission_id in client.submissions:
+                client.submissions[pack.submission_id].parked.pop(pack, None)
+        self._end_unqueued(parked)
 
     async def _keep_beating(self, interval_seconds: float) -> None:
         while True:
@@ -714,3 +762,23 @@ class Controller:
             for client_id, client in tuple(self._clients.items()):
                 if client.events.quiet_seconds(now) > SILENCE_SECONDS:
                     await self.leave(client_id)
+
+
+def _end_of(
+    job: QueuedJob,
+    outcome: Outcome,
+    result: ResultRef | None,
+    error: RunError | None,
+    tasks: tuple[TaskSummary, ...],
+) -> JobEnded:
+    return JobEnded(
+        submission_id=job.submission_id,
+        index=job.index,
+        job_id=job.graph.job.job_id,
+        wanted=job.graph.job.wanted,
+        outcome=outcome,
+        recipe=job.recipe,
+        result=result,
+        error=error,
+        tasks=tasks,
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from modelpool.actors.control.cluster_facts import GpuUse, short_name, waiting_text
 from modelpool.actors.wire.messages import StepDone
-from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, TaskId, WorkerId
+from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, Stage, TaskId, UserId, WorkerId
 from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, Snapshot, WorkerSnapshot
 
 
@@ -208,6 +209,19 @@ def pool_status(
         nodes={w.node: short_name(NodeId(w.node), where.names) for w in snapshot.workers if w.node},
         waiting_for=waiting_for,
     )
+
+
+def with_parked(status: PoolStatus, waiting: Mapping[UserId, Mapping[Stage, int]], jobs: int) -> PoolStatus:
+    """Return `status` with jobs that the core does not know yet, and their tasks by user and stage."""
+    if not jobs:
+        return status
+    total, by_user = Counter(status.waiting), {user: Counter(tasks) for user, tasks in status.waiting_by_user.items()}
+    for user, tasks in waiting.items():
+        plain = {stage.value: count for stage, count in tasks.items()}
+        total.update(plain)
+        by_user.setdefault(user, Counter()).update(plain)
+    live = status.jobs["live"] + jobs
+    return replace(status, waiting=dict(total), waiting_by_user=by_user, jobs={**status.jobs, "live": live})
 
 
 def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:

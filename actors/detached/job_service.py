@@ -43,10 +43,12 @@ from modelpool.actors.detached.records import (
     with_deadline,
 )
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.folder import KeptImage, OutputFolder
+from modelpool.actors.outputs.open_outputs import open_outputs
+from modelpool.actors.outputs.place import KeptImage, OutputPlace
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.output_address import file_of, output_address
 from modelpool.actors.wire.messages import ClientId, JobEnded, Submission, SubmissionId, TaskProgress
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
@@ -117,12 +119,13 @@ class _Feed:
     in_pool     places that were sent and have no outcome
     unwritten   those of them that have ended
     again       places to send again, soonest first
-    kept         what the output folder had when this feed began, by recipe digest
+    place        of its outputs
+    kept         what that had when this feed began, by recipe digest
     lost         how often the output of a place was lost
     """
 
     record: SubmissionRecord
-    folder: OutputFolder
+    place: OutputPlace
     kept: dict[str, KeptImage]
     window: int
     was_full: bool = False
@@ -161,8 +164,8 @@ class JobService:
     # ---- for drivers ----------------------------------------------------------------------------------------------
 
     def begin(self, new: NewSubmission) -> SubmissionRecord:
-        """Start a submission; see `Journal.begin`. Raises OutputFailed if its output folder cannot be written."""
-        OutputFolder(new.output)
+        """Start a submission; see `Journal.begin`. Raises OutputFailed if its outputs cannot be written."""
+        open_outputs(output_address(new.output))
         return self._journal.begin(new)
 
     def append(self, submission_id: str, first_place: int, texts: Sequence[str]) -> None:
@@ -346,8 +349,8 @@ class JobService:
             if time.monotonic() < self._held.get(name, 0.0):
                 return None
         try:
-            folder = OutputFolder(record.output)
-            feed = _Feed(record, folder, folder.kept(), LEAST_WINDOW)
+            place = open_outputs(output_address(record.output))
+            feed = _Feed(record, place, place.kept(), LEAST_WINDOW)
         except OutputFailed as problem:
             self._hold(name, str(problem))
             return None
@@ -512,9 +515,9 @@ class JobService:
             if feed.lost[job.index] > MOST_LOSSES:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
-        written = feed.folder.write(finished)
-        file_bytes = written.path.stat().st_size
-        return RequestOutcome(name, job.index, Outcome.SUCCEEDED, written.path.name, file_bytes, written.pixels_sha256)
+        written = feed.place.write(finished)
+        file, sha256 = file_of(written.path), written.pixels_sha256
+        return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
 
     def _commit(self, outcomes: Sequence[RequestOutcome]) -> None:
         if outcomes:
@@ -633,8 +636,8 @@ def _without_finished(
             left.append((place, request))
         else:
             name = feed.record.submission_id
-            file_bytes = kept.path.stat().st_size
-            ended.append(RequestOutcome(name, place, Outcome.SUCCEEDED, kept.path.name, file_bytes, kept.pixels_sha256))
+            file, sha256 = file_of(kept.path), kept.pixels_sha256
+            ended.append(RequestOutcome(name, place, Outcome.SUCCEEDED, file, kept.file_bytes, sha256))
     return left, ended
 
 

@@ -34,7 +34,7 @@ class NewSubmission:
     """A submission to acknowledge.
 
     submission_id  chosen by the driver: submitting again under the same id has no effect
-    output         folder of the outputs, as the service's node sees it
+    output         folder or URL of the outputs, as the service's node sees it
     user           for requests that set none
     request_count  requests that will be appended before it is sealed
     """

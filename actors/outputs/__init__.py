@@ -1,1 +1,1 @@
-"""Output files on disk: images, videos and audio with their recipes, the manifest, the contact sheet."""
+"""Outputs in a folder or an object store: images, videos and audio with recipes, the manifest, the contact sheet."""

@@ -12,16 +12,12 @@ Knows files and names; not jobs, workers or Ray. Rules
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX as TEMPORARY_SUFFIX
@@ -39,66 +35,31 @@ from modelpool.actors.outputs.file_content import pixels_sha256 as pixels_sha256
 from modelpool.actors.outputs.manifest import Line, Manifest
 from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
 from modelpool.actors.outputs.output_file import array_of_output, encoded
+from modelpool.actors.outputs.place import (
+    MOST_DAMAGED_LINES,
+    DamagedOutput,
+    KeptImage,
+    StoredFacts,
+    WrittenOutput,
+    about_found_file,
+    about_generation,
+    entry_fields,
+)
+from modelpool.actors.outputs.place import file_name as file_name
+from modelpool.actors.outputs.place import plain as plain
 from modelpool.actors.outputs.write_failures import check_writable, output_failure
 from modelpool.actors.request.json_text import parse_json
 from modelpool.pool.core.errors import OutputFailed, UserError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 MANIFEST_NAME = "manifest.jsonl"
 #: lines of the manifest that `repair_manifest` took out
 DAMAGED_NAME = "manifest.damaged"
 CONTACT_SHEET_NAME = "contact_sheet.png"
 LOCK_NAME = ".lock"
-#: damaged lines of a manifest that are kept with their reason
-MOST_DAMAGED_LINES = 20
-_SLUG_CHARACTERS = 60
-
-
-@runtime_checkable
-class _HasWords(Protocol):
-    """A value that describes itself in a sentence."""
-
-    @property
-    def words(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class KeptImage:
-    """An image, video or audio clip that is listed in the manifest and exists, with the listed size."""
-
-    path: Path
-    recipe: Recipe
-    pixels_sha256: str
-    #: the complete manifest entry
-    entry: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenOutput:
-    """An output that is on disk and listed.
-
-    pixels_sha256  of the pixels as generated, which may be those of an earlier run
-    array_bytes    of the pixels in memory
-    """
-
-    path: Path
-    pixels_sha256: str
-    array_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedOutput:
-    """A listed output whose file is missing or is not what was written, with the reason."""
-
-    path: Path
-    entry: ManifestEntry
-    reason: str
 
 
 class OutputFolder:
-    """Writes and finds outputs in one folder.
+    """Writes and finds outputs in one folder; an `OutputPlace`.
 
     Creating it creates the folder, checks that it is writable and removes temporary files of a killed run. Every
     method raises OutputFailed naming the folder or file; FolderFailed if no other file could be written either.
@@ -135,11 +96,12 @@ class OutputFolder:
                 path = self.path / listed.file
             if listed is None or content_problem(path, listed):
                 # an unlisted file is from a run that was killed in between
-                facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+                facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
                 write_atomically(path, content)
                 if listed is None or not facts.are_listed(listed):
                     listed = self._append(path, image, facts)
-        return WrittenOutput(path, listed.pixels_sha256, pixels.nbytes)
+            file_bytes = path.stat().st_size
+        return WrittenOutput(path, listed.pixels_sha256, pixels.nbytes, file_bytes)
 
     @property
     def manifest_path(self) -> Path:
@@ -152,9 +114,22 @@ class OutputFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             check_writable(self.path)
 
+    def path_of(self, file: str) -> Path:
+        """See `OutputPlace`."""
+        return self.path / file
+
+    @contextlib.contextmanager
+    def local_file(self, file: str) -> Iterator[Path]:
+        """See `OutputPlace`."""
+        yield self.path / file
+
+    def has_outputs(self) -> bool:
+        """See `OutputPlace`."""
+        return bool(self.kept())
+
     def finished(self) -> dict[str, Path]:
         """Return the listed and complete files by the digest of their recipe, in order of creation."""
-        return {digest: kept.path for digest, kept in self.kept().items()}
+        return {digest: self.path / kept.entry["file"] for digest, kept in self.kept().items()}
 
     def kept(self) -> dict[str, KeptImage]:
         """Return `finished` with the manifest entries. A file counts if it has the listed size."""
@@ -162,7 +137,8 @@ class OutputFolder:
         for entry in self.entries():
             path = self.path / entry.file
             if not size_problem(path, entry):
-                kept[entry.digest] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields)
+                file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
+                kept[entry.digest] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
         return kept
 
     def entries(self) -> tuple[ManifestEntry, ...]:
@@ -210,44 +186,28 @@ class OutputFolder:
         images = sorted(self.kept().values(), key=lambda kept: (kept.entry["run"], kept.entry["index"]))
         path = self.path / CONTACT_SHEET_NAME
         with self._failures_named(path):
-            content = make_contact_sheet([LabelledImage(kept.path, kept.recipe) for kept in images])
+            content = make_contact_sheet(
+                [LabelledImage(self.path / kept.entry["file"], kept.recipe) for kept in images]
+            )
             with self._locked():
                 write_atomically(path, content)
         return path
 
-    def _append(self, path: Path, image: FinishedOutput, facts: _FileFacts) -> ManifestEntry:
-        about = {
-            "index": image.index,
-            "job_id": image.job_id,
-            "worker": image.worker,
-            "seconds": round(image.seconds, 4),
-            "tasks": [plain(task) for task in image.tasks],
-        }
-        return self._append_entry(path, image.recipe, facts, about)
+    def _append(self, path: Path, image: FinishedOutput, facts: StoredFacts) -> ManifestEntry:
+        return self._append_entry(path, image.recipe, facts, about_generation(image))
 
     def _append_found(self, path: Path, recipe: Recipe) -> None:
-        """List a complete file that was found; who generated it is not known any more."""
+        """List a complete file that was found."""
         content = path.read_bytes()
         pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
-        facts = _FileFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
-        self._append_entry(path, recipe, facts, {"index": 0, "worker": "", "seconds": 0.0, "tasks": []})
+        facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
+        self._append_entry(path, recipe, facts, about_found_file())
 
-    def _append_entry(self, path: Path, recipe: Recipe, facts: _FileFacts, about: Mapping[str, Any]) -> ManifestEntry:
+    def _append_entry(self, path: Path, recipe: Recipe, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         if self._run == 0:
             self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
         self._manifest.repair()
-        self._manifest.append(
-            {
-                "digest": recipe.digest,
-                "file": path.name,
-                "run": self._run,
-                "pixels_sha256": facts.pixels_sha256,
-                "file_bytes": facts.file_bytes,
-                "file_sha256": facts.file_sha256,
-                "recipe": recipe.as_json(),
-                **about,
-            }
-        )
+        self._manifest.append(entry_fields(recipe, path.name, self._run, facts, about))
         self._read_new_entries()
         return self._entries[recipe.digest]
 
@@ -292,21 +252,6 @@ class OutputFolder:
             raise output_failure(error, path, self.path) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _FileFacts:
-    """What the manifest records of a file."""
-
-    file_bytes: int
-    file_sha256: str
-    pixels_sha256: str
-
-    def are_listed(self, entry: ManifestEntry) -> bool:
-        """Whether `entry` lists exactly this file, or is of an earlier version and lists its pixels."""
-        if entry.file_bytes is None and not entry.file_sha256:
-            return entry.pixels_sha256 == self.pixels_sha256
-        return (entry.file_bytes, entry.file_sha256) == (self.file_bytes, self.file_sha256)
-
-
 def _is_usable(line: bytes) -> bool:
     """Whether a line of a manifest is an entry."""
     try:
@@ -314,27 +259,3 @@ def _is_usable(line: bytes) -> bool:
     except UserError:
         return False
     return True
-
-
-def file_name(recipe: Recipe) -> str:
-    """Return 'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
-    slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
-    return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{recipe.digest[:8]}.{recipe.ending}"
-
-
-def kind_of_recipe(recipe: Recipe) -> str:
-    """Return the kind of output of a recipe."""
-    return "video" if recipe.frames else "audio" if recipe.seconds else "image"
-
-
-def plain(value: DataclassInstance) -> dict[str, Any]:
-    """Convert a dataclass instance to JSON values: enum members to their values, and values with `words` to these."""
-    return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
-
-
-def _plain_item(item: Any) -> Any:
-    if isinstance(item, Enum):
-        return item.value
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return item.words if isinstance(item, _HasWords) else dataclasses.asdict(item)
-    return item

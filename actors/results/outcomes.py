@@ -72,7 +72,8 @@ class OutputResult:
 
     index    position in its submission, from 0
     request  as submitted, with the seed that was used
-    path     where it was written; None if it was not
+    path     where it was written; None if it was not, or to an object store
+    url      where it was written to an object store; "" otherwise
     worker   the worker that sampled it
     seconds  of its tasks, without those shared with an earlier job
     pixels_sha256  of the pixels as generated, as in the manifest; "" if it was not written
@@ -88,6 +89,7 @@ class OutputResult:
     seconds: float
     tasks: tuple[TaskSummary, ...]
     pixels_sha256: str = ""
+    url: str = ""
     content: Callable[[], Any]
 
     @property

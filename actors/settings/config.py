@@ -19,12 +19,13 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.settings.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
+from modelpool.actors.settings.output_address import OutputAddress, output_address
 from modelpool.actors.settings.separate_models import SeparateModel, separate_models
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.fetch.cache_settings import CacheSettings
-from modelpool.pool.fetch.source_url import checked_source
+from modelpool.pool.fetch.source_url import checked_source, is_url
 from modelpool.pool.specs.spec import UserId
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.user_share import EVERYBODY, UserShare
@@ -283,12 +284,17 @@ class ClusterSection(Strict):
 class OutputSection(Strict):
     """Files that are written to disk.
 
-    folder  for finished outputs; by default none
+    folder  for finished outputs, or a URL such as s3://bucket/folder; by default none
     record  the scheduler's event log, on the controller's node (see [cluster]); by default none
     """
 
-    folder: Path | None = None
+    folder: Path | str | None = None
     record: Path | None = None
+
+    @field_validator("folder")
+    @classmethod
+    def _address(cls, value: Path | str | None) -> OutputAddress | None:
+        return None if value is None else output_address(value, "folder")
 
 
 class UserSection(Strict):
@@ -529,7 +535,7 @@ def _absolute(keys: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(found.get(key), (list, tuple)):
             found[key] = tuple(absolute(item) for item in found[key])
     for key in ("folder", "record", "registry", "cache", "journal", "checkpoint_dir"):
-        if key in found:
+        if key in found and not (key == "folder" and isinstance(found[key], str) and is_url(found[key])):
             found[key] = absolute(found[key])
     return found
 

@@ -7,14 +7,13 @@ GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from modelpool.pool.core.remote_file import RemoteFile
-from modelpool.pool.fetch.fetch_errors import FileGone, Interrupted, LibraryMissing, SourceFailed
+from modelpool.pool.fetch.fetch_errors import FileGone, Interrupted, SourceFailed
+from modelpool.pool.fetch.file_system import open_file_system
 from modelpool.pool.fetch.source import MAX_FILES, PIECE_BYTES, is_wanted, published_sums, read_all
-from modelpool.pool.fetch.source_url import EXTRAS, scheme_of
 
 #: bytes of one request: a request costs an object store some tens of milliseconds
 REQUEST_BYTES = 8 * PIECE_BYTES
@@ -28,8 +27,7 @@ class FsspecSource:
     def __init__(self, url: str) -> None:
         """Raises LibraryMissing naming the extra to install."""
         self.url = url
-        self._scheme = scheme_of(url)
-        self._system = _file_system(url)
+        self._system = open_file_system(url)
         self._root = str(self._system._strip_protocol(url)).rstrip("/")
 
     def files(self) -> tuple[RemoteFile, ...]:
@@ -94,27 +92,3 @@ class FsspecSource:
         stored = facts.get("lfs")  # of the Hugging Face hub: large files are stored by their SHA-256
         sha256 = str(stored.get("sha256", "")) if isinstance(stored, Mapping) else ""
         return RemoteFile(path, str(self._system.unstrip_protocol(name)), int(facts["size"]), version, sha256)
-
-
-def _file_system(url: str) -> Any:
-    scheme = scheme_of(url)
-    extra = EXTRAS.get(scheme)
-    try:
-        fsspec = importlib.import_module("fsspec")
-    except ImportError:
-        raise LibraryMissing(f"{url}: needs fsspec; install it with `pip install modelpool[{extra or 's3'}]`") from None
-    if scheme not in fsspec.available_protocols():
-        raise LibraryMissing(
-            f"{url}: no library reads {scheme}://; expected one of http://, https://, file://, "
-            f"{', '.join(f'{name}://' for name in EXTRAS)}, or a scheme of an installed fsspec library"
-        )
-    try:
-        system, _ = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        install = f"`pip install modelpool[{extra}]`" if extra else "the fsspec library of that scheme"
-        raise LibraryMissing(
-            f"{url}: the library of {scheme}:// is not installed; install {install} ({error})"
-        ) from None
-    except Exception as error:
-        raise SourceFailed(f"{url}: cannot be opened: {type(error).__name__}: {error}") from error
-    return system

@@ -107,9 +107,11 @@ class JobHistory:
     complete: bool = True
 
 
-def find_job(state: SchedulerState, text: str) -> JobId:
-    """Return the job with this id, or the only one whose id contains `text`. Raises UnknownName with the known jobs."""
-    known = dict.fromkeys((*state.demand.ended, *state.demand.jobs))
+def find_job(state: SchedulerState, text: str, others: Iterable[JobId] = ()) -> JobId:
+    """Return the job with this id, or the only one whose id contains `text`, among those of the core and `others`.
+    Raises UnknownName with the known jobs.
+    """
+    known = dict.fromkeys((*state.demand.ended, *state.demand.jobs, *others))
     exact = JobId(text)
     if exact in known:
         return exact

@@ -7,8 +7,9 @@ from collections import Counter
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from modelpool.actors.control.parked_jobs import WINDOW, ParkedJobs
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import SubmissionId
@@ -44,6 +45,11 @@ class ControllerMachine(RuleBasedStateMachine):
     def pick(self, number: int) -> Sent:
         running = self.desk.fleet.running
         return running[number % len(running)]
+
+    @initialize(window=st.sampled_from([3, WINDOW]))
+    def choose_window(self, window) -> None:
+        """Most jobs are parked with a small one."""
+        self.desk.controller._parked = ParkedJobs(window)
 
     @rule(prompt=PROMPTS, loras=LORAS, count=st.integers(1, 3), cfg=st.sampled_from([1.0, 5.0]))
     def submit(self, prompt, loras, count, cfg) -> None:
@@ -121,6 +127,8 @@ class ControllerMachine(RuleBasedStateMachine):
         running = self.desk.controller._running_for(ME)
         assert len(running) <= len(self.desk.fleet.running)
         assert not self.desk.controller._broken, self.desk.controller._broken
+        in_core = {flow: state.in_core for flow, state in self.desk.controller._parked._flows.items() if state.in_core}
+        assert in_core == Counter(job.flow for job in self.desk.controller._jobs.values())
 
     def teardown(self) -> None:
         try:
@@ -157,6 +165,7 @@ class ControllerMachine(RuleBasedStateMachine):
         held = desk.state.snapshot().results_held
         assert len(desk.controller._tasks) == held
         assert desk.controller._jobs == {}
+        assert desk.controller._parked._flows == {}
         assert desk.controller._clients[ME].submissions == {}
 
 

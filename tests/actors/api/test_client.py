@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.folder import file_name, pixels_sha256
 from modelpool.actors.outputs.manifest import Manifest
+from modelpool.actors.outputs.open_outputs import existing_outputs
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed, JobFailure, PoolLost
 from modelpool.pool.core.errors import OutputFailed, UnknownName, UnusableField
@@ -58,6 +60,16 @@ def endless_pool() -> Iterator[ModelPool]:
     SignallingEngine.begun = threading.Event()
     with open_pool(workers=1, make_engine=SignallingEngine) as opened:
         yield opened
+
+
+def test_images_in_an_object_store_have_a_url_and_are_read_from_there(pool) -> None:
+    url = f"memory://{uuid.uuid4().hex}/outputs"
+    wanted = [request(seed=seed) for seed in range(3)]
+    images = sorted(pool.submit(wanted, output=url).images(), key=lambda image: image.index)
+    for image, one in zip(images, wanted, strict=True):
+        assert (image.path, image.url) == (None, f"{url}/{file_name(image.recipe)}")
+        assert (image.pixels == expected(one)).all()
+    assert [entry.pixels_sha256 for entry in existing_outputs(url).entries()] == [i.pixels_sha256 for i in images]
 
 
 # ---- images --------------------------------------------------------------------------------------------------------

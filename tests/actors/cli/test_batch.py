@@ -16,6 +16,7 @@ from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool, task
 
 FOUR = '{"prompt": "a"}\n{"prompt": "a"}\n{"prompt": "b", "loras": ["light"]}\n{"prompt": "c", "seed": 7}\n'
+JOBS = ("jobs.jsonl", "--model", "shapes")
 ARGUMENTS = ("batch", "jobs.jsonl", "--out", "p", "--model", "shapes")
 
 
@@ -211,6 +212,21 @@ def test_files_that_could_not_be_written_end_a_batch_with_its_resume_command(com
     assert ended.code == 1
     assert "output: planted trouble" in ended.err
     assert "Some files could not be written. To resume: modelpool batch jobs.jsonl --out p --model shapes" in ended.err
+
+
+@pytest.mark.parametrize("command_line", [("batch", *JOBS), ("submit", *JOBS), ("generate", "a")])
+def test_a_wrong_url_is_refused_before_a_pool_is_opened(
+    command: Command, jobs: Path, command_line: tuple[str, ...]
+) -> None:
+    for url, reason in (("http://127.0.0.1/x", "cannot be written"), ("s3://key:secret@bucket/x", "without user name")):
+        ended = command(*command_line, "--out", url)
+        assert (ended.code, ended.opened) == (2, ())
+        assert reason in ended.err
+        assert "secret" not in ended.err
+    if command_line[0] != "submit":  # whose outputs another machine writes
+        ended = command(*command_line, "--out", "nosuch://bucket/x")
+        assert (ended.code, ended.opened) == (2, ())
+        assert "no library reads nosuch://" in ended.err
 
 
 def test_csv_works_the_same(command: Command) -> None:

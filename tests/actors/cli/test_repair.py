@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import Session
 from modelpool.actors.cli.verify import parse_share, sampled
 from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 from modelpool.pool.core.stage_params import ImagePixels
@@ -130,6 +132,38 @@ def test_repair_generates_exactly_what_is_missing_or_damaged(again: Again) -> No
     assert list(OutputFolder(OUT).damaged()) == []
     second = again("repair", "out")
     assert (second.code, second.opened) == (0, ()), "nothing to do needs no pool"
+
+
+def test_every_command_reads_and_writes_an_object_store(again: Again) -> None:
+    """A batch, the same batch again, repair, verify and inspect, with a URL in place of the folder."""
+    url = f"memory://{uuid.uuid4().hex}/outputs"
+    Path("jobs.jsonl").write_text("".join(f'{{"prompt": "a {n}", "model": "shapes", "steps": 4}}\n' for n in range(4)))
+    batch = ("batch", "jobs.jsonl", "--out", url, "--json")
+    first = again(*batch)
+    assert first.code == 0, first.err
+    assert f"images: {url}" in first.err
+    paths = [one["path"] for one in sorted(first.objects, key=lambda one: one["index"])]
+    assert all(path.startswith(f"{url}/a-") for path in paths)
+    objects = ObjectPrefix(url)
+    content = {name: objects.read_one(name) for name in objects.sizes()}
+    second = again(*batch)
+    assert "4 images are already in" in second.err
+    assert [one["path"] for one in second.objects] == paths
+    assert {name: objects.read_one(name) for name in objects.sizes()} == content
+    assert again("verify", url).code == 0
+
+    names = [path.rpartition("/")[2] for path in paths]
+    objects.remove([names[0]])
+    objects.replace(names[1], b"not an image")
+    damaged = again("verify", url, "--sample", "0")
+    assert damaged.code == 1
+    assert f"{paths[0]}: missing" in damaged.err
+    repaired = again("repair", url)
+    assert repaired.code == 0, repaired.err
+    assert {name: objects.read_one(name) for name in objects.sizes()} == content
+    inspected = again("inspect", paths[2], "--json")
+    assert inspected.objects[0]["kind"] == "image"
+    assert again("inspect", f"{url}/nothing.png").code == 2
 
 
 def test_repair_moves_damaged_lines_away_and_lists_complete_files_again(again: Again) -> None:

@@ -5,6 +5,7 @@ The pool runs in this process with fake engines; the service is dropped as a cra
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
@@ -22,11 +24,15 @@ from modelpool.actors.detached import job_service
 from modelpool.actors.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import SubmissionState
-from modelpool.actors.outputs.folder import OutputFolder
+from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
+from modelpool.actors.outputs.objects import ObjectPrefix
+from modelpool.actors.outputs.open_outputs import existing_outputs
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.pool.core.stage_params import ImagePixels
 from modelpool.scheduler.tables.messages import Outcome
 from tests.actors.fakes import ENDLESS, FAIL, FakeEngine
 from tests.actors.loop_connection import LoopConnection
+from tests.s3_server import s3_server
 
 WAIT_SECONDS = 60.0
 
@@ -236,6 +242,61 @@ def test_an_output_that_was_written_before_the_crash_is_committed_without_a_run(
     require_complete(service, service.submit(prompts(6)), 6)
     assert (service.out / "manifest.jsonl").read_bytes() == before
     assert "submit" not in service.line.asked[asked:]
+
+
+class ServiceKilled(BaseException):
+    """The process ends here."""
+
+
+def test_outputs_in_s3_are_committed_once_though_the_service_is_killed_around_each_commit(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between an upload and its record, and between a record and the journal: nothing is generated again. The
+    killed service changes nothing when it goes on later."""
+    with s3_server():
+        url = service.out = "s3://bucket/outputs"  # type: ignore[assignment]
+        create, end = ObjectPrefix.create, Journal.end
+        records, ends = itertools.count(1), itertools.count(1)
+
+        def killed_before_a_record(self: ObjectPrefix, name: str, content: bytes) -> bool:
+            if name.startswith("manifest/") and next(records) % 4 == 0:
+                raise ServiceKilled
+            return create(self, name, content)
+
+        def killed_before_the_journal(self: Journal, outcomes: Any) -> Any:
+            if next(ends) % 3 == 0:
+                raise ServiceKilled
+            return end(self, outcomes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectPrefix, "create", killed_before_a_record)
+            patch.setattr(Journal, "end", killed_before_the_journal)
+            jobs = service.submit(prompts(12))
+            objects = ObjectPrefix(url)
+            service.until(lambda: sum(name.endswith(".png") for name in objects.sizes()) == 12)
+            service.until(lambda: jobs.progress().record.succeeded == 6)
+        zombie = service.service._feeds[jobs.id].place
+        service.crash()
+        asked = len(service.line.asked)
+        service.reopen()
+        record = jobs.wait(WAIT_SECONDS)
+        assert (record.succeeded, record.pending) == (12, 0)
+        assert "submit" not in service.line.asked[asked:], "nothing was generated again"
+        outcomes = {each.file: each for each in jobs.outcomes()}
+        place = existing_outputs(url)
+        assert {entry.file: entry.pixels_sha256 for entry in place.entries()} == {
+            file: each.pixels_sha256 for file, each in outcomes.items()
+        }
+        assert list(place.damaged()) == []
+        for entry in place.entries():
+            late = FinishedOutput(entry.recipe, ImagePixels(np.zeros((64, 64, 3), np.uint8)), 0, "late", "gpu-0", 0.0)
+            assert zombie.write(late).pixels_sha256 == outcomes[entry.file].pixels_sha256
+        assert list(place.damaged()) == []
+        with pytest.raises(UserError, match="no such bucket"):
+            service.pool.submit_detached(
+                [GenerateRequest(model="shapes", prompt="a", seed=1)], output="s3://nobucket/x"
+            )
+        assert [each.submission_id for each in service.pool.detached()] == [jobs.id]
 
 
 def test_a_lost_controller_loses_nothing(service: Service) -> None:

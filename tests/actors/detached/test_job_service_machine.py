@@ -28,7 +28,10 @@ from modelpool.actors.detached.job_service import CLIENT, JobService, _Link
 from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import NewSubmission, SubmissionState, request_text
 from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.outputs import store as store_module
 from modelpool.actors.outputs.folder import OutputFolder, pixels_sha256
+from modelpool.actors.outputs.objects import ObjectPrefix
+from modelpool.actors.outputs.store import OutputStore
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.specs.spec import JobId
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -124,15 +127,11 @@ class Connection:
         raise AssertionError("no request has inputs")
 
 
-class ServiceMachine(RuleBasedStateMachine):
-    """A journal, an output folder, and services and controllers that come and go."""
+class FolderOutputs:
+    """Outputs in a folder, for the service, which crashes there, and for the checks."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.folder = Path(tempfile.mkdtemp())
-        self.out = self.folder / "out"
-        self.points = points = Points()
+    def __init__(self, folder: Path, points: Points) -> None:
+        self.address = folder
 
         class CrashingFolder(OutputFolder):
             def write(self, *args: Any) -> Any:
@@ -142,9 +141,68 @@ class ServiceMachine(RuleBasedStateMachine):
                 points.passed()
                 return super()._append_entry(*args)
 
+        self.open = CrashingFolder
+
+    def size(self, file: str) -> int | None:
+        return (self.address / file).stat().st_size
+
+    def require_single_entries(self) -> None:
+        if self.address.exists():
+            listed = Counter(entry.digest for entry in OutputFolder(self.address).entries())
+            lines = (self.address / "manifest.jsonl").read_text().splitlines()
+            assert len(lines) == len(listed), "an output is listed twice"
+
+    def remove(self) -> None: ...
+
+
+class StoreOutputs:
+    """Outputs in an object store, likewise. Nothing in the store is ever replaced."""
+
+    def __init__(self, url: str, points: Points) -> None:
+        self.address = url
+
+        class CrashingPrefix(ObjectPrefix):
+            def create(self, *args: Any) -> Any:
+                return points.around(super().create, *args)
+
+            def remove(self, *args: Any) -> Any:
+                return points.around(super().remove, *args)
+
+            def replace(self, name: str, content: bytes) -> None:
+                raise AssertionError(f"{name} is replaced")
+
+        def opened(address: str) -> OutputStore:
+            store = OutputStore(address)
+            store._objects = CrashingPrefix(address)
+            return store
+
+        self.open = opened
+        self._objects = ObjectPrefix(url)
+
+    def size(self, file: str) -> int | None:
+        return self._objects.size(file)
+
+    def require_single_entries(self) -> None:
+        store = OutputStore(self.address)
+        assert len({entry.file for entry in store.entries()}) == len(store.entries())
+        assert store.damaged_line_count == 0
+
+    def remove(self) -> None:
+        self._objects.remove(self._objects.sizes())
+
+
+class ServiceMachine(RuleBasedStateMachine):
+    """A journal, outputs, and services and controllers that come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = Path(tempfile.mkdtemp())
+        self.points = Points()
         self.patch = pytest.MonkeyPatch()
+        self.outputs = self.make_outputs()
         self.patch.setattr(job_service, "EventReader", SteppedReader)
-        self.patch.setattr(job_service, "OutputFolder", CrashingFolder)
+        self.patch.setattr(job_service, "open_outputs", self.outputs.open)
         self.patch.setattr(job_service, "CHUNK", 2)
         self.patch.setattr(job_service, "LEAST_WINDOW", 4)
         self.desk = self.new_desk()
@@ -188,7 +246,11 @@ class ServiceMachine(RuleBasedStateMachine):
         self.do(settle())
         self.loop.close()
         self.patch.undo()
+        self.outputs.remove()
         shutil.rmtree(self.folder)
+
+    def make_outputs(self) -> FolderOutputs | StoreOutputs:
+        return FolderOutputs(self.folder / "out", self.points)
 
     def do(self, what: Any) -> Any:
         return self.loop.run_until_complete(what)
@@ -236,7 +298,7 @@ class ServiceMachine(RuleBasedStateMachine):
         self.unknown[name] = size
 
         def handed_over() -> None:
-            record = self.service.begin(NewSubmission(name, str(self.out), "", size))
+            record = self.service.begin(NewSubmission(name, str(self.outputs.address), "", size))
             if record.state is SubmissionState.RECEIVING:
                 texts = [request_text(request_of(name, place), self.folder) for place in range(size)]
                 self.service.append(name, 0, texts[:2])
@@ -313,16 +375,21 @@ class ServiceMachine(RuleBasedStateMachine):
             for place, outcome in outcomes.items():
                 assert self.committed.setdefault((name, place), outcome) == outcome
                 if outcome.outcome is Outcome.SUCCEEDED:
-                    assert (self.out / outcome.file).stat().st_size == outcome.file_bytes
+                    assert self.outputs.size(outcome.file) == outcome.file_bytes
                     assert outcome.pixels_sha256 == expected_sha256(name, place)
                 else:
                     assert name in self.cancelled
             places = {place for committed, place in self.committed if committed == name}
             assert places == set(outcomes)
-        if self.out.exists():
-            listed = Counter(entry.digest for entry in OutputFolder(self.out).entries())
-            lines = (self.out / "manifest.jsonl").read_text().splitlines()
-            assert len(lines) == len(listed), "an output is listed twice"
+        self.outputs.require_single_entries()
+
+
+class StoreMachine(ServiceMachine):
+    """The same with outputs in an object store."""
+
+    def make_outputs(self) -> StoreOutputs:
+        self.patch.setattr(store_module, "MERGED_RECORDS", 3)
+        return StoreOutputs(f"memory://{self.folder.name}/outputs", self.points)
 
 
 def request_of(name: str, place: int) -> GenerateRequest:
@@ -337,3 +404,5 @@ def expected_sha256(name: str, place: int) -> str:
 
 TestService = ServiceMachine.TestCase
 TestService.settings = settings(max_examples=10, stateful_step_count=40, deadline=None)
+TestServiceWithStore = StoreMachine.TestCase
+TestServiceWithStore.settings = settings(max_examples=5, stateful_step_count=30, deadline=None)

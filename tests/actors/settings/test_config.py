@@ -217,3 +217,16 @@ def test_pins_name_models_with_their_number_of_gpus(tmp_path: Path) -> None:
     file = tmp_path / "pool.toml"
     file.write_text('[models]\npin = ["sdxl", "flux:12", "odd:name", "a:b:2"]')
     assert PoolConfig.load(file).models.pins == (("sdxl", 1), ("flux", 12), ("odd:name", 1), ("a:b", 2))
+
+
+def test_outputs_may_go_to_an_object_store(tmp_path: Path) -> None:
+    path = tmp_path / "pool.toml"
+    path.write_text('[output]\nfolder = "s3://bucket/pictures/"')
+    config = PoolConfig.load(path)
+    assert config.output.folder == "s3://bucket/pictures"
+    assert config.override(workers=2, output="gs://bucket/x").output.folder == "gs://bucket/x"
+    assert 'folder = "s3://bucket/pictures"' in config.describe()
+    path.write_text('[output]\nfolder = "s3://key:secret@bucket/pictures"')
+    with pytest.raises(UserError, match=r"\[output\] folder: .*without user name and password") as caught:
+        PoolConfig.load(path)
+    assert "secret" not in str(caught.value)

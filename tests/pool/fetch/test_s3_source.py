@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,36 +16,20 @@ from modelpool.pool.fetch.fetch_errors import FileGone, SourceFailed
 from modelpool.pool.fetch.node_files import NodeFiles
 from modelpool.pool.fetch.open_source import open_source
 from modelpool.pool.fetch.source import read_all
-
-pytest.importorskip("moto", reason="needs moto[server] and s3fs")
-pytest.importorskip("s3fs", reason="needs moto[server] and s3fs")
+from tests.s3_server import s3_server
 
 DATA = random.Random(3).randbytes(5 << 20)
 
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Any]:
-    """A server with a bucket of models; s3fs finds it by the environment."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    with pytest.MonkeyPatch.context() as patch:
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("NO_PROXY", "127.0.0.1")
-        client = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
-        client.create_bucket(Bucket="bucket")
+    """A server with a bucket of models."""
+    with s3_server() as client:
         client.put_object(Bucket="bucket", Key="models/sub/a.safetensors", Body=DATA)
         client.put_object(Bucket="bucket", Key="models/readme.md", Body=b"not a model")
         sums = f"{hashlib.sha256(DATA).hexdigest()}  sub/a.safetensors\n".encode()
         client.put_object(Bucket="bucket", Key="models/SHA256SUMS", Body=sums)
         yield client
-        server.stop()
 
 
 def test_a_bucket_is_listed_with_sizes_versions_and_hashes(store: Any) -> None:

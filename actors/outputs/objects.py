@@ -1,0 +1,209 @@
+"""`ObjectPrefix`: the objects below one URL, through fsspec. Knows bytes and names; not what an output is.
+
+An object exists completely or not at all, and `create` never replaces one: where the store has a conditional put
+(S3's `If-None-Match: *`), that decides; elsewhere the content is uploaded under a temporary name, and moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
+from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.fetch.file_system import open_file_system
+from modelpool.pool.fetch.source_url import scheme_of
+
+#: bytes that one call of `read` requests at a time
+READ_BYTES = 64 << 20
+#: a store that does not answer holds up the other outputs of its process: give up after a quarter of a minute instead
+#: of botocore's five minutes. It is tried again later
+_OF_BOTOCORE: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60, "retries": {"total_max_attempts": 3}}
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {key: {"config_kwargs": _OF_BOTOCORE} for key in ("s3", "s3a")}
+_PROBE_CONTENT = b"modelpool"
+#: user name and password in a URL, such as that of an endpoint in the message of a library
+_CREDENTIALS = re.compile(r"(://)[^/@\s]*@")
+
+
+class ObjectPrefix:
+    """Objects below a URL, by their names relative to it. Thread-safe.
+
+    Every method raises FolderFailed, with the URL and what to do: a store that refuses one object refuses others too.
+    """
+
+    def __init__(self, url: str) -> None:
+        """Raises FolderFailed naming the extra to install if the library of the scheme is missing. Contacts no
+        store.
+        """
+        self.url = url
+        try:
+            self._system = open_file_system(url, use_listings_cache=False, **_OPTIONS.get(scheme_of(url), {}))
+        except UserError as problem:
+            raise FolderFailed(_without_credentials(str(problem))) from problem
+        self._root = str(self._system._strip_protocol(url)).rstrip("/")
+        #: whether the store refuses to create an object that exists; None while unknown
+        self._is_conditional: bool | None = None
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.url}/{name}"
+
+    def check_writable(self) -> None:
+        """Create and remove a small object: only this detects a wrong bucket, missing permissions and what the store's
+        conditional puts do.
+        """
+        name = f".probe-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
+        with self._failures_named():
+            self._is_conditional = self._has_own_put() and self._put_new(name) and not self._put_new(name)
+            if not self._is_conditional:
+                self._system.pipe_file(self._key(name), _PROBE_CONTENT)
+            with contextlib.suppress(PermissionError):  # a store that keeps everything: the probe stays
+                self._system.rm_file(self._key(name))
+
+    def sizes(self, below: str = "") -> dict[str, int]:
+        """Return the sizes of all objects whose names begin with `below`, a folder that ends in a slash; temporary ones
+        are left out.
+        """
+        with self._failures_named():
+            self._system.invalidate_cache()
+            try:
+                found: Mapping[str, Mapping[str, Any]] = self._system.find(self._key(below).rstrip("/"), detail=True)
+            except FileNotFoundError:
+                return {}
+        names = {key.removeprefix(f"{self._root}/"): facts for key, facts in found.items()}
+        return {
+            name: int(facts["size"] or 0)
+            for name, facts in names.items()
+            if facts.get("type", "file") == "file" and not name.endswith(TEMPORARY_SUFFIX)
+        }
+
+    def size(self, name: str) -> int | None:
+        """Return the size of an object; None if there is none."""
+        with self._failures_named():
+            try:
+                return int(self._system.info(self._key(name))["size"])
+            except FileNotFoundError:
+                return None
+
+    def read(self, sizes: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
+        """Yield the contents of objects with about these sizes, several requests at a time. Those that do not exist are
+        left out.
+        """
+        for names in _groups(sizes):
+            with self._failures_named():
+                # unlike `cat`, without a request for each object to see whether it is a folder
+                keys = [self._key(name) for name in names]
+                found = self._system.cat_ranges(keys, None, None, on_error="return")
+                for name, content in zip(names, found, strict=True):
+                    if isinstance(content, FileNotFoundError):
+                        continue
+                    if isinstance(content, BaseException):
+                        raise content
+                    yield name, content
+
+    def read_one(self, name: str) -> bytes | None:
+        """Return the content of an object; None if there is none."""
+        return next((content for _, content in self.read({name: 0})), None)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Store an object unless one of this name exists; return whether it was stored."""
+        if self._is_conditional is None:
+            self.check_writable()
+        with self._failures_named():
+            if self._is_conditional:
+                return self._put_new(name, content)
+            return self._move_new(name, content)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Store an object in place of one of this name."""
+        with self._failures_named():
+            self._system.pipe_file(self._key(name), content)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove objects; those that do not exist, and those of a store that keeps everything, are skipped."""
+        keys = [self._key(name) for name in names]
+        with self._failures_named(), contextlib.suppress(FileNotFoundError, PermissionError):
+            if keys:
+                self._system.rm(keys)
+
+    def _key(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _has_own_put(self) -> bool:
+        """Whether the library stores objects by its own means. fsspec's own check before it writes is no condition."""
+        general = importlib.import_module("fsspec").AbstractFileSystem.pipe_file
+        return getattr(self._system.pipe_file, "__func__", None) is not general
+
+    def _put_new(self, name: str, content: bytes = _PROBE_CONTENT) -> bool:
+        """Create an object under the condition that it does not exist; False if it does, or if the library of the store
+        has no conditions.
+        """
+        try:
+            self._system.pipe_file(self._key(name), content, mode="create")
+        except FileExistsError:
+            return False
+        except (NotImplementedError, TypeError):
+            if self._is_conditional is None:
+                return False
+            raise
+        return True
+
+    def _move_new(self, name: str, content: bytes) -> bool:
+        """Create an object in a store without conditions. Of two processes that do so at the same moment, one replaces
+        the other's object by an equal one.
+        """
+        key = self._key(name)
+        if self._system.exists(key):
+            return False
+        temporary = self._key(f".{name.rpartition('/')[2]}-{hashlib.sha256(content).hexdigest()}{TEMPORARY_SUFFIX}")
+        self._system.pipe_file(temporary, content)
+        if self._system.exists(key):
+            self._system.rm_file(temporary)
+            return False
+        self._system.mv(temporary, key)
+        return True
+
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except FolderFailed:
+            raise
+        except Exception as error:  # each library has its own errors
+            raise FolderFailed(f"{self.url}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why a store refused, and what to do."""
+    found = _without_credentials(f"{type(error).__name__}: {error}")
+    if isinstance(error, FileNotFoundError):
+        return f"no such bucket or folder ({found}); create it, or correct the URL"
+    if isinstance(error, PermissionError):
+        return f"access is refused ({found}); the credentials of this process must be able to list, read and write"
+    if "credentials" in type(error).__name__.lower():
+        return f"no credentials ({found}); set those of the library in the environment of this process"
+    return f"cannot be read or written ({found})"
+
+
+def _without_credentials(text: str) -> str:
+    return _CREDENTIALS.sub(r"\1...@", text)
+
+
+def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Split names so that the objects of a group have at most `READ_BYTES` together, or are one."""
+    group: list[str] = []
+    group_bytes = 0
+    for name, size_bytes in sizes.items():
+        if group and (group_bytes + size_bytes > READ_BYTES or len(group) == 1000):
+            yield group
+            group, group_bytes = [], 0
+        group.append(name)
+        group_bytes += size_bytes
+    if group:
+        yield group

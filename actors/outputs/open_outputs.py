@@ -1,0 +1,44 @@
+"""Opens the place of outputs at an address: a folder, or an object store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
+from modelpool.actors.outputs.place import OutputPlace
+from modelpool.actors.outputs.store import OutputStore
+from modelpool.actors.settings.output_address import OutputAddress
+from modelpool.pool.core.errors import unusable_field
+
+
+def open_outputs(address: OutputAddress) -> OutputPlace:
+    """Return the place at `address`, to write to: a folder is created, and a store must accept a small object. Raises
+    OutputFailed.
+    """
+    if isinstance(address, Path):
+        return OutputFolder(address)
+    store = OutputStore(address)
+    store.prepare()
+    return store
+
+
+def existing_outputs(address: OutputAddress) -> OutputPlace:
+    """Return the place at `address`, which has a manifest. Writes nothing to a store. Raises UserError if it has
+    none.
+    """
+    if isinstance(address, Path):
+        if not (address / MANIFEST_NAME).is_file():
+            raise unusable_field("DIR_OR_ID", str(address), f"an output folder, with a {MANIFEST_NAME}")
+        return OutputFolder(address)
+    store = OutputStore(address)
+    if not store.has_outputs():
+        raise unusable_field("DIR_OR_ID", address, f"the URL of outputs, with a {store.manifest_path}")
+    return store
+
+
+def check_store(address: OutputAddress) -> None:
+    """Raise OutputFailed if outputs cannot be written to a store: before a pool starts, in a second. A folder is
+    checked when it is opened, since that creates it.
+    """
+    if not isinstance(address, Path):
+        open_outputs(address)

@@ -1,0 +1,194 @@
+"""`OutputPlace`: where outputs are written, a folder or an object store, and the values that it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.outputs.output_file import FinishedOutput
+from modelpool.actors.settings.output_address import OutputAddress
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+#: damaged lines of a manifest that are kept with their reason
+MOST_DAMAGED_LINES = 20
+_SLUG_CHARACTERS = 60
+
+
+@runtime_checkable
+class _HasWords(Protocol):
+    """A value that describes itself in a sentence."""
+
+    @property
+    def words(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptImage:
+    """An image, video or audio clip that is listed in the manifest and exists, with the listed size."""
+
+    path: OutputAddress
+    recipe: Recipe
+    pixels_sha256: str
+    #: the complete manifest entry
+    entry: Mapping[str, Any]
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOutput:
+    """An output that is stored and listed.
+
+    pixels_sha256  of the pixels as generated, which may be those of an earlier run
+    array_bytes    of the pixels in memory
+    """
+
+    path: OutputAddress
+    pixels_sha256: str
+    array_bytes: int
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedOutput:
+    """A listed output whose file is missing or is not what was written, with the reason."""
+
+    path: OutputAddress
+    entry: ManifestEntry
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFacts:
+    """What the manifest records of a file."""
+
+    file_bytes: int
+    file_sha256: str
+    pixels_sha256: str
+
+    def are_listed(self, entry: ManifestEntry) -> bool:
+        """Whether `entry` lists exactly this file, or is of an earlier version and lists its pixels."""
+        if entry.file_bytes is None and not entry.file_sha256:
+            return entry.pixels_sha256 == self.pixels_sha256
+        return (entry.file_bytes, entry.file_sha256) == (self.file_bytes, self.file_sha256)
+
+
+class OutputPlace(Protocol):
+    """Stores outputs, each once, and lists them in a manifest. Several processes may use one place.
+
+    Every method raises OutputFailed naming the place or file; FolderFailed if no other file could be written either.
+    """
+
+    #: lines of the manifest that cannot be used: their number, and the first of them
+    damaged_line_count: int
+    damaged_lines: list[str]
+
+    @property
+    def path(self) -> OutputAddress:
+        """The address of the place."""
+
+    @property
+    def manifest_path(self) -> OutputAddress:
+        """The address of its manifest."""
+
+    def path_of(self, file: str) -> OutputAddress:
+        """Return the address of a file of this place."""
+
+    def prepare(self) -> None:
+        """Check that outputs can be written."""
+
+    def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
+        """Store and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
+        `content` is what `encoded` returns for it, if it is known already.
+        """
+
+    def kept(self) -> dict[str, KeptImage]:
+        """Return the listed and complete files by the digest of their recipe. A file counts if it has the listed
+        size.
+        """
+
+    def has_outputs(self) -> bool:
+        """Return whether there is a listed and complete file."""
+
+    def entries(self) -> Sequence[ManifestEntry]:
+        """Return the latest entry of each output that was ever finished."""
+
+    def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
+        """Yield the listed outputs whose file is missing or damaged. Reads every file; only its size if `quick`."""
+
+    def problem(self, entry: ManifestEntry, quick: bool = False) -> str:
+        """Return why the file of `entry` is not what was written; "" if it is. Reads only its size if `quick`."""
+
+    def repair_manifest(self) -> tuple[int, int]:
+        """Take lines that cannot be used out of the manifest, and list complete files that are not listed, by the
+        recipe in them. Return the number of lines taken out and of files listed.
+        """
+
+    def contact_sheet(self) -> OutputAddress | None:
+        """Draw a contact sheet and return where it is; None where none is drawn."""
+
+    def local_file(self, file: str) -> AbstractContextManager[Path]:
+        """Return a context in which a file of this place is on a disk of this machine."""
+
+
+def file_name(recipe: Recipe) -> str:
+    """Return 'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
+    slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
+    return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{recipe.digest[:8]}.{recipe.ending}"
+
+
+def kind_of_recipe(recipe: Recipe) -> str:
+    """Return the kind of output of a recipe."""
+    return "video" if recipe.frames else "audio" if recipe.seconds else "image"
+
+
+def entry_fields(recipe: Recipe, file: str, run: int, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a manifest entry; `about` is how the output was generated."""
+    return {
+        "digest": recipe.digest,
+        "file": file,
+        "run": run,
+        "pixels_sha256": facts.pixels_sha256,
+        "file_bytes": facts.file_bytes,
+        "file_sha256": facts.file_sha256,
+        "recipe": recipe.as_json(),
+        **about,
+    }
+
+
+def about_generation(image: FinishedOutput) -> dict[str, Any]:
+    """Return the fields of a manifest entry about the generation of an output."""
+    return {
+        "index": image.index,
+        "job_id": image.job_id,
+        "worker": image.worker,
+        "seconds": round(image.seconds, 4),
+        "tasks": [plain(task) for task in image.tasks],
+    }
+
+
+def about_found_file() -> dict[str, Any]:
+    """Return these fields for a file that was found: who generated it is not known any more."""
+    return {"index": 0, "worker": "", "seconds": 0.0, "tasks": []}
+
+
+def plain(value: DataclassInstance) -> dict[str, Any]:
+    """Convert a dataclass instance to JSON values: enum members to their values, and values with `words` to these."""
+    return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+def _plain_item(item: Any) -> Any:
+    if isinstance(item, Enum):
+        return item.value
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return item.words if isinstance(item, _HasWords) else dataclasses.asdict(item)
+    return item

@@ -1,0 +1,351 @@
+"""`OutputStore`: finished outputs in an object store, below one URL: an object per recipe, and a manifest in parts.
+
+Rules
+1. An object under its final name is complete, since stores write an object completely or not at all.
+2. An output is created, never replaced (`ObjectPrefix.create`): of two writers the first one counts, and a process that
+   was replaced long ago can change nothing. Only an object that is not the output that it is listed as is replaced.
+3. An output counts as finished when its entry exists and its object has the size in it. An entry is a record of its
+   own, created after the object: `manifest/DIGEST.json`. What a killed run has stored without a record is listed when
+   the next run begins.
+4. After `MERGED_RECORDS` of them a writer merges its records to a part, `manifest/part-*.jsonl`, and then removes them.
+   An entry may be in a part and a record: the one of the latest run counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
+from modelpool.actors.outputs.file_content import is_lossless, pixels_sha256, read_content, unlisted_output
+from modelpool.actors.outputs.objects import ObjectPrefix
+from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded
+from modelpool.actors.outputs.place import (
+    MOST_DAMAGED_LINES,
+    DamagedOutput,
+    KeptImage,
+    StoredFacts,
+    WrittenOutput,
+    about_found_file,
+    about_generation,
+    entry_fields,
+    file_name,
+)
+from modelpool.actors.request.json_text import parse_json
+from modelpool.pool.core.errors import OutputFailed, UserError
+
+MANIFEST_FOLDER = "manifest/"
+#: lines that `repair_manifest` took out of the manifest
+DAMAGED_FOLDER = "manifest.damaged/"
+#: records of a writer that become a part: reading the manifest of 50,000 outputs takes 50 requests instead of 50,000
+MERGED_RECORDS = 1000
+#: stored outputs without a record that a new run lists: more than any run has unlisted
+MOST_FOUND = 256
+#: what `file_name` returns
+_OUTPUT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
+
+
+class OutputStore:
+    """Writes and finds outputs below a URL; an `OutputPlace`. Thread-safe. Its creation contacts no store."""
+
+    def __init__(self, url: str) -> None:
+        """Raises FolderFailed if the library of the scheme is missing."""
+        self.path = url
+        #: lines of the manifest that cannot be used: their number, and the first of them
+        self.damaged_line_count = 0
+        self.damaged_lines: list[str] = []
+        self._objects = ObjectPrefix(url)
+        #: guards everything below
+        self._lock = threading.Lock()
+        self._entries: dict[str, ManifestEntry] = {}
+        #: objects of the manifest that were read
+        self._read: set[str] = set()
+        #: those of them that have damaged lines
+        self._damaged: set[str] = set()
+        #: lines of the records that this process has created and not merged, by the object's name
+        self._records: dict[str, bytes] = {}
+        self._part_numbers = itertools.count(1)
+        #: the number of this run among those that wrote here; 0 until it has written
+        self._run = 0
+
+    @property
+    def manifest_path(self) -> str:
+        """See `OutputPlace`."""
+        return self._objects.url_of(MANIFEST_FOLDER.rstrip("/"))
+
+    def path_of(self, file: str) -> str:
+        """See `OutputPlace`."""
+        return self._objects.url_of(file)
+
+    def prepare(self) -> None:
+        """See `OutputPlace`."""
+        self._objects.check_writable()
+
+    def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
+        """See `OutputPlace`."""
+        recipe, pixels = image.recipe, array_of_output(image.output)
+        listed = self._listed(recipe.digest)
+        if listed is not None and not self.problem(listed):
+            return self._written(listed, pixels.nbytes)
+        content = encoded(image.output, recipe) if content is None else content
+        facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+        about = about_generation(image)
+        if listed is not None:
+            self._objects.replace(listed.file, content)
+            if not facts.are_listed(listed):
+                listed = self._list_again(recipe, listed.file, facts, about)
+            return self._written(listed, pixels.nbytes)
+        name = file_name(recipe)
+        if not self._objects.create(name, content):
+            stored = self._objects.read_one(name)
+            found = None if stored is None or stored == content else self._facts_of(name, stored, recipe)
+            if found is not None:  # of a run that was killed before it listed it, or of another writer
+                facts, about = found, about_found_file()
+            elif stored != content:
+                self._objects.replace(name, content)
+        return self._written(self._list(recipe, name, facts, about), pixels.nbytes)
+
+    def kept(self) -> dict[str, KeptImage]:
+        """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
+        self.entries()
+        sizes = self._objects.sizes()
+        self._list_found(sizes, MOST_FOUND)
+        kept: dict[str, KeptImage] = {}
+        for entry in self._known():
+            size_bytes = sizes.get(entry.file)
+            if size_bytes is not None and size_bytes == entry.file_bytes:
+                path = self.path_of(entry.file)
+                kept[entry.digest] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, size_bytes)
+        return kept
+
+    def has_outputs(self) -> bool:
+        """See `OutputPlace`; also true if their objects were removed."""
+        return bool(self._entries) or bool(self._objects.sizes(MANIFEST_FOLDER))
+
+    def entries(self) -> Sequence[ManifestEntry]:
+        """See `OutputPlace`. By run and index."""
+        sizes = self._objects.sizes(MANIFEST_FOLDER)
+        with self._lock:
+            new = {name: size_bytes for name, size_bytes in sizes.items() if name not in self._read}
+        for name, content in self._objects.read(new):
+            with self._lock:
+                self._take_in(name, content)
+        return self._known()
+
+    def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
+        """See `OutputPlace`."""
+        entries, sizes = self.entries(), self._objects.sizes()
+        present: dict[str, ManifestEntry] = {}
+        for entry in entries:
+            reason = _size_problem(sizes.get(entry.file), entry)
+            if reason:
+                yield DamagedOutput(self.path_of(entry.file), entry, reason)
+            else:
+                present[entry.file] = entry
+        if not quick:
+            for name, content in self._objects.read({name: sizes[name] for name in present}):
+                reason = _content_problem(content, present[name])
+                if reason:
+                    yield DamagedOutput(self.path_of(name), present[name], reason)
+
+    def problem(self, entry: ManifestEntry, quick: bool = False) -> str:
+        """See `OutputPlace`."""
+        if quick:
+            return _size_problem(self._objects.size(entry.file), entry)
+        return _content_problem(self._objects.read_one(entry.file), entry)
+
+    def repair_manifest(self) -> tuple[int, int]:
+        """See `OutputPlace`. Lines taken out are moved below `DAMAGED_FOLDER`."""
+        self.entries()
+        with self._lock:
+            damaged, self._damaged = self._damaged, set()
+            moved, self.damaged_line_count, self.damaged_lines = self.damaged_line_count, 0, []
+        for name in damaged:
+            self._take_apart(name)
+        return moved, self._list_found(self._objects.sizes(), None)
+
+    def contact_sheet(self) -> None:
+        """Draw nothing: that would download every image."""
+
+    @contextlib.contextmanager
+    def local_file(self, file: str) -> Iterator[Path]:
+        """See `OutputPlace`: a copy that is removed at the end of the block."""
+        url, content = self.path_of(file), self._objects.read_one(file)
+        if content is None:
+            raise OutputFailed(f"{url}: missing")
+        with _local_copy(file, content) as path:
+            try:
+                yield path
+            except OutputFailed as problem:  # of the block, which knows the copy
+                raise OutputFailed(str(problem).replace(str(path), url)) from problem
+
+    # ---- the manifest -----------------------------------------------------------------------------------------------
+
+    def _known(self) -> list[ManifestEntry]:
+        with self._lock:
+            return sorted(self._entries.values(), key=lambda entry: (entry.run, entry.index))
+
+    def _listed(self, digest: str) -> ManifestEntry | None:
+        with self._lock:
+            return self._entries.get(digest)
+
+    def _list(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
+        """Create the record of an output; return the one that counts, which may be another writer's."""
+        name, fields = f"{MANIFEST_FOLDER}{recipe.digest}.json", self._fields(recipe, file, facts, about)
+        line = _line(fields)
+        is_new = self._objects.create(name, line)
+        content = line if is_new else self._objects.read_one(name)
+        with self._lock:
+            if content is not None:
+                self._take_in(name, content)
+            if is_new:
+                self._records[name] = line
+            found = self._entries.get(recipe.digest)
+            full = len(self._records) >= MERGED_RECORDS
+        if full:
+            self._merge()
+        return self._list_again(recipe, file, facts, about) if found is None else found
+
+    def _list_again(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
+        """List an output whose record exists and no longer holds, in a part of its own."""
+        fields = self._fields(recipe, file, facts, about)
+        with self._lock:
+            fields["run"] = self._run = max(self._run, 1 + self._latest_run())
+        self._create_part(_line(fields))
+        with self._lock:
+            return self._entries[recipe.digest]
+
+    def _fields(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            if self._run == 0:
+                self._run = 1 + self._latest_run()
+            return entry_fields(recipe, file, self._run, facts, about)
+
+    def _latest_run(self) -> int:
+        return max((entry.run for entry in self._entries.values()), default=0)
+
+    def _merge(self) -> None:
+        """Store the records of this process as a part, and remove them. A process that is killed in between leaves
+        both.
+        """
+        with self._lock:
+            records, self._records = self._records, {}
+        if records:
+            self._create_part(b"".join(records.values()))
+            self._objects.remove(records)
+
+    def _create_part(self, lines: bytes) -> None:
+        with self._lock:
+            number = next(self._part_numbers)
+        digest = hashlib.sha256(lines).hexdigest()[:16]
+        name = f"{MANIFEST_FOLDER}part-{self._run:06d}-{number:06d}-{digest}.jsonl"
+        self._objects.create(name, lines)  # one that exists has the same content
+        with self._lock:
+            self._take_in(name, lines)
+
+    def _take_in(self, name: str, content: bytes) -> None:
+        """Note the entries in an object of the manifest. Requires the lock."""
+        self._read.add(name)
+        for number, line in enumerate(content.splitlines(), start=1):
+            try:
+                entry = parse_entry(parse_json(line))
+            except UserError as problem:
+                self._damaged.add(name)
+                self.damaged_line_count += 1
+                if len(self.damaged_lines) < MOST_DAMAGED_LINES:
+                    self.damaged_lines.append(f"{name}, line {number}: {problem}")
+                continue
+            known = self._entries.get(entry.digest)
+            if known is None or entry.run >= known.run:
+                self._entries[entry.digest] = entry
+
+    def _take_apart(self, name: str) -> None:
+        """Move the damaged lines of an object of the manifest below `DAMAGED_FOLDER`; the others become a part."""
+        content = self._objects.read_one(name)
+        if content is None:
+            return
+        good: list[bytes] = []
+        bad: list[bytes] = []
+        for line in content.splitlines(keepends=True):
+            (good if _is_usable(line) else bad).append(line)
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        self._objects.create(f"{DAMAGED_FOLDER}{digest}-{name.removeprefix(MANIFEST_FOLDER)}", b"".join(bad))
+        if good:
+            self._create_part(b"".join(good))
+        self._objects.remove([name])
+
+    def _list_found(self, sizes: Mapping[str, int], most: int | None) -> int:
+        """List up to `most` stored outputs that are not listed, by the recipe in them; return their number."""
+        with self._lock:
+            listed = {entry.file for entry in self._entries.values()}
+        names = [name for name in sorted(sizes) if name not in listed and _OUTPUT_NAME.fullmatch(name)]
+        count = 0
+        for name, content in self._objects.read({name: sizes[name] for name in names[:most]}):
+            with _local_copy(name, content) as path:
+                recipe = unlisted_output(path)
+                if recipe is None or file_name(recipe) != name or self._listed(recipe.digest) is not None:
+                    continue
+                facts = _facts(path, content)
+            self._list(recipe, name, facts, about_found_file())
+            count += 1
+        return count
+
+    def _facts_of(self, name: str, content: bytes | None, recipe: Recipe) -> StoredFacts | None:
+        """Return the facts of a stored object if it is a complete output of `recipe`."""
+        if content is None:
+            return None
+        with _local_copy(name, content) as path:
+            found = unlisted_output(path)
+            return _facts(path, content) if found is not None and found.digest == recipe.digest else None
+
+    def _written(self, entry: ManifestEntry, array_bytes: int) -> WrittenOutput:
+        return WrittenOutput(self.path_of(entry.file), entry.pixels_sha256, array_bytes, entry.file_bytes or 0)
+
+
+@contextlib.contextmanager
+def _local_copy(name: str, content: bytes) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="modelpool-output-") as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        yield path
+
+
+def _facts(path: Path, content: bytes) -> StoredFacts:
+    pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
+    return StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
+
+
+def _line(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields, ensure_ascii=True, allow_nan=False) + "\n").encode("ascii")
+
+
+def _is_usable(line: bytes) -> bool:
+    try:
+        parse_entry(parse_json(line))
+    except UserError:
+        return False
+    return True
+
+
+def _size_problem(found_bytes: int | None, entry: ManifestEntry) -> str:
+    if found_bytes is None:
+        return "missing"
+    if found_bytes == entry.file_bytes:
+        return ""
+    return f"damaged: found {found_bytes} bytes, expected {entry.file_bytes}"
+
+
+def _content_problem(content: bytes | None, entry: ManifestEntry) -> str:
+    problem = _size_problem(None if content is None else len(content), entry)
+    if problem or content is None:
+        return problem
+    return "" if hashlib.sha256(content).hexdigest() == entry.file_sha256 else "damaged: other content than was written"
