@@ -28,9 +28,10 @@ from modelpool.pool.conditioning.micro_conditioning import (
     ModelKwargs,
     Residuals,
 )
+from modelpool.pool.families.parts.forward import TIMESTEPS
 from modelpool.pool.families.parts.patches import packed, patch_ids
 from modelpool.pool.guidance.call_model import as_input
-from modelpool.pool.models.diffusion.image_calls import TIMESTEPS, hunyuan_dit_kwargs
+from modelpool.pool.models.diffusion.image_calls import hunyuan_dit_kwargs
 
 #: arguments of diffusers' transformers for residuals of ControlNets
 DOUBLE, SINGLE = "controlnet_block_samples", "controlnet_single_block_samples"

@@ -240,9 +240,7 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "ltxv": ("t5xxl",),
     "hunyuan_video": ("clip_l", "llama3_8b"),
     "pixart": ("t5xxl",),
-    "aura_flow": ("t5xl",),
     "cosmos": ("t5xxl_old",),
-    "lumina2": ("gemma2_2b",),
     "newbie": ("gemma3_4b",),
     "wan": ("umt5_xxl",),
     "hidream": ("clip_l", "clip_g", "t5xxl", "llama3_8b"),
@@ -251,7 +249,6 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "qwen_image": ("qwen25_7b",),
     "hunyuan_image": ("qwen25_7b", "byt5_small_glyph"),
     "hunyuan_video_15": ("qwen25_7b", "byt5_small_glyph"),
-    "z_image": ("qwen3_4b",),
     "kandinsky5": ("clip_l", "qwen25_7b"),
     "kandinsky5_image": ("clip_l", "qwen25_7b"),
 }

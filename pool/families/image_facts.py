@@ -164,34 +164,6 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
         "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
     ),
-    "z_image": replace(
-        _SD3,
-        guidance=Guidance.NONE,
-        cfg=1.0,
-        steps=8,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
-    ),
-    "lumina2": replace(
-        _SD3,
-        noise=_flow(6.0),
-        cfg=4.0,
-        steps=30,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
-        "Alpha-VLLM/Lumina-Image-2.0",
-    ),
-    "auraflow": replace(
-        _SD3,
-        noise=_flow(1.73),
-        cfg=3.5,
-        steps=50,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
-    ),
     "pixart_alpha": replace(
         _PIXART,
         may_read=("context_mask", "size"),

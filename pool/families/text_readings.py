@@ -13,6 +13,7 @@ from typing import Any
 
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Padding, Pooled, Reading
+from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
 
 #: padding token of open_clip
 _OPEN_CLIP_PAD = 0
@@ -56,10 +57,6 @@ _HUNYUAN_VIDEO_I2V_TEMPLATE = (
 _HUNYUAN_VIDEO_I2V_BEFORE = 103
 #: tokens of that template before the prompt, including the begin token
 _HUNYUAN_VIDEO_BEFORE = 95
-_LUMINA2_TEMPLATE = (
-    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based "
-    "on textual prompts or user prompts. <Prompt Start> {}"
-)
 _QWEN_IMAGE_TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
     "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -81,8 +78,7 @@ _FLUX2_TEMPLATE = (
     "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
     "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
 )
-_QWEN3_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-_QWEN3_WITHOUT_THINKING = _QWEN3_TEMPLATE + "<think>\n\n</think>\n\n"
+_QWEN3_WITHOUT_THINKING = QWEN3_CHAT + "<think>\n\n</think>\n\n"
 
 
 def _hunyuan_qwen(template: str, before: int, cleaning: Cleaning = Cleaning.NONE) -> Reading:
@@ -137,7 +133,6 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
         ),
         # # ComfyUI drops all padding but one token; here the mask hides it
         "chroma": (_t5("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),),
-        "aura_flow": (_t5("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),),
         "pixart": (_PIXART_ALPHA,),
         "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
         "hunyuan_dit": (
@@ -161,19 +156,6 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 least_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE,
                 is_masked=True, mask=MaskMode.REAL, layers_left_out=2, final_norm=False, image_token="<image>",
                 images_every=2, last_head="<|end_header_id|>",
-            ),
-        ),
-        # # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
-        "lumina2": (
-            Reading(
-                "gemma2_2b", 2304, _LUMINA2_TEMPLATE, "{}", least_tokens=256, most_tokens=256, is_masked=True,
-                mask=MaskMode.REAL, layers_left_out=1, final_norm=False,
-            ),
-        ),
-        "z_image": (
-            Reading(
-                "qwen3_4b", 2560, _QWEN3_TEMPLATE, most_tokens=512, is_masked=True, layers_left_out=1,
-                final_norm=False, padding=Padding.DROPPED,
             ),
         ),
         "qwen_image": (
@@ -228,7 +210,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "flux": ("flux_dev", "flux_schnell", "flux_fill", "flux_control"),
         "flux2": ("flux2_dev",),
         "chroma": ("chroma_radiance",),
-        "aura_flow": ("auraflow",),
         "pixart": ("pixart_alpha", "pixart_alpha_512"),
         "hunyuan_dit": ("hunyuan_dit_1",),
         "hunyuan_video": ("skyreels_i2v",),

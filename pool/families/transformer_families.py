@@ -53,7 +53,7 @@ _FLOW_SCHEDULE = "simple"
 _ENDING_ABOVE = frozenset(
     {
         *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
-        *("sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"),
+        *("sd3", "sd35_medium", "sd35_large", "hidream_i1"),
     }
 )
 
@@ -86,7 +86,7 @@ _NUMBERED_KEY = "__index_timestep_zero__"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
 _PROJECTION = "crossattn_proj.0.weight"
 #: Source: the pipelines of diffusers. ComfyUI rescales none
-_KEPT_LENGTHS: Mapping[str, CfgRescale] = {"qwen_image": CfgRescale.PATCHES, "lumina2": CfgRescale.ROWS}
+_KEPT_LENGTHS: Mapping[str, CfgRescale] = {"qwen_image": CfgRescale.PATCHES}
 
 
 #: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
@@ -106,8 +106,8 @@ _NAMINGS = (
 
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "lumina2", "hidream", "qwen_image"), NO_FLOAT16),
+    **dict.fromkeys(("flux", "chroma", "hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
+    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "hidream", "qwen_image"), NO_FLOAT16),
 }
 
 

@@ -146,7 +146,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
     "sd3": TRANSFORMER,
-    "auraflow": TRANSFORMER,
     "pixart": TRANSFORMER,
     "hunyuan_dit": _HUNYUAN_DIT,
     "flux": _FLUX,
@@ -158,8 +157,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "hunyuan_video_15": _HUNYUAN_VIDEO,
     "hunyuan_image": _HUNYUAN_VIDEO,
     "cosmos": TRANSFORMER,
-    "lumina2": TRANSFORMER,
-    "z_image": TRANSFORMER,
     "wan": TRANSFORMER,
     "hidream": TRANSFORMER,
     # diffusers uses the names of the original code for these

@@ -14,7 +14,6 @@ IMAGES: tuple[Signature, ...] = (
         Row("sd35_large", "Stable Diffusion 3.5 large", "SD3", having(x_block_self_attn_layers=())),
         Row("sd35_medium", "Stable Diffusion 3.5 medium", "SD3"),
     ),
-    *rows(image.AURA_FLOW, "sdxl", "AuraFlowTransformer2DModel", Row("auraflow", "AuraFlow", "AuraFlow")),
     *rows(
         image.HUNYUAN_DIT,
         "sdxl",
@@ -39,14 +38,7 @@ IMAGES: tuple[Signature, ...] = (
         "",
         Row("z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True)),
     ),
-    *rows(
-        image.LUMINA_2,
-        "flux",
-        "ZImageTransformer2DModel",
-        Row("z_image", "Z-Image", "ZImage", having(z_image_modulation=True)),
-    ),
     *rows(image.LUMINA_2, "flux", "", Row("newbie", "NewBie", "Lumina2", having(pooled_text=True))),
-    *rows(image.LUMINA_2, "flux", "Lumina2Transformer2DModel", Row("lumina2", "Lumina 2", "Lumina2")),
     *rows(image.HIDREAM, "flux", "HiDreamImageTransformer2DModel", Row("hidream_i1", "HiDream I1", "HiDream")),
     *rows(image.OMNIGEN_2, "flux", "", Row("omnigen2", "OmniGen 2", "Omnigen2")),
     *rows(newer.LENS, "", "", Row("lens", "Lens", "Lens")),

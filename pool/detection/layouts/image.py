@@ -81,34 +81,6 @@ SD3 = Layout(
     ),
 )
 
-AURA_FLOW = Layout(
-    "AuraFlow",
-    (
-        published(
-            "double_layers.0.attn.w1q.weight",
-            measure=sizes(
-                in_channels=dim("init_x_linear.weight", 1, divide=_PATCH),
-                hidden_size=dim("init_x_linear.weight", 0),
-                max_seq=maybe("positional_encoding", 1, 3),
-                cond_seq_dim=dim("cond_seq_linear.weight", 1),
-                n_double_layers=count("double_layers."),
-                n_layers=count("double_layers.", "single_layers."),
-            ),
-        ),
-        diffusers(
-            "joint_transformer_blocks.0.attn.add_k_proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, divide=_PATCH),
-                hidden_size=dim("pos_embed.proj.weight", 0),
-                max_seq=maybe("pos_embed.pos_embed", 1, 3),
-                cond_seq_dim=dim("context_embedder.weight", 1),
-                n_double_layers=count("joint_transformer_blocks."),
-                n_layers=count("joint_transformer_blocks.", "single_transformer_blocks."),
-            ),
-        ),
-    ),
-)
-
 
 def _pixart_interpolation(reader: ShapeReader) -> Value:
     """Return the side of the position grid relative to the 32 patches of 512-pixel images."""

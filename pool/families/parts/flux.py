@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.families.parts.forward import Arguments, Convert, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: values of a patch of 2x2 cells, per latent channel
-PATCH = 4
 #: the norm that tells the width of a head
 _HEAD = "transformer_blocks.0.attn.norm_q.weight"
 
@@ -56,16 +55,6 @@ _OUTER: Mapping[str, str] = {
     "final_layer.linear": "proj_out",
 }
 _LAST_MODULATION = "final_layer.adaLN_modulation.1"
-
-
-def rope_axes(head: int) -> tuple[int, int, int]:
-    """Return how many values of a head are rotated by each coordinate: an eighth by the first, the rest by row and
-    column.
-
-    Source: the published 16, 56 and 56 of 128.
-    """
-    first = head // 8
-    return first, (head - first) // 2, (head - first) // 2
 
 
 def block_arguments(found: Config, shapes: Shapes) -> tuple[Arguments, int]:

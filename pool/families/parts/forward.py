@@ -50,6 +50,10 @@ Convert: TypeAlias = "Callable[[dict[str, Tensor]], Mapping[str, Tensor]]"
 Call: TypeAlias = "Callable[[nn.Module, Tensor, Tensor, ModelKwargs], Tensor]"
 
 
+#: timestep of sigma 1 for flow models
+TIMESTEPS = 1000
+
+
 def sample_of(result: Any) -> Tensor:
     """Return the output tensor of a diffusers module."""
     sample: Tensor = result[0]

@@ -12,11 +12,9 @@ import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed
 from torch import Tensor, nn
 
-from modelpool.pool.families.parts.forward import ModelKwargs, sample_of
+from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, sample_of
 from modelpool.pool.families.parts.patches import packed, patch_ids, text_mask, unpacked
 
-#: timestep of sigma 1 for flow models
-TIMESTEPS = 1000
 #: first position coordinate of a reference image; that of the output is 0
 FLUX_REFERENCE, FLUX_2_REFERENCE = 1, 10
 #: pixels along a side of a latent cell, for models with image size conditioning
@@ -156,40 +154,6 @@ def _zeros(x: Tensor) -> Tensor:
 
 def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
     return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
-
-
-def call_z_image(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Z-Image: time and output run from noise to image; texts have individual lengths."""
-    context, mask = kwargs["context"], kwargs.get("context_mask")
-    texts = list(context) if mask is None else [text[real] for text, real in zip(context, mask, strict=True)]
-    out = module(list(x_BCHW.unsqueeze(2)), 1 - level_B, texts, return_dict=False)[0]
-    return -torch.stack(list(out)).squeeze(2)
-
-
-def call_lumina2(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Lumina 2: time and output run from noise to image."""
-    return -sample_of(
-        module(
-            hidden_states=x_BCHW,
-            timestep=1 - level_B,
-            encoder_hidden_states=kwargs["context"],
-            encoder_attention_mask=text_mask(kwargs, "context"),
-            return_dict=False,
-        )
-    )
-
-
-def call_aura_flow(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """AuraFlow: states of padding are zeros."""
-    context, mask = kwargs["context"], kwargs.get("context_mask")
-    return sample_of(
-        module(
-            hidden_states=x_BCHW,
-            encoder_hidden_states=context if mask is None else context * mask[..., None],
-            timestep=level_B,
-            return_dict=False,
-        )
-    )
 
 
 def call_pixart(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:

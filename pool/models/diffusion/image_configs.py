@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.families.parts.arguments import PATCH, ratio, rope_axes
 from modelpool.pool.families.parts.forward import Arguments, Shapes
 
-#: values of a 2x2-cell patch, per latent channel
-PATCH = 4
 #: width of a head if no norm tells. Source: the published models' code
-SD3_HEAD, AURA_FLOW_HEAD, HIDREAM_HEAD = 64, 256, 128
+SD3_HEAD, HIDREAM_HEAD = 64, 128
 #: the same in every published size of PixArt
 PIXART_HEADS = 16
 #: cells along a side of 1024-pixel images, which PixArt models without a position table were trained for
@@ -23,8 +22,6 @@ PIXART_CELLS = 128
 HUNYUAN_DIT_TOKENS = 77
 #: layers of HiDream's language model; blocks beyond them all read the last
 HIDREAM_TEXT_LAYERS = 32
-#: positions in Z-Image's tables, of words and patches. Source: the published configuration
-Z_IMAGE_POSITIONS = [1536, 512, 512]
 
 
 def sd3_config(found: Config, shapes: Shapes) -> Arguments:
@@ -49,16 +46,6 @@ def sd3_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def flux_axes(head: int) -> tuple[int, int, int]:
-    """Return how many values of a head are rotated by each coordinate: an eighth by the first, the rest by row and
-    column.
-
-    Source: the published 16, 56 and 56 of 128.
-    """
-    first = head // 8
-    return first, (head - first) // 2, (head - first) // 2
-
-
 def _blocks(sizes: dict[str, Any], head: int) -> Arguments:
     """Return the common arguments of Flux and its descendants."""
     return {
@@ -79,7 +66,7 @@ def flux_config(found: Config, shapes: Shapes) -> Arguments:
         "out_channels": sizes["out_channels"] * PATCH,
         "pooled_projection_dim": sizes["vec_in_dim"],
         "guidance_embeds": sizes["guidance_embed"],
-        "axes_dims_rope": flux_axes(head),
+        "axes_dims_rope": rope_axes(head),
     }
 
 
@@ -106,7 +93,7 @@ def chroma_config(found: Config, shapes: Shapes) -> Arguments:
     return _blocks(sizes, head) | {
         "in_channels": sizes["in_channels"],
         "out_channels": sizes["out_channels"],
-        "axes_dims_rope": flux_axes(head),
+        "axes_dims_rope": rope_axes(head),
         "approximator_num_channels": sizes["in_dim"],
         "approximator_hidden_dim": sizes["hidden_dim"],
         "approximator_layers": sizes["n_layers"],
@@ -124,66 +111,11 @@ def qwen_image_config(found: Config, shapes: Shapes) -> Arguments:
         "attention_head_dim": head,
         "num_attention_heads": sizes["num_attention_heads"],
         "joint_attention_dim": sizes["context_dim"],
-        "axes_dims_rope": flux_axes(head),
+        "axes_dims_rope": rope_axes(head),
         # # the reference image is marked as clean
         "zero_cond_t": bool(sizes["clean_reference"]),
         "use_additional_t_cond": bool(sizes["layered"]),
         "use_layer3d_rope": bool(sizes["layered"]),
-    }
-
-
-def z_image_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.ZImageTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = sizes["dim"] // sizes["n_heads"]
-    return {
-        "in_channels": sizes["in_channels"],
-        "dim": sizes["dim"],
-        "n_layers": sizes["n_layers"],
-        "n_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
-        "n_heads": sizes["n_heads"],
-        "n_kv_heads": sizes["n_kv_heads"],
-        "qk_norm": sizes["qk_norm"],
-        "cap_feat_dim": sizes["cap_feat_dim"],
-        # Source: the published 32, 48 and 48 of 128
-        "axes_dims": [head // 4, head * 3 // 8, head * 3 // 8],
-        "axes_lens": Z_IMAGE_POSITIONS,
-    }
-
-
-def lumina2_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.Lumina2Transformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden = sizes["dim"]
-    return {
-        "in_channels": sizes["in_channels"],
-        "hidden_size": hidden,
-        "num_layers": sizes["n_layers"],
-        "num_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
-        "num_attention_heads": sizes["n_heads"],
-        "num_kv_heads": sizes["n_kv_heads"],
-        "multiple_of": 1,
-        "ffn_dim_multiplier": ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
-        "axes_dim_rope": (hidden // sizes["n_heads"] // 3,) * 3,
-        "cap_feat_dim": sizes["cap_feat_dim"],
-    }
-
-
-def aura_flow_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.AuraFlowTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden = sizes["hidden_size"]
-    head = min(hidden, AURA_FLOW_HEAD)
-    return {
-        "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // PATCH,
-        "num_mmdit_layers": sizes["n_double_layers"],
-        "num_single_dit_layers": sizes["n_layers"] - sizes["n_double_layers"],
-        "attention_head_dim": head,
-        "num_attention_heads": hidden // head,
-        "joint_attention_dim": sizes["cond_seq_dim"],
-        "caption_projection_dim": hidden,
-        "pos_embed_max_size": sizes["max_seq"],
     }
 
 
@@ -248,9 +180,3 @@ def hidream_config(found: Config, shapes: Shapes) -> Arguments:
         "axes_dims_rope": (head // 2, head // 4, head // 4),
         "llama_layers": [min(block, HIDREAM_TEXT_LAYERS - 1) for block in range(blocks)],
     }
-
-
-def ratio(inner: int, width: int) -> float:
-    """Return `inner / width`, such that `int(width * ratio)` is `inner`."""
-    exact = inner / width
-    return exact if int(width * exact) == inner else (inner + 0.5) / width

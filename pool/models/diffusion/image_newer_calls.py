@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelpool.pool.families.parts.forward import ModelKwargs, sample_of
+from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, sample_of
 from modelpool.pool.families.parts.patches import packed, patch_ids, text_mask, unpacked
-from modelpool.pool.models.diffusion.image_calls import TIMESTEPS
 
 #: patches of Qwen-Image 2.1 per slot of the language model that reads words and patches
 PATCHES_PER_SLOT = 4

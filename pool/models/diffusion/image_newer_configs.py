@@ -5,21 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
+from modelpool.pool.families.parts.arguments import ratio, rope_axes, rope_quarters
 from modelpool.pool.families.parts.forward import Arguments, Shapes
-from modelpool.pool.models.diffusion.image_configs import flux_axes, ratio
 
 #: width of a head of Sana's self-attention; and heads of its cross-attention by the model's width, which no tensor
 #: tells. Source: the published configurations of 0.6, 1.6 and 4.8 billion parameters
 SANA_HEAD, SANA_TEXT_HEADS, SANA_OTHER_TEXT_HEADS = 32, {1152: 16, 2240: 20}, 16
-
-
-def quarters(head: int) -> tuple[int, int, int]:
-    """Return how many values of a head are rotated by each coordinate: a quarter by the first, the rest by row and
-    column.
-
-    Source: the published 32, 48 and 48 of 128.
-    """
-    return head // 4, head * 3 // 8, head * 3 // 8
 
 
 def hunyuan_image_config(found: Config, shapes: Shapes) -> Arguments:
@@ -40,7 +31,7 @@ def hunyuan_image_config(found: Config, shapes: Shapes) -> Arguments:
         "guidance_embeds": sizes["guidance_embed"],
         "text_embed_dim": sizes["context_in_dim"],
         "text_embed_2_dim": second[1] if second else None,
-        "rope_axes_dim": (head // 2, head // 2) if len(sizes["patch_size"]) == 2 else flux_axes(head),
+        "rope_axes_dim": (head // 2, head // 2) if len(sizes["patch_size"]) == 2 else rope_axes(head),
         "use_meanflow": sizes["meanflow"],
     }
 
@@ -82,7 +73,7 @@ def ernie_image_config(found: Config, shapes: Shapes) -> Arguments:
         "out_channels": shapes["final_linear.weight"][0] // patches[2] ** 2,
         "patch_size": patches[2],
         "text_in_dim": shapes["text_proj.weight"][1] if "text_proj.weight" in shapes else hidden,
-        "rope_axes_dim": quarters(head),
+        "rope_axes_dim": rope_quarters(head),
     }
 
 
@@ -106,7 +97,7 @@ def krea2_config(found: Config, shapes: Shapes) -> Arguments:
         "text_intermediate_size": shapes[f"{words}ff.gate.weight"][0],
         "num_layerwise_text_blocks": len(reader.numbers("text_fusion.layerwise_blocks.")),
         "num_refiner_text_blocks": len(reader.numbers("text_fusion.refiner_blocks.")),
-        "axes_dims_rope": quarters(head),
+        "axes_dims_rope": rope_quarters(head),
     }
 
 
@@ -122,5 +113,5 @@ def qwen_image_21_config(found: Config, shapes: Shapes) -> Arguments:
         "num_attention_heads": hidden // head,
         "context_in_dim": sizes["context_dim"],
         "mlp_ratio": shapes["transformer_blocks.0.img_mlp.proj.weight"][0] // hidden,
-        "axes_dims_rope": flux_axes(head),
+        "axes_dims_rope": rope_axes(head),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from diffusers import (
-    AuraFlowTransformer2DModel,
     ChromaTransformer2DModel,
     ErnieImageTransformer2DModel,
     Flux2Transformer2DModel,
@@ -14,13 +13,11 @@ from diffusers import (
     HunyuanDiT2DModel,
     HunyuanImageTransformer2DModel,
     Krea2Transformer2DModel,
-    Lumina2Transformer2DModel,
     PixArtTransformer2DModel,
     QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
-    ZImageTransformer2DModel,
 )
 
 from modelpool.pool.families.parts.forward import unchanged
@@ -77,18 +74,6 @@ IMAGE_ROWS: Mapping[str, DiffusionArchitecture] = {
     ),
     "qwen_image": _QWEN_IMAGE,
     "qwen_image_layered": _QWEN_IMAGE,
-    "z_image": DiffusionArchitecture(
-        ZImageTransformer2DModel, image_configs.z_image_config, layout_converter("z_image"), image_calls.call_z_image
-    ),
-    "lumina2": DiffusionArchitecture(
-        Lumina2Transformer2DModel, image_configs.lumina2_config, layout_converter("lumina2"), image_calls.call_lumina2
-    ),
-    "auraflow": DiffusionArchitecture(
-        AuraFlowTransformer2DModel,
-        image_configs.aura_flow_config,
-        layout_converter("auraflow"),
-        image_calls.call_aura_flow,
-    ),
     "pixart_alpha": _PIXART,
     "pixart_alpha_512": _PIXART,
     "pixart_sigma": _PIXART,

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.families.parts.forward import ModelKwargs, sample_of
-from modelpool.pool.models.diffusion.image_calls import TIMESTEPS
+from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, sample_of
 
 #: tokens that Wan reads of every text, padded with zeros. Source: WanPipeline, and the attention of
 #: WanTransformer3DModel

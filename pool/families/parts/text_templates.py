@@ -1,0 +1,9 @@
+"""Prompt templates that several families share. Torch-free.
+
+Source: the chat templates of the tokenizers, and the pipelines of diffusers 0.42.
+"""
+
+from __future__ import annotations
+
+#: a turn of the user for Qwen 3, and the begin of the answer
+QWEN3_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
