@@ -234,8 +234,6 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "sd3": ("clip_l", "clip_g", "t5xxl"),
     "stable_audio": ("t5_base",),
     "hunyuan_dit": ("hydit_bert", "t5xl"),
-    "flux": ("clip_l", "t5xxl"),
-    "flux2": ("mistral3_24b",),
     "mochi": ("t5xxl",),
     "ltxv": ("t5xxl",),
     "hunyuan_video": ("clip_l", "llama3_8b"),

@@ -37,32 +37,6 @@ _SD3 = ModelFacts(
     sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
 )
 _FLUX_SHIFT = ShiftBySize((256, 4096), (0.5, 1.15))
-_FLUX = replace(
-    _SD3,
-    noise=_flow(by_size=_FLUX_SHIFT),
-    guidance=Guidance.DISTILLED,
-    cfg=3.5,
-    reads=("context", "pooled", "guidance"),
-    may_read=("reference",),
-    sources="diffusers' FluxPipeline; black-forest-labs/FLUX.1-dev. ComfyUI has the exponent 1.15 at every size",
-)
-#: lines over the size of unpatched latents up to 4096, for 10 and for 200 steps
-_FLUX_2_SHIFT = ShiftBySizeAndSteps(
-    ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
-    ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
-    (10, 200),
-    4300,
-)
-_FLUX_2 = replace(
-    _SD3,
-    noise=_flow(by_size=_FLUX_2_SHIFT),
-    guidance=Guidance.DISTILLED,
-    cfg=4.0,
-    steps=50,
-    reads=("context", "guidance"),
-    may_read=("reference",),
-    sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
-)
 _PIXART = replace(
     _SD3,
     prediction=Prediction.NOISE,
@@ -91,52 +65,6 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
     "sd35_large": replace(_SD3, cfg=3.5, sources="stabilityai/stable-diffusion-3.5-large, card and scheduler"),
     "sd35_medium": replace(
         _SD3, cfg=4.5, steps=40, sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler"
-    ),
-    "flux_dev": _FLUX,
-    "flux_schnell": replace(
-        _FLUX,
-        noise=_flow(1.0),
-        guidance=Guidance.NONE,
-        cfg=1.0,
-        steps=4,
-        reads=("context", "pooled"),
-        may_read=(),
-        sources="black-forest-labs/FLUX.1-schnell, card and scheduler; prompts of 256 tokens",
-    ),
-    "flux_fill": replace(
-        _FLUX,
-        cfg=30.0,
-        steps=50,
-        reads=("context", "pooled", "guidance", "image"),
-        may_read=(),
-        sources="diffusers' FluxFillPipeline: the image latent with the masked part removed, and 64 channels of "
-        "the mask, one for each of the 8 times 8 pixels of a cell, row by row",
-    ),
-    "flux_control": replace(
-        _FLUX,
-        reads=("context", "pooled", "guidance", "image"),
-        may_read=(),
-        sources="diffusers' FluxControlPipeline; its authors use the scales 10 for depth and 30 for edges",
-    ),
-    "flux2": _FLUX_2,
-    "flux2_dev": _FLUX_2,
-    "flux2_klein": replace(
-        _FLUX_2,
-        guidance=Guidance.NONE,
-        cfg=1.0,
-        steps=4,
-        reads=("context",),
-        sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base model "
-        "needs 50 steps and a classifier-free scale of 4",
-    ),
-    "chroma": replace(
-        _SD3,
-        noise=_flow(1.0),
-        cfg=5.0,
-        steps=35,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
     ),
     "qwen_image": replace(
         _SD3,

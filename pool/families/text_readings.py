@@ -13,7 +13,6 @@ from typing import Any
 
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Padding, Pooled, Reading
-from modelpool.pool.families.parts.text_templates import QWEN3_CHAT
 
 #: padding token of open_clip
 _OPEN_CLIP_PAD = 0
@@ -74,11 +73,6 @@ _HUNYUAN_VIDEO_15_TEMPLATE = (
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 _HUNYUAN_VIDEO_15_BEFORE = 108
-_FLUX2_TEMPLATE = (
-    "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
-    "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
-)
-_QWEN3_WITHOUT_THINKING = QWEN3_CHAT + "<think>\n\n</think>\n\n"
 
 
 def _hunyuan_qwen(template: str, before: int, cleaning: Cleaning = Cleaning.NONE) -> Reading:
@@ -116,23 +110,6 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
             _SDXL_G,
             _t5("t5xxl", 256),
         ),
-        # # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
-        "flux": (Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), _t5("t5xxl", 512)),
-        "flux2": (
-            Reading(
-                "mistral3_24b", 5120, _FLUX2_TEMPLATE, least_tokens=512, most_tokens=512, pads_left=True,
-                is_masked=True, layers=(10, 20, 30),
-            ),
-        ),
-        # Klein: Qwen3 4B or 8B instead of Mistral
-        "flux2_klein": (
-            Reading(
-                "qwen3_4b", 2560, _QWEN3_WITHOUT_THINKING, least_tokens=512, most_tokens=512, is_masked=True,
-                layers=(9, 18, 27),
-            ),
-        ),
-        # # ComfyUI drops all padding but one token; here the mask hides it
-        "chroma": (_t5("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),),
         "pixart": (_PIXART_ALPHA,),
         "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
         "hunyuan_dit": (
@@ -207,8 +184,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
         "sd3": ("sd35_large", "sd35_medium"),
-        "flux": ("flux_dev", "flux_schnell", "flux_fill", "flux_control"),
-        "flux2": ("flux2_dev",),
         "chroma": ("chroma_radiance",),
         "pixart": ("pixart_alpha", "pixart_alpha_512"),
         "hunyuan_dit": ("hunyuan_dit_1",),

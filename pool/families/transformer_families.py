@@ -75,8 +75,6 @@ _BESIDES: Mapping[str, tuple[str, ...]] = {
 }
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
-#: families that read an input image
-_SHOWN: Mapping[str, ImageConcat] = {"flux_fill": ImageConcat.INPAINT_BY_PIXEL, "flux_control": ImageConcat.LATENT}
 #: families whose text encoder must see the input image: they accept one if the vision part is present
 _TEXT_SEES = frozenset({"qwen_image"})
 #: end of the key of the text encoder's token embedding
@@ -92,8 +90,6 @@ _KEPT_LENGTHS: Mapping[str, CfgRescale] = {"qwen_image": CfgRescale.PATCHES}
 #: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
 _NAMINGS = (
     "sd3",
-    "flux2",
-    "flux",
     "pixart",
     "hunyuan_dit",
     "hidream",
@@ -106,7 +102,7 @@ _NAMINGS = (
 
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("flux", "chroma", "hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
+    **dict.fromkeys(("hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
     **dict.fromkeys(("mochi", "ltxv", "cosmos2", "hidream", "qwen_image"), NO_FLOAT16),
 }
 
@@ -132,7 +128,7 @@ def family_of(name: str, facts: ModelFacts) -> Family:
         sampler=_OWN_SAMPLERS.get(name, "euler"),
         dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
         cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
-        image_concat=_SHOWN.get(name),
+        image_concat=None,
         relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
     )
 
@@ -226,10 +222,9 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
     return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
 
 
-def _is_said(name: str, facts: ModelFacts) -> bool:
+def _is_said(facts: ModelFacts) -> bool:
     """Return whether requests can provide all required inputs."""
-    has_image = facts.begins is not None or name in _SHOWN
-    not_said = _NOT_SAID - {"image"} if has_image else _NOT_SAID
+    not_said = _NOT_SAID if facts.begins is None else _NOT_SAID - {"image"}
     return not not_said & set(facts.reads)
 
 
@@ -238,7 +233,7 @@ TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
     {
         name: family_of(name, facts)
         for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
-        if name in ROW_OF and _is_said(name, facts)
+        if name in ROW_OF and _is_said(facts)
     }
     | {definition.name: defined_family(definition) for definition in defined_families()}
     | dict(CASCADES)

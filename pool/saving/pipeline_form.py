@@ -12,8 +12,6 @@ from typing import Any
 from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
-#: index entry of a missing component
-NOTHING = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,11 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.definition import NOTHING
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
-from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
+from modelpool.pool.saving.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.specs.spec import Role
 
 #: the image processor of Wan's vision encoder
@@ -36,12 +37,6 @@ _HUNYUAN_DIT = {"safety_checker": NOTHING, "feature_extractor": NOTHING, "requir
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
         **dict.fromkeys(("sd3", "sd35_medium", "sd35_large"), ("StableDiffusion3Pipeline", _NO_IMAGES)),
-        **dict.fromkeys(("flux_dev", "flux_schnell"), ("FluxPipeline", _NO_IMAGES)),
-        "flux_fill": ("FluxFillPipeline", {}),
-        "flux_control": ("FluxControlPipeline", {}),
-        **dict.fromkeys(("flux2", "flux2_dev"), ("Flux2Pipeline", {})),
-        "flux2_klein": ("Flux2KleinPipeline", {"is_distilled": True}),
-        "chroma": ("ChromaPipeline", _NO_IMAGES),
         "qwen_image": ("QwenImagePipeline", {}),
         **dict.fromkeys(("pixart_alpha", "pixart_alpha_512"), ("PixArtAlphaPipeline", {})),
         "pixart_sigma": ("PixArtSigmaPipeline", {}),
@@ -82,6 +77,7 @@ _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 #: last step of plain classifier-free guidance of HunyuanImage, zero-based: of an image, and of one with text in it.
 #: Source: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
 _CFG_STEPS = {"guider": 5, "ocr_guider": 38}
+_GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
 
 def transformer_pipeline(family: Family) -> PipelineFacts | None:
@@ -122,6 +118,11 @@ def pipeline_name(facts: PipelineFacts, config: Mapping[str, Any]) -> str:
 def _guiders(family: Family) -> dict[str, SchedulerFacts]:
     defaults = family.sampling.defaults
     strength = {} if defaults is None else {"guidance_scale": defaults.cfg}
+    if family.name in _GUIDERS:
+        return {
+            folder: SchedulerFacts(guider.name, {**strength, **guider.settings})
+            for folder, guider in _GUIDERS[family.name].items()
+        }
     if family.name == "hunyuan_video_15":
         return {"guider": SchedulerFacts("ClassifierFreeGuidance", strength)}
     if family.name == "hunyuan_image_21":

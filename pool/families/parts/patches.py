@@ -40,6 +40,11 @@ def patch_ids(x_BCHW: Tensor, side: int, *, first: float = 0) -> Tensor:
     return torch.stack((torch.full_like(grid[0], first), *grid), dim=-1).reshape(rows * columns, 3).float()
 
 
+def references(kwargs: ModelKwargs) -> list[Tensor]:
+    """Return the reference images in order: "reference", "reference_2" and so on."""
+    return [kwargs[name] for name in sorted(name for name in kwargs if name.startswith("reference"))]
+
+
 def text_mask(kwargs: ModelKwargs, name: str) -> Tensor:
     """Return the mask of real tokens of the states `name`, [B,L], for models that require one."""
     import torch

@@ -7,3 +7,5 @@ from __future__ import annotations
 
 #: a turn of the user for Qwen 3, and the begin of the answer
 QWEN3_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+#: the same, without the thoughts before the answer
+QWEN3_WITHOUT_THINKING = QWEN3_CHAT + "<think>\n\n</think>\n\n"

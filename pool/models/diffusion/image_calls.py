@@ -13,10 +13,8 @@ from diffusers.models.embeddings import get_2d_rotary_pos_embed
 from torch import Tensor, nn
 
 from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, sample_of
-from modelpool.pool.families.parts.patches import packed, patch_ids, text_mask, unpacked
+from modelpool.pool.families.parts.patches import packed, references, text_mask, unpacked
 
-#: first position coordinate of a reference image; that of the output is 0
-FLUX_REFERENCE, FLUX_2_REFERENCE = 1, 10
 #: pixels along a side of a latent cell, for models with image size conditioning
 PIXELS_PER_CELL = 8
 #: original image size passed to HunyuanDiT, and cells along a side of its positions
@@ -36,88 +34,6 @@ def call_sd3(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKw
     )
 
 
-def call_flux(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Flux, its fill and control models (more input than output channels), and its editing models."""
-    joined = torch.cat((x_BCHW, kwargs["image"]), dim=1) if "image" in kwargs else x_BCHW
-    rows, ids = _flux_patches(joined, kwargs)
-    context = kwargs["context"]
-    out_BND = sample_of(
-        module(
-            hidden_states=rows,
-            timestep=level_B,
-            guidance=_guidance(module, kwargs),
-            pooled_projections=kwargs["pooled"],
-            encoder_hidden_states=context,
-            txt_ids=context.new_zeros(context.shape[1], 3),
-            img_ids=ids,
-            return_dict=False,
-        )
-    )
-    return unpacked(out_BND, *x_BCHW.shape[-2:])
-
-
-def _flux_patches(x_BCHW: Tensor, kwargs: ModelKwargs) -> tuple[Tensor, Tensor]:
-    """Return the rows that Flux reads, and their positions."""
-    rows, ids = packed(x_BCHW), patch_ids(x_BCHW, 2)
-    if "reference" in kwargs:
-        rows = torch.cat((rows, packed(kwargs["reference"])), dim=1)
-        ids = torch.cat((ids, patch_ids(kwargs["reference"], 2, first=FLUX_REFERENCE)))
-    return rows, ids
-
-
-def _references(kwargs: ModelKwargs) -> list[Tensor]:
-    """Return the reference images in order: "reference", "reference_2" and so on."""
-    return [kwargs[name] for name in sorted(name for name in kwargs if name.startswith("reference"))]
-
-
-def _guidance(module: Any, kwargs: ModelKwargs) -> Tensor | None:
-    """Return the guidance scale, for models that read it."""
-    return kwargs["guidance"] if module.config.guidance_embeds else None
-
-
-def call_flux2(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Flux 2: each cell of its latents is a patch; words have a coordinate of their own."""
-    context, cells = kwargs["context"], x_BCHW.shape[-2] * x_BCHW.shape[-1]
-    rows, ids = x_BCHW.flatten(2).transpose(1, 2), patch_ids(x_BCHW, 1)
-    for number, reference in enumerate(_references(kwargs), start=1):
-        rows = torch.cat((rows, reference.flatten(2).transpose(1, 2)), dim=1)
-        ids = torch.cat((ids, patch_ids(reference, 1, first=number * FLUX_2_REFERENCE)))
-    words = torch.arange(context.shape[1], device=context.device, dtype=ids.dtype)
-    out_BND = sample_of(
-        module(
-            hidden_states=rows,
-            timestep=level_B,
-            guidance=_guidance(module, kwargs),
-            encoder_hidden_states=context,
-            txt_ids=nn.functional.pad(words[:, None], (3, 0)),
-            img_ids=nn.functional.pad(ids, (0, 1)),
-            return_dict=False,
-        )
-    )
-    return out_BND[:, :cells].transpose(1, 2).reshape(x_BCHW.shape)
-
-
-def call_chroma(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Chroma. The mask hides words, as in training; diffusers' pipeline converts it to floats that attention adds, so
-    that it hides none."""
-    context, rows = kwargs["context"], packed(x_BCHW)
-    mask = kwargs.get("context_mask")
-    if mask is not None:
-        mask = torch.cat((mask, mask.new_ones(rows.shape[:2])), dim=1)
-    out_BND = sample_of(
-        module(
-            hidden_states=rows,
-            timestep=level_B,
-            encoder_hidden_states=context,
-            txt_ids=context.new_zeros(context.shape[1], 3),
-            img_ids=patch_ids(x_BCHW, 2),
-            attention_mask=mask,
-            return_dict=False,
-        )
-    )
-    return unpacked(out_BND, *x_BCHW.shape[-2:])
-
-
 def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Qwen-Image, its editing models (reference images), and the model that splits an image into layers.
 
@@ -127,7 +43,7 @@ def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: Model
     frames = list(x.unbind(2)) if x.dim() == 5 else [x]
     rows = torch.cat([packed(frame) for frame in frames], dim=1)
     cells, shapes = rows.shape[1], [_patches(frame) for frame in frames]
-    for told_so in _references(kwargs):
+    for told_so in references(kwargs):
         reference = told_so.squeeze(2) if told_so.dim() == 5 else told_so
         rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
     if config.use_layer3d_rope and "reference" not in kwargs:

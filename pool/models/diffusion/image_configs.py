@@ -46,60 +46,6 @@ def sd3_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def _blocks(sizes: dict[str, Any], head: int) -> Arguments:
-    """Return the common arguments of Flux and its descendants."""
-    return {
-        "num_layers": sizes["depth"],
-        "num_single_layers": sizes["depth_single_blocks"],
-        "attention_head_dim": head,
-        "num_attention_heads": sizes["hidden_size"] // head,
-        "joint_attention_dim": sizes["context_in_dim"],
-    }
-
-
-def flux_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.FluxTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    return _blocks(sizes, head) | {
-        "in_channels": sizes["in_channels"] * PATCH,
-        "out_channels": sizes["out_channels"] * PATCH,
-        "pooled_projection_dim": sizes["vec_in_dim"],
-        "guidance_embeds": sizes["guidance_embed"],
-        "axes_dims_rope": rope_axes(head),
-    }
-
-
-def flux2_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.Flux2Transformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    # # the first layer of a gated unit returns gates and values
-    inner, hidden = shapes["transformer_blocks.0.ff.linear_in.weight"][0] // 2, sizes["hidden_size"]
-    return _blocks(sizes, head) | {
-        "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"],
-        "timestep_guidance_channels": shapes["time_guidance_embed.timestep_embedder.linear_1.weight"][1],
-        "mlp_ratio": ratio(inner, hidden),
-        "axes_dims_rope": (head // 4,) * 4,
-        "guidance_embeds": sizes["guidance_embed"],
-    }
-
-
-def chroma_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.ChromaTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    return _blocks(sizes, head) | {
-        "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"],
-        "axes_dims_rope": rope_axes(head),
-        "approximator_num_channels": sizes["in_dim"],
-        "approximator_hidden_dim": sizes["hidden_dim"],
-        "approximator_layers": sizes["n_layers"],
-    }
-
-
 def qwen_image_config(found: Config, shapes: Shapes) -> Arguments:
     """The arguments of `diffusers.QwenImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)

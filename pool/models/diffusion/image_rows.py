@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from diffusers import (
-    ChromaTransformer2DModel,
     ErnieImageTransformer2DModel,
-    Flux2Transformer2DModel,
-    FluxTransformer2DModel,
     HiDreamImageTransformer2DModel,
     HunyuanDiT2DModel,
     HunyuanImageTransformer2DModel,
@@ -27,12 +24,6 @@ from modelpool.pool.models.diffusion.key_maps import layout_converter
 
 _SD3 = DiffusionArchitecture(
     SD3Transformer2DModel, image_configs.sd3_config, layout_converter("sd3"), image_calls.call_sd3
-)
-_FLUX = DiffusionArchitecture(
-    FluxTransformer2DModel, image_configs.flux_config, layout_converter("flux"), image_calls.call_flux
-)
-_FLUX_2 = DiffusionArchitecture(
-    Flux2Transformer2DModel, image_configs.flux2_config, layout_converter("flux2"), image_calls.call_flux2
 )
 _PIXART = DiffusionArchitecture(
     PixArtTransformer2DModel,
@@ -62,16 +53,6 @@ IMAGE_ROWS: Mapping[str, DiffusionArchitecture] = {
     "sd3": _SD3,
     "sd35_medium": _SD3,
     "sd35_large": _SD3,
-    "flux_dev": _FLUX,
-    "flux_schnell": _FLUX,
-    "flux_fill": _FLUX,
-    "flux_control": _FLUX,
-    "flux2": _FLUX_2,
-    "flux2_dev": _FLUX_2,
-    "flux2_klein": _FLUX_2,
-    "chroma": DiffusionArchitecture(
-        ChromaTransformer2DModel, image_configs.chroma_config, layout_converter("chroma"), image_calls.call_chroma
-    ),
     "qwen_image": _QWEN_IMAGE,
     "qwen_image_layered": _QWEN_IMAGE,
     "pixart_alpha": _PIXART,
