@@ -109,13 +109,13 @@ CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 #: converters of the project: of layouts that diffusers builds but does not convert
 _CONVERTERS: Mapping[str, Converter] = {
     **EXTRA_CONVERTERS,
-    **{family.name: family.convert for family in defined_families() if not isinstance(family.convert, str)},
+    **{family.name: family.convert for family in defined_families() if family.layout_names is None},
 }
 #: families that are published under the names of a layout with a converter
 _LAYOUT_OF: Mapping[str, str] = {
-    family.name: family.convert
+    family.name: names.layout
     for family in defined_families()
-    if isinstance(family.convert, str) and family.convert != family.name
+    if (names := family.layout_names) is not None and names.layout != family.name
 }
 #: families whose query and key norms are named weight in newer files, and scale in the converters
 SCALES_NAMED_WEIGHT = frozenset({"flux", "chroma", "flux2"})

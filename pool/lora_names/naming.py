@@ -138,7 +138,9 @@ _CASCADE = LoraNaming(
     _cascade_queries,
 )
 
+#: by family, and by layout for families that are published under the names of one
 NAMINGS: Mapping[str, LoraNaming] = {
+    **{names.layout: family.lora for family in defined_families() if (names := family.layout_names) is not None},
     **{family.name: family.lora for family in defined_families()},
     "sd1": _UNET,
     "sd2": _UNET,
@@ -152,8 +154,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "flux": _FLUX,
     "flux2": TRANSFORMER,
     "chroma": _FLUX,
-    "mochi": TRANSFORMER,
-    "ltxv": TRANSFORMER,
     "hunyuan_video": _HUNYUAN_VIDEO,
     "hunyuan_video_15": _HUNYUAN_VIDEO,
     "hunyuan_image": _HUNYUAN_VIDEO,

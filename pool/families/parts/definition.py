@@ -13,7 +13,7 @@ from typing import Any
 from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, LayoutNames, Shapes
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.text_reading import Reading
@@ -23,6 +23,14 @@ from modelpool.pool.specs.spec import Role
 HALF_FIRST = ("float16", "bfloat16", "float32")
 BFLOAT16_FIRST = ("bfloat16", "float16", "float32")
 NO_FLOAT16 = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGuider:
+    """A guider of diffusers: its class, and its settings other than the default scale of the family."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +46,12 @@ class FamilyDefinition:
     comfyui   its class in ComfyUI; empty if none
 
     The module:
-    module    name of its class in diffusers
+    module    name of its class in diffusers; `pool.models.diffusion.adapted_modules` replaces some of them
     config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
               namings of a file
     convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
               reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
-              `pool.lora_names.discovered`, or a function
+              `pool.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
     forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.diffusion.architecture`
 
     Text and latents:
@@ -64,7 +72,11 @@ class FamilyDefinition:
     lora      names of its weights in LoRA files
     pipeline  its pipeline in diffusers, for folders
     pipeline_entries  further entries of the pipeline's index
+    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
+    scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
+    guiders           guiders of the pipeline, by folder
     text_folders      folder of each text encoder; empty: the names of the roles
+    extra_prefixes    further key prefixes of the diffusion model in single files
     """
 
     name: str
@@ -74,7 +86,7 @@ class FamilyDefinition:
     comfyui: str
     module: str
     config: Callable[[Config, Shapes], Arguments]
-    convert: Convert | str
+    convert: Convert | str | LayoutNames
     forward: Call
     latent: str
     texts: tuple[Reading, ...]
@@ -84,12 +96,23 @@ class FamilyDefinition:
     lora: LoraNaming
     pipeline: str
     pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
+    config_pipelines: Mapping[str, str] = field(default_factory=dict)
+    scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
+    guiders: Mapping[str, SavedGuider] = field(default_factory=dict)
+    extra_prefixes: tuple[str, ...] = ()
     text_set: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     optional_encoders: frozenset[str] = frozenset()
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None
+
+    @property
+    def layout_names(self) -> LayoutNames | None:
+        """The names of its published files, if they are those of a layout; None if `convert` is a function."""
+        if isinstance(self.convert, str):
+            return LayoutNames(self.convert)
+        return self.convert if isinstance(self.convert, LayoutNames) else None
 
     @property
     def readings_name(self) -> str:

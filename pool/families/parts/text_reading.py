@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.arguments import whole_number
 from modelpool.pool.core.errors import unusable_field
@@ -148,6 +148,11 @@ class Reading:
     def left_out(self, layers: int) -> int:
         """Return the number of skipped layers of an encoder whose file has `layers` layers."""
         return max(0, self.layers_left_out - max(0, self.depth - layers))
+
+
+def fixed_length(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
+    """Return the reading of a text encoder whose texts all have `tokens` tokens; `more` are its other fields."""
+    return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)
 
 
 def reading_of(facts: TextFacts | Reading) -> Reading:
