@@ -164,13 +164,9 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
             ),
         ),
         "cosmos": (_t5("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
-        "mochi": (_t5("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
-        # # padding is visible to T5, not to the model
-        "ltxv": (_t5("t5xxl", 128, mask=MaskMode.REAL),),
         "wan": (
             _t5("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),
         ),
-        "stable_audio": (_t5("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
     }
 )  # fmt: skip
 
@@ -197,7 +193,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "wan_t2v", "wan21_i2v", "wan22_i2v", "wan22_ti2v", "wan_vace", "wan21_flf2v", "wan21_fun_control",
             "wan21_camera", "wan22_camera", "wan22_animate",
         ),
-        "stable_audio": ("stable_audio_1",),
     }
 )  # fmt: skip
 ROW_OF: Mapping[str, str] = MappingProxyType(

@@ -30,7 +30,6 @@ from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen_vision_config
 from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.audio_facts import AUDIO_FACTS
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.image_facts import IMAGE_FACTS
@@ -60,18 +59,10 @@ _ENDING_ABOVE = frozenset(
 
 #: families published with their own noise levels
 _OWN_SCHEDULES: Mapping[str, str] = {
-    "mochi": "linear_quadratic",
     "cosmos_t2v": "karras",
     "cosmos_i2v": "karras",
     "cosmos2_t2i": "karras",
     "cosmos2_i2v": "karras",
-    "stable_audio_1": "exponential",
-}
-#: for noise that ends far above zero: the authors' sampler is stochastic, this is its deterministic counterpart
-_OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
-#: further keys of the diffusion model, next to its own prefix
-_BESIDES: Mapping[str, tuple[str, ...]] = {
-    "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
 }
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
@@ -103,7 +94,7 @@ _NAMINGS = (
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "hidream", "qwen_image"), NO_FLOAT16),
+    **dict.fromkeys(("cosmos2", "hidream", "qwen_image"), NO_FLOAT16),
 }
 
 
@@ -125,7 +116,7 @@ def family_of(name: str, facts: ModelFacts) -> Family:
         readings,
         facts,
         schedule=_OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal"),
-        sampler=_OWN_SAMPLERS.get(name, "euler"),
+        sampler="euler",
         dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
         cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
         image_concat=None,
@@ -147,6 +138,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
         cfg_rescale=definition.cfg_rescale,
         image_concat=definition.image_concat,
         relative=definition.name,
+        extra_prefixes=definition.extra_prefixes,
     )
 
 
@@ -163,6 +155,7 @@ def _family(
     cfg_rescale: CfgRescale,
     image_concat: ImageConcat | None,
     relative: str,
+    extra_prefixes: tuple[str, ...] = (),
 ) -> Family:
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
     latent = LATENT_FORMATS[latent_format]
@@ -205,7 +198,7 @@ def _family(
             defaults=SamplingDefaults(facts.steps, facts.cfg, sampler, schedule, facts.guidance),
         ),
         text_set=name,
-        extra_prefixes={Role.DIFFUSION_MODEL: _BESIDES[name]} if name in _BESIDES else {},
+        extra_prefixes={Role.DIFFUSION_MODEL: extra_prefixes} if extra_prefixes else {},
         latent_format=latent_format,
         dtypes=dtypes,
         relative=relative,
@@ -232,7 +225,7 @@ def _is_said(facts: ModelFacts) -> bool:
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
     {
         name: family_of(name, facts)
-        for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
+        for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS}.items()
         if name in ROW_OF and _is_said(facts)
     }
     | {definition.name: defined_family(definition) for definition in defined_families()}

@@ -15,7 +15,6 @@ from modelpool.pool.core.sampling_facts import (
     NoiseFacts,
     NoiseKind,
     Prediction,
-    ShiftBySize,
     VisionEncoderUse,
 )
 from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
@@ -137,43 +136,6 @@ _HUNYUAN_15 = replace(
     sources="diffusers' HunyuanVideo15Pipeline, its published guider and its size of 640",
 )
 
-_LTX = ModelFacts(
-    prediction=Prediction.FLOW,
-    noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
-    level=Level.SHARE,
-    guidance=Guidance.CLASSIFIER_FREE,
-    cfg=3.0,
-    steps=50,
-    width=704,
-    height=512,
-    frames=161,
-    side_multiple=32,
-    frame_multiple=8,
-    frame_rate=25.0,
-    reads=("context", "frame_rate"),
-    may_read=("context_mask", "image", "image_mask"),
-    begins=FirstFrameMode.KEPT,
-    sources="diffusers' LTXPipeline; scheduler_config.json of Lightricks/LTX-Video; ComfyUI's class has 2.37 as shift",
-)
-
-_MOCHI = ModelFacts(
-    prediction=Prediction.FLOW,
-    noise=_flow(6.0),
-    level=Level.SHARE,
-    guidance=Guidance.CLASSIFIER_FREE,
-    cfg=4.5,
-    steps=64,
-    width=848,
-    height=480,
-    frames=163,
-    side_multiple=16,
-    frame_multiple=6,
-    frame_rate=30.0,
-    reads=("context",),
-    may_read=("context_mask",),
-    sources="diffusers' MochiPipeline, which has its own levels instead of a shift: linear, then quadratic",
-)
-
 _COSMOS = ModelFacts(
     prediction=Prediction.EDM,
     noise=NoiseFacts(NoiseKind.EDM, sigma_min=0.002, sigma_max=80.0, sigma_data=0.5),
@@ -238,8 +200,6 @@ VIDEO_FACTS: Mapping[str, ModelFacts] = {
     "skyreels_i2v": _SKYREELS,
     "hunyuan_video_15": _HUNYUAN_15,
     "hunyuan_video_15_sr": replace(_HUNYUAN_15, noise=_flow(2.0), reads=("context", "context_2", "image")),
-    "ltxv": _LTX,
-    "mochi": _MOCHI,
     "cosmos_t2v": _COSMOS,
     "cosmos_i2v": replace(
         _COSMOS,

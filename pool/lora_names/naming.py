@@ -121,8 +121,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "sd3": TRANSFORMER,
     "pixart": TRANSFORMER,
     "hunyuan_dit": _HUNYUAN_DIT,
-    "mochi": TRANSFORMER,
-    "ltxv": TRANSFORMER,
     "hunyuan_video": _HUNYUAN_VIDEO,
     "hunyuan_video_15": _HUNYUAN_VIDEO,
     "hunyuan_image": _HUNYUAN_VIDEO,

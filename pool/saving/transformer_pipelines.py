@@ -50,13 +50,10 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         "hunyuan_video": ("HunyuanVideoPipeline", {}),
         "hunyuan_video_i2v": ("HunyuanVideoImageToVideoPipeline", {}),
         "hunyuan_video_15": ("HunyuanVideo15Pipeline", {}),
-        "ltxv": ("LTXPipeline", {}),
-        "mochi": ("MochiPipeline", {"force_zeros_for_empty_prompt": False}),
         "cosmos_t2v": ("CosmosTextToWorldPipeline", _NO_CHECKER),
         "cosmos_i2v": ("CosmosVideoToWorldPipeline", _NO_CHECKER),
         "cosmos2_t2i": ("Cosmos2TextToImagePipeline", _NO_CHECKER),
         "cosmos2_i2v": ("Cosmos2VideoToWorldPipeline", _NO_CHECKER),
-        "stable_audio_1": ("StableAudioPipeline", {}),
         **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families()},
     }
 )
@@ -65,13 +62,13 @@ _EDIT_PIPELINES = {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.N
 #: the image processor of those, which is no model
 _PROCESSOR = {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"}
 #: configuration entries that require another pipeline of the same class
-_BY_CONFIG = {"causal_temporal_positioning": "LTXConditionPipeline"}
+_BY_CONFIG = {key: name for family in defined_families() for key, name in family.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "mochi": {"shift": 1.0, "invert_sigmas": True},
         "cosmos2_t2i": {"use_karras_sigmas": True},
         "cosmos2_i2v": {"use_karras_sigmas": True},
+        **{family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries},
     }
 )
 #: last step of plain classifier-free guidance of HunyuanImage, zero-based: of an image, and of one with text in it.

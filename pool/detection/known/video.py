@@ -7,9 +7,7 @@ from modelpool.pool.detection.layouts import video as videos
 from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
 
 VIDEOS: tuple[Signature, ...] = (
-    *rows(videos.MOCHI, "mochi", "MochiTransformer3DModel", Row("mochi", "Mochi", "GenmoMochi")),
     *rows(videos.LTX, "", "LTX2VideoTransformer3DModel", Row("ltx2", "LTX-2", "LTXAV", having(audio=True))),
-    *rows(videos.LTX, "ltxv", "LTXVideoTransformer3DModel", Row("ltxv", "LTX-Video", "LTXV")),
     *rows(
         videos.COSMOS,
         "cosmos",
@@ -111,12 +109,6 @@ VIDEOS: tuple[Signature, ...] = (
 )
 
 AUDIOS_AND_SHAPES: tuple[Signature, ...] = (
-    *rows(
-        other.STABLE_AUDIO,
-        "stable_audio",
-        "StableAudioDiTModel",
-        Row("stable_audio_1", "Stable Audio 1", "StableAudio", having(memory_tokens=None)),
-    ),
     *rows(other.STABLE_AUDIO, "", "StableAudio3DiTModel", Row("stable_audio_3", "Stable Audio 3", "StableAudio3")),
     *rows(other.ACE_STEP, "ace_step", "", Row("ace_step_1", "ACE-Step 1", "ACEStep")),
     *rows(other.ACE_STEP_15, "", "AceStepTransformer1DModel", Row("ace_step_15", "ACE-Step 1.5", "ACEStep15")),

@@ -26,41 +26,6 @@ _WAN_HEAD = 128
 #: heads of LTX-Video's transformer in every published size
 _LTX_HEADS = 32
 
-MOCHI = Layout(
-    "Mochi",
-    (
-        published(
-            "t5_yproj.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                hidden_size_x=dim("x_embedder.proj.weight", 0, 4),
-                hidden_size_y=dim("t5_yproj.weight", 0),
-                t5_feat_dim=dim("t5_yproj.weight", 1),
-                depth=count("blocks."),
-                num_heads=maybe("pos_frequencies", 1, 3),
-                qk_norm=has("blocks.0.attn.q_norm_x.weight"),
-                qkv_bias=has("blocks.0.attn.qkv_x.bias"),
-                out_bias=has("blocks.0.attn.proj_x.bias"),
-            ),
-        ),
-        diffusers(
-            "time_embed.caption_proj.weight",
-            "pos_frequencies",
-            measure=sizes(
-                in_channels=dim("patch_embed.proj.weight", 1, 4),
-                patch_size=dim("patch_embed.proj.weight", 2, 4),
-                hidden_size_x=dim("patch_embed.proj.weight", 0, 4),
-                hidden_size_y=dim("time_embed.caption_proj.weight", 0),
-                t5_feat_dim=dim("time_embed.caption_proj.weight", 1),
-                depth=count("transformer_blocks."),
-                num_heads=maybe("pos_frequencies", 1, 3),
-                qk_norm=has("transformer_blocks.0.attn1.norm_q.weight"),
-            ),
-        ),
-    ),
-)
-
 _LTX_BLOCK = "transformer_blocks.0.attn2.to_k.weight"
 
 LTX = Layout(

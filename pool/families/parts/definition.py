@@ -48,7 +48,7 @@ class FamilyDefinition:
     comfyui   its class in ComfyUI; empty if none
 
     The module:
-    module    name of its class in diffusers
+    module    name of its class in diffusers; `pool.models.diffusion.adapted_modules` replaces some of them
     config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
               namings of a file
     convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
@@ -74,8 +74,11 @@ class FamilyDefinition:
     lora      names of its weights in LoRA files
     pipeline  its pipeline in diffusers, for folders
     pipeline_entries  further entries of the pipeline's index
+    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
+    scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
     guiders           guiders of the pipeline, by folder
     text_folders      folder of each text encoder; empty: the names of the roles
+    extra_prefixes    further key prefixes of the diffusion model in single files
     """
 
     name: str
@@ -95,7 +98,10 @@ class FamilyDefinition:
     lora: LoraNaming
     pipeline: str
     pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
+    config_pipelines: Mapping[str, str] = field(default_factory=dict)
+    scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
     guiders: Mapping[str, SavedGuider] = field(default_factory=dict)
+    extra_prefixes: tuple[str, ...] = ()
     text_set: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     optional_encoders: frozenset[str] = frozenset()

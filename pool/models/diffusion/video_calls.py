@@ -13,24 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own name for it
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, sample_of
+from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, config_of, sample_of
+from modelpool.pool.families.parts.video import frame_rate, towards_image, with_image
 
 #: tokens that Wan reads of every text, padded with zeros. Source: WanPipeline, and the attention of
 #: WanTransformer3DModel
 WAN_TOKENS = 512
 #: images whose vision states Wan's class reads, if it has positions for two
 WAN_IMAGES = 2
-#: frames, height and width of a latent cell of LTX-Video. Source: LTXPipeline
-LTX_CELL = (8, 32, 32)
 #: share of noise of kept frames in Predict 2: sigma 0.0001. Source: Cosmos2VideoToWorldPipeline
 COSMOS_KEPT_LEVEL = 0.0001 / 1.0001
 #: image tokens of HunyuanVideo 1.5, also without an image. Source: HunyuanVideo15Pipeline
 HUNYUAN_15_IMAGE_TOKENS = 729
-
-
-def config_of(module: nn.Module) -> Any:
-    """Return the arguments that a diffusers module was built with."""
-    return module.config
 
 
 def call_wan(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
@@ -80,25 +74,6 @@ def call_wan_vace(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: M
             return_dict=False,
         )
     )
-
-
-def with_image(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Return the latent with the image ("image") where it is kept ("image_mask")."""
-    return torch.where(kwargs["image_mask"].bool(), kwargs["image"], x_BCTHW) if "image_mask" in kwargs else x_BCTHW
-
-
-def towards_image(predicted: Tensor, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Return the prediction of a flow; where an image is kept, the one whose clean latent is the image."""
-    if "image_mask" not in kwargs:
-        return predicted
-    level = level_B.reshape(-1, *[1] * (x_BCTHW.dim() - 1))
-    leading = ((x_BCTHW - kwargs["image"]) / level).to(predicted.dtype)
-    return torch.where(kwargs["image_mask"].bool(), leading, predicted)
-
-
-def frame_rate(kwargs: ModelKwargs) -> float:
-    """Return the frames per second, the same for all of a batch."""
-    return float(kwargs["frame_rate"].flatten()[0])
 
 
 def _images(module: nn.Module, states_BLD: Tensor | None) -> Tensor | None:
@@ -166,53 +141,6 @@ def call_hunyuan_video_15(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, k
             encoder_hidden_states_2=kwargs["context_2"],
             encoder_attention_mask_2=mask_of(kwargs, "context_2"),
             image_embeds=kwargs.get("image_context", none),
-            return_dict=False,
-        )
-    )
-
-
-def call_ltx(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """LTX-Video: each cell is a patch, and its time position depends on the frame rate."""
-    _, _, frames, height, width = x_BCTHW.shape
-    causal = config_of(module).get("causal_temporal_positioning", False)
-    timestep = level_B * TIMESTEPS
-    if "image_mask" in kwargs:
-        timestep = timestep.unsqueeze(-1) * (1 - kwargs["image_mask"].to(timestep.dtype)[:, 0].flatten(1))
-    out_BNC = sample_of(
-        module(
-            hidden_states=with_image(x_BCTHW, kwargs).flatten(2).transpose(1, 2),
-            encoder_hidden_states=kwargs["context"],
-            timestep=timestep,
-            encoder_attention_mask=mask_of(kwargs),
-            num_frames=frames,
-            height=height,
-            width=width,
-            rope_interpolation_scale=(LTX_CELL[0] / frame_rate(kwargs), *LTX_CELL[1:]),
-            video_coords=_ltx_places(x_BCTHW, frame_rate(kwargs)) if causal else None,
-            return_dict=False,
-        )
-    )
-    return towards_image(out_BNC.transpose(1, 2).unflatten(2, (frames, height, width)), x_BCTHW, level_B, kwargs)
-
-
-def _ltx_places(x_BCTHW: Tensor, rate: float) -> Tensor:
-    """Return the start of each cell, [B,3,N], in seconds and pixels; the first time cell is a single frame."""
-    batch, _, frames, height, width = x_BCTHW.shape
-    axes = [torch.arange(size, device=x_BCTHW.device) for size in (frames, height, width)]
-    in_time, down, across = torch.meshgrid(*axes, indexing="ij")
-    frame = (in_time * LTX_CELL[0] + 1 - LTX_CELL[0]).clamp(min=0)
-    places = torch.stack((frame.float() * (1.0 / rate), (down * LTX_CELL[1]).float(), (across * LTX_CELL[2]).float()))
-    return places.reshape(1, len(LTX_CELL), -1).expand(batch, -1, -1)
-
-
-def call_mochi(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Mochi: time runs from noise to clean; it predicts clean - noise."""
-    return -sample_of(
-        module(
-            hidden_states=x_BCTHW,
-            encoder_hidden_states=kwargs["context"],
-            timestep=(1 - level_B) * TIMESTEPS,
-            encoder_attention_mask=mask_of(kwargs),
             return_dict=False,
         )
     )

@@ -5,9 +5,7 @@ Shapes are those of the parameters, in diffusers' names. Facts that shapes do no
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
@@ -16,13 +14,6 @@ from modelpool.pool.families.parts.forward import Arguments, Shapes
 
 #: width of a head of Wan in every published size; its norms are as wide as the model. A narrower model has one head
 WAN_HEAD_WIDTH = 128
-#: heads of LTX-Video in every published size. Source: the config.json of Lightricks/LTX-Video, 2B and 13B
-LTX_HEADS = 32
-#: blocks of the first LTX-Video; all models with more count frames as since 0.9.5. Source: the metadata of
-#: Lightricks/LTX-Video's files
-LTX_FIRST_BLOCKS = 28
-#: metadata entry with the configuration in LTX-Video's files, the part that is used, and the relevant field
-_LTX_METADATA = ("config", "transformer", "causal_temporal_positioning")
 #: Hunyuan's positions: an eighth of a head is rotated by time, the rest by height and width. Source: 16, 56, 56 of
 #: 128
 HUNYUAN_TIME_SHARE = 8
@@ -127,56 +118,6 @@ def hunyuan_video_15_config(found: Config, shapes: Shapes) -> Arguments:
         "text_embed_2_dim": shapes["context_embedder_2.norm.weight"][0],
         "image_embed_dim": sizes["vision_in_dim"],
         "use_meanflow": "time_embed.timestep_embedder_r.linear_1.weight" in shapes,
-    }
-
-
-def ltx_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.LTXVideoTransformer3DModel`, for all versions of LTX-Video."""
-    sizes: dict[str, Any] = dict(found)
-    return {
-        "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0],
-        "num_attention_heads": LTX_HEADS,
-        "attention_head_dim": sizes["hidden_size"] // LTX_HEADS,
-        "cross_attention_dim": sizes["cross_attention_dim"],
-        "num_layers": sizes["num_layers"],
-        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
-        "attention_bias": "transformer_blocks.0.attn1.to_q.bias" in shapes,
-        "causal_temporal_positioning": sizes["num_layers"] > LTX_FIRST_BLOCKS,
-    }
-
-
-def ltx_configuration(metadata: Mapping[str, str]) -> Arguments:
-    """Return the facts in the metadata of an LTX-Video file that shapes do not tell, for `plan_diffusion_model`'s
-    `config`.
-
-    Empty for metadata without them, or in another form.
-    """
-    entry, part, name = _LTX_METADATA
-    try:
-        configuration = json.loads(metadata.get(entry, "{}"))
-    except ValueError:
-        return {}
-    found = configuration.get(part) if isinstance(configuration, dict) else None
-    value = found.get(name) if isinstance(found, dict) else None
-    return {name: value} if isinstance(value, bool) else {}
-
-
-def mochi_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.MochiTransformer3DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    _, heads, half_head = shapes["pos_frequencies"]
-    return {
-        "patch_size": sizes["patch_size"],
-        "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // sizes["patch_size"] ** 2,
-        "num_attention_heads": heads,
-        "attention_head_dim": 2 * half_head,
-        "num_layers": sizes["depth"],
-        "pooled_projection_dim": sizes["hidden_size_y"],
-        "qk_norm": "rms_norm" if sizes["qk_norm"] else None,
-        "text_embed_dim": sizes["t5_feat_dim"],
-        "time_embed_dim": shapes["time_embed.timestep_embedder.linear_1.weight"][1],
     }
 
 

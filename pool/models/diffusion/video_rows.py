@@ -6,19 +6,17 @@ from collections.abc import Mapping
 
 from diffusers import (
     HunyuanVideoTransformer3DModel,
-    MochiTransformer3DModel,
     WanTransformer3DModel,
     WanVACETransformer3DModel,
 )
 
 from modelpool.pool.models.diffusion import video_calls, video_configs, video_names
-from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
-from modelpool.pool.models.diffusion.key_maps import layout_converter
-from modelpool.pool.models.diffusion.video_modules import (
+from modelpool.pool.models.diffusion.adapted_modules import (
     CosmosTransformer3DModel,
     HunyuanVideo15Transformer3DModel,
-    LTXVideoTransformer3DModel,
 )
+from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
+from modelpool.pool.models.diffusion.key_maps import layout_converter
 
 _WAN = DiffusionArchitecture(
     WanTransformer3DModel, video_configs.wan_config, video_names.convert_wan, video_calls.call_wan
@@ -41,12 +39,6 @@ _HUNYUAN_15 = DiffusionArchitecture(
     layout_converter("hunyuan_video_15"),
     video_calls.call_hunyuan_video_15,
 )
-_LTX = DiffusionArchitecture(
-    LTXVideoTransformer3DModel, video_configs.ltx_config, layout_converter("ltxv"), video_calls.call_ltx
-)
-_MOCHI = DiffusionArchitecture(
-    MochiTransformer3DModel, video_configs.mochi_config, video_names.convert_mochi, video_calls.call_mochi
-)
 _COSMOS = DiffusionArchitecture(
     CosmosTransformer3DModel, video_configs.cosmos_config, layout_converter("cosmos"), video_calls.call_cosmos
 )
@@ -67,8 +59,6 @@ VIDEO_ROWS: Mapping[str, DiffusionArchitecture] = {
     "skyreels_i2v": _HUNYUAN,
     "hunyuan_video_15": _HUNYUAN_15,
     "hunyuan_video_15_sr": _HUNYUAN_15,
-    "ltxv": _LTX,
-    "mochi": _MOCHI,
     "cosmos_t2v": _COSMOS,
     "cosmos_i2v": _COSMOS,
     "cosmos2_t2i": _COSMOS_2,
