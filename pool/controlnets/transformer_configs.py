@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import ShapeReader
+from modelpool.pool.families.modules.sd3 import HEAD as SD3_HEAD
 from modelpool.pool.families.parts.arguments import PATCH, ratio, rope_axes
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.models.diffusion.image_configs import HUNYUAN_DIT_TOKENS, SD3_HEAD
+from modelpool.pool.models.diffusion.image_configs import HUNYUAN_DIT_TOKENS
 
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]

@@ -61,23 +61,6 @@ _HUNYUAN_DIT = replace(
 
 #: by the name that recognition returns
 IMAGE_FACTS: Mapping[str, ModelFacts] = {
-    "sd3": _SD3,
-    "sd35_large": replace(_SD3, cfg=3.5, sources="stabilityai/stable-diffusion-3.5-large, card and scheduler"),
-    "sd35_medium": replace(
-        _SD3, cfg=4.5, steps=40, sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler"
-    ),
-    "qwen_image": replace(
-        _SD3,
-        noise=_flow(by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
-        cfg=4.0,
-        steps=50,
-        width=1328,
-        height=1328,
-        reads=("context",),
-        may_read=("context_mask", "reference"),
-        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
-        "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
-    ),
     "qwen_image_layered": replace(
         _SD3,
         # # the square root of one image's patches, in units of 256, at the two training sizes
@@ -107,13 +90,6 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
         may_read=("size",),
         sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
-    ),
-    "hidream_i1": replace(
-        _SD3,
-        cfg=5.0,
-        steps=50,
-        reads=("context", "context_2", "pooled"),
-        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
     ),
     "hunyuan_image_21": replace(
         _SD3,

@@ -12,19 +12,22 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Padding, Pooled, Reading
+from modelpool.pool.families.parts.text_reading import (
+    OPEN_CLIP_PAD,
+    SDXL_CLIP_G,
+    Cleaning,
+    MaskMode,
+    Padding,
+    Pooled,
+    Reading,
+)
+from modelpool.pool.families.parts.text_templates import QWEN_IMAGE, QWEN_IMAGE_BEFORE
 
-#: padding token of open_clip
-_OPEN_CLIP_PAD = 0
 #: layers of the published CLIP-H; files for transformers leave out the last one
 _CLIP_H_DEPTH = 24
 
 _CLIP_L = Reading("clip_l", width=768)
-_CLIP_G = Reading("clip_g", width=1280, clip_pad_id=_OPEN_CLIP_PAD)
 _SDXL_L = Reading("clip_l", width=768, layers_left_out=1, final_norm=False)
-_SDXL_G = Reading(
-    "clip_g", width=1280, clip_pad_id=_OPEN_CLIP_PAD, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED
-)
 
 
 def _t5(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
@@ -56,12 +59,7 @@ _HUNYUAN_VIDEO_I2V_TEMPLATE = (
 _HUNYUAN_VIDEO_I2V_BEFORE = 103
 #: tokens of that template before the prompt, including the begin token
 _HUNYUAN_VIDEO_BEFORE = 95
-_QWEN_IMAGE_TEMPLATE = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-_QWEN_IMAGE_BEFORE = 34
-_HUNYUAN_IMAGE_TEMPLATE = _QWEN_IMAGE_TEMPLATE.removesuffix("\n<|im_start|>assistant\n")
+_HUNYUAN_IMAGE_TEMPLATE = QWEN_IMAGE.removesuffix("\n<|im_start|>assistant\n")
 #: the spaces are part of the published template
 _HUNYUAN_VIDEO_15_TEMPLATE = (
     "<|im_start|>system\nYou are a helpful assistant. Describe the video by detailing the following aspects:"
@@ -97,18 +95,12 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
     {
         **{family.readings_name: family.texts for family in defined_families()},
         "sd1": (_CLIP_L,),
-        "sd2": (Reading("clip_h", 1024, clip_pad_id=_OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
-        "sdxl": (_SDXL_L, _SDXL_G),
-        "sdxl_refiner": (_SDXL_G,),
+        "sd2": (Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
+        "sdxl": (_SDXL_L, SDXL_CLIP_G),
+        "sdxl_refiner": (SDXL_CLIP_G,),
         # # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
         "stable_cascade": (
             Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),
-        ),
-        # # ComfyUI does not pad T5 to 256
-        "sd3": (
-            Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
-            _SDXL_G,
-            _t5("t5xxl", 256),
         ),
         "pixart": (_PIXART_ALPHA,),
         "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
@@ -135,33 +127,14 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 images_every=2, last_head="<|end_header_id|>",
             ),
         ),
-        "qwen_image": (
-            Reading(
-                "qwen25_7b", 3584, _QWEN_IMAGE_TEMPLATE, dropped_tokens=_QWEN_IMAGE_BEFORE,
-                most_tokens=512 + _QWEN_IMAGE_BEFORE, is_masked=True, padding=Padding.DROPPED,
-            ),
-        ),
         # # ByT5 reads only the text to render in the image
         "hunyuan_image": (
-            _hunyuan_qwen(_HUNYUAN_IMAGE_TEMPLATE, _QWEN_IMAGE_BEFORE),
+            _hunyuan_qwen(_HUNYUAN_IMAGE_TEMPLATE, QWEN_IMAGE_BEFORE),
             _glyphs(128, Cleaning.QUOTED),
         ),
         "hunyuan_video_15": (
             _hunyuan_qwen(_HUNYUAN_VIDEO_15_TEMPLATE, _HUNYUAN_VIDEO_15_BEFORE, Cleaning.NEVER_EMPTY),
             _glyphs(256, Cleaning.QUOTED_ONCE),
-        ),
-        # # the model reads the states of several of Llama's layers, one per block
-        "hidream": (
-            Reading("clip_l", 768, chunk_tokens=128, pooled=Pooled.PROJECTED, reads_states=False),
-            Reading(
-                "clip_g", 1280, clip_pad_id=_OPEN_CLIP_PAD, chunk_tokens=128, pooled=Pooled.PROJECTED,
-                reads_states=False,
-            ),
-            _t5("t5xxl", 128, is_masked=True),
-            Reading(
-                "llama3_8b", 4096, least_tokens=128, most_tokens=128, is_masked=True, every_layer=True,
-                pad="<|eot_id|>",
-            ),
         ),
         "cosmos": (_t5("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
         "wan": (
@@ -179,7 +152,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "sdxl_inpaint", "sdxl_ip2p", "cosxl_edit", "ssd_1b", "vega", "koala_700m", "koala_1b", "playground_25",
         ),
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
-        "sd3": ("sd35_large", "sd35_medium"),
         "chroma": ("chroma_radiance",),
         "pixart": ("pixart_alpha", "pixart_alpha_512"),
         "hunyuan_dit": ("hunyuan_dit_1",),
@@ -187,7 +159,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hunyuan_image": ("hunyuan_image_21",),
         "hunyuan_video_15": ("hunyuan_video_15_sr",),
         "qwen_image": ("qwen_image_layered",),
-        "hidream": ("hidream_i1",),
         "cosmos": ("cosmos_t2v", "cosmos_i2v", "cosmos2_t2i", "cosmos2_i2v"),
         "wan": (
             "wan_t2v", "wan21_i2v", "wan22_i2v", "wan22_ti2v", "wan_vace", "wan21_flf2v", "wan21_fun_control",
@@ -205,7 +176,6 @@ ROW_OF: Mapping[str, str] = MappingProxyType(
 #: encoders that the models of a row can run without, but not all of them at once
 OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "sd3": frozenset({"clip_l", "clip_g", "t5xxl"}),
         "hunyuan_image": frozenset({"byt5_small_glyph"}),
         "hunyuan_video_15": frozenset({"byt5_small_glyph"}),
     }

@@ -34,7 +34,13 @@ from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.image_facts import IMAGE_FACTS
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    BFLOAT16_FIRST,
+    HALF_FIRST,
+    NO_FLOAT16,
+    FamilyDefinition,
+    TextVision,
+)
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF, readings_of
@@ -52,7 +58,6 @@ _FLOW_SCHEDULE = "simple"
 _ENDING_ABOVE = frozenset(
     {
         *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
-        *("sd3", "sd35_medium", "sd35_large", "hidream_i1"),
     }
 )
 
@@ -67,23 +72,17 @@ _OWN_SCHEDULES: Mapping[str, str] = {
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
 #: families whose text encoder must see the input image: they accept one if the vision part is present
-_TEXT_SEES = frozenset({"qwen_image"})
+_TEXT_VISION: Mapping[str, TextVision] = {
+    family.name: family.text_vision for family in defined_families() if family.text_vision is not None
+}
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
-#: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
-_NUMBERED_KEY = "__index_timestep_zero__"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
 _PROJECTION = "crossattn_proj.0.weight"
-#: Source: the pipelines of diffusers. ComfyUI rescales none
-_KEPT_LENGTHS: Mapping[str, CfgRescale] = {"qwen_image": CfgRescale.PATCHES}
-
-
 #: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
 _NAMINGS = (
-    "sd3",
     "pixart",
     "hunyuan_dit",
-    "hidream",
     "wan",
     "cosmos",
     "hunyuan_video_15",
@@ -94,7 +93,7 @@ _NAMINGS = (
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("cosmos2", "hidream", "qwen_image"), NO_FLOAT16),
+    **dict.fromkeys(("cosmos2"), NO_FLOAT16),
 }
 
 
@@ -118,8 +117,6 @@ def family_of(name: str, facts: ModelFacts) -> Family:
         schedule=_OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal"),
         sampler="euler",
         dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
-        cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
-        image_concat=None,
         relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
     )
 
@@ -152,9 +149,9 @@ def _family(
     schedule: str,
     sampler: str,
     dtypes: tuple[str, ...],
-    cfg_rescale: CfgRescale,
-    image_concat: ImageConcat | None,
     relative: str,
+    cfg_rescale: CfgRescale = CfgRescale.NOTHING,
+    image_concat: ImageConcat | None = None,
     extra_prefixes: tuple[str, ...] = (),
 ) -> Family:
     members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
@@ -206,7 +203,7 @@ def _family(
 
 
 def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
-    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _TEXT_SEES else set())
+    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _TEXT_VISION else set())
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:
@@ -270,10 +267,11 @@ def with_text_vision(
     """Return `family` with the vision part of its text encoder as a component, if the family uses one and `shapes` has
     it.
 
-    `mode` is how reference images are presented if neither the user nor a tensor decides. A part that is not exactly
-    that of Qwen 2.5 VL, which the models were trained with, is left out; `why_no_vision` states why.
+    `vision_use` is how reference images are presented if neither the user nor a tensor decides. A part that is not
+    exactly that of Qwen 2.5 VL, which the models were trained with, is left out; `why_no_vision` states why.
     """
-    if family.name not in _TEXT_SEES or Role.TEXT_ENCODER not in family.prefixes:
+    vision = _TEXT_VISION.get(family.name)
+    if vision is None or Role.TEXT_ENCODER not in family.prefixes:
         return family
     start = family.prefixes[Role.TEXT_ENCODER]
     found = next((p for p in (start + part for part in SEEING_PARTS) if any(key.startswith(p) for key in shapes)), None)
@@ -281,7 +279,7 @@ def with_text_vision(
         return family
     if why := _why_unseeing({key: shape for key, shape in shapes.items() if key.startswith(start)}, start, found):
         return replace(family, sampling=replace(family.sampling, why_no_vision=why))
-    if family.prefixes[Role.DIFFUSION_MODEL] + _NUMBERED_KEY in shapes:
+    if family.prefixes[Role.DIFFUSION_MODEL] + vision.numbered_key in shapes:
         vision_use = ReferenceMode.NUMBERED
     return replace(
         family,

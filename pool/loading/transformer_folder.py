@@ -35,7 +35,12 @@ SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
 LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 #: pipelines whose text encoder reads images, and how
-_SIGHTS = {"QwenImageEditPipeline": ReferenceMode.WHOLE, "QwenImageEditPlusPipeline": ReferenceMode.NUMBERED}
+_SIGHTS: Mapping[str, ReferenceMode] = {
+    pipeline: mode
+    for family in defined_families()
+    if family.text_vision is not None
+    for mode, pipeline in family.text_vision.pipelines.items()
+}
 #: families with equal tensors that only the pipeline distinguishes
 _BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
 #: pipelines with another order of text encoders than the readings of their family

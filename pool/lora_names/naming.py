@@ -118,7 +118,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "sdxl": _UNET,
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
-    "sd3": TRANSFORMER,
     "pixart": TRANSFORMER,
     "hunyuan_dit": _HUNYUAN_DIT,
     "hunyuan_video": _HUNYUAN_VIDEO,
@@ -126,10 +125,8 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "hunyuan_image": _HUNYUAN_VIDEO,
     "cosmos": TRANSFORMER,
     "wan": TRANSFORMER,
-    "hidream": TRANSFORMER,
     # diffusers uses the names of the original code for these
     "ace_step": GENERIC,
     "kandinsky5": GENERIC,
     "omnigen2": GENERIC,
-    "qwen_image": GENERIC,
 }

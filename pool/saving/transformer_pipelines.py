@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import NOTHING
@@ -27,7 +27,6 @@ from modelpool.pool.specs.spec import Role
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
-_NO_IMAGES = {"image_encoder": NOTHING, "feature_extractor": NOTHING}
 _NO_CHECKER = {"safety_checker": NOTHING}
 _ONE_WAN = {SECOND: NOTHING, BOUNDARY: None, "expand_timesteps": False}
 _WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
@@ -36,12 +35,9 @@ _HUNYUAN_DIT = {"safety_checker": NOTHING, "feature_extractor": NOTHING, "requir
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **dict.fromkeys(("sd3", "sd35_medium", "sd35_large"), ("StableDiffusion3Pipeline", _NO_IMAGES)),
-        "qwen_image": ("QwenImagePipeline", {}),
         **dict.fromkeys(("pixart_alpha", "pixart_alpha_512"), ("PixArtAlphaPipeline", {})),
         "pixart_sigma": ("PixArtSigmaPipeline", {}),
         **dict.fromkeys(("hunyuan_dit", "hunyuan_dit_1"), ("HunyuanDiTPipeline", _HUNYUAN_DIT)),
-        "hidream_i1": ("HiDreamImagePipeline", {}),
         "hunyuan_image_21": ("HunyuanImagePipeline", {}),
         "wan_t2v": ("WanPipeline", _ONE_WAN),
         "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
@@ -57,10 +53,8 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families()},
     }
 )
-#: pipelines whose text encoder reads the reference images, by mode
-_EDIT_PIPELINES = {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"}
-#: the image processor of those, which is no model
-_PROCESSOR = {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"}
+#: families whose text encoder can read the reference images
+_TEXT_VISION = {family.name: family.text_vision for family in defined_families() if family.text_vision is not None}
 #: configuration entries that require another pipeline of the same class
 _BY_CONFIG = {key: name for family in defined_families() for key, name in family.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
@@ -84,8 +78,10 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if found is None or complete is None:
         return None
     name, entries = found
-    if family.sampling.reference_mode in _EDIT_PIPELINES:
-        name = _EDIT_PIPELINES[family.sampling.reference_mode]
+    vision, mode = _TEXT_VISION.get(family.name), family.sampling.reference_mode
+    missing: Mapping[str, str] = {}
+    if vision is not None and mode in vision.pipelines:
+        name, missing = vision.pipelines[mode], vision.missing
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
@@ -103,7 +99,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         processor=_WAN_PROCESSOR if has_vision else "",
         libraries={PROJECTION: PROJECTION_LIBRARY},
         guiders=_guiders(family),
-        missing=_PROCESSOR if family.sampling.reference_mode in _EDIT_PIPELINES else {},
+        missing=missing,
     )
 
 

@@ -7,14 +7,6 @@ from modelpool.pool.detection.layouts.signature import Row, Signature, having, r
 
 IMAGES: tuple[Signature, ...] = (
     *rows(
-        image.SD3,
-        "sd3",
-        "SD3Transformer2DModel",
-        Row("sd3", "Stable Diffusion 3", "SD3", having(qk_norm=None)),
-        Row("sd35_large", "Stable Diffusion 3.5 large", "SD3", having(x_block_self_attn_layers=())),
-        Row("sd35_medium", "Stable Diffusion 3.5 medium", "SD3"),
-    ),
-    *rows(
         image.HUNYUAN_DIT,
         "sdxl",
         "HunyuanDiT2DModel",
@@ -39,7 +31,6 @@ IMAGES: tuple[Signature, ...] = (
         Row("z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True)),
     ),
     *rows(image.LUMINA_2, "flux", "", Row("newbie", "NewBie", "Lumina2", having(pooled_text=True))),
-    *rows(image.HIDREAM, "flux", "HiDreamImageTransformer2DModel", Row("hidream_i1", "HiDream I1", "HiDream")),
     *rows(image.OMNIGEN_2, "flux", "", Row("omnigen2", "OmniGen 2", "Omnigen2")),
     *rows(newer.LENS, "", "", Row("lens", "Lens", "Lens")),
     *rows(
@@ -53,7 +44,6 @@ IMAGES: tuple[Signature, ...] = (
         "wan21",
         "QwenImageTransformer2DModel",
         Row("qwen_image_layered", "Qwen-Image layered", "QwenImage", having(layered=True)),
-        Row("qwen_image", "Qwen-Image", "QwenImage"),
     ),
     *rows(newer.QWEN_IMAGE_21, "", "QwenImage21Transformer2DModel", Row("qwen_image_21", "Qwen-Image 2.1")),
     *rows(newer.KREA_2, "wan21", "Krea2Transformer2DModel", Row("krea2", "Krea 2", "Krea2")),

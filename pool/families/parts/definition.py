@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat
+from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition, Layout
 from modelpool.pool.families.parts.forward import Arguments, Call, Convert, LayoutNames, Shapes
@@ -33,6 +33,20 @@ class SavedGuider:
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextVision:
+    """The reading of reference images by a text encoder, if the file has its vision part.
+
+    pipelines     pipelines of diffusers, by how the images are presented
+    missing       components of these pipelines that no checkpoint has: by folder, what to provide
+    numbered_key  a tensor in some files of models that were trained with numbered images
+    """
+
+    pipelines: Mapping[ReferenceMode, str]
+    missing: Mapping[str, str]
+    numbered_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +74,7 @@ class FamilyDefinition:
     latent    name of its latents (`pool.detection.latent_formats`)
     texts     the text encoders, and how each is read, in the order of their roles
     text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    text_vision  how the first text encoder reads reference images; None: it reads none
     optional_encoders  those that the model runs without, but not all of them at once
 
     Sampling:
@@ -104,6 +119,7 @@ class FamilyDefinition:
     extra_prefixes: tuple[str, ...] = ()
     text_set: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
+    text_vision: TextVision | None = None
     optional_encoders: frozenset[str] = frozenset()
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from modelpool.pool.core.family_facts import TextFacts
 
 
+#: padding token of open_clip
+OPEN_CLIP_PAD = 0
 #: the image token of a template
 IMAGE_TOKEN = "<|image_pad|>"
 #: tokens of the header of a chat turn, and of the end of the turn before
@@ -148,6 +150,12 @@ class Reading:
     def left_out(self, layers: int) -> int:
         """Return the number of skipped layers of an encoder whose file has `layers` layers."""
         return max(0, self.layers_left_out - max(0, self.depth - layers))
+
+
+#: CLIP-G as Stable Diffusion XL and 3 read it
+SDXL_CLIP_G = Reading(
+    "clip_g", 1280, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED
+)
 
 
 def fixed_length(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:

@@ -12,8 +12,8 @@ import torch
 from diffusers.models.embeddings import get_2d_rotary_pos_embed
 from torch import Tensor, nn
 
-from modelpool.pool.families.parts.forward import TIMESTEPS, ModelKwargs, sample_of
-from modelpool.pool.families.parts.patches import packed, references, text_mask, unpacked
+from modelpool.pool.families.parts.forward import ModelKwargs, sample_of
+from modelpool.pool.families.parts.patches import text_mask
 
 #: pixels along a side of a latent cell, for models with image size conditioning
 PIXELS_PER_CELL = 8
@@ -21,55 +21,8 @@ PIXELS_PER_CELL = 8
 HUNYUAN_DIT_PIXELS, HUNYUAN_DIT_CELLS = 1024, 64
 
 
-def call_sd3(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Stable Diffusion 3 and 3.5."""
-    return sample_of(
-        module(
-            hidden_states=x_BCHW,
-            timestep=level_B * TIMESTEPS,
-            encoder_hidden_states=kwargs["context"],
-            pooled_projections=kwargs["pooled"],
-            return_dict=False,
-        )
-    )
-
-
-def call_qwen_image(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Qwen-Image, its editing models (reference images), and the model that splits an image into layers.
-
-    Layers are frames of a video, the complete image first. A latent of one frame is accepted as an image.
-    """
-    config: Any = module.config
-    frames = list(x.unbind(2)) if x.dim() == 5 else [x]
-    rows = torch.cat([packed(frame) for frame in frames], dim=1)
-    cells, shapes = rows.shape[1], [_patches(frame) for frame in frames]
-    for told_so in references(kwargs):
-        reference = told_so.squeeze(2) if told_so.dim() == 5 else told_so
-        rows, shapes = torch.cat((rows, packed(reference)), dim=1), [*shapes, _patches(reference)]
-    if config.use_layer3d_rope and "reference" not in kwargs:
-        raise KeyError("reference")  # its position table treats the last image as the one to split
-    out_BND = sample_of(
-        module(
-            hidden_states=rows,
-            timestep=level_B,
-            encoder_hidden_states=kwargs["context"],
-            encoder_hidden_states_mask=kwargs.get("context_mask"),
-            img_shapes=[shapes] * x.shape[0],
-            # # whether the image has no transparency, which the pipeline never sets
-            additional_t_cond=_zeros(x) if config.use_additional_t_cond else None,
-            return_dict=False,
-        )
-    )
-    parts = out_BND[:, :cells].chunk(len(frames), dim=1)
-    return torch.stack([unpacked(part, *x.shape[-2:]) for part in parts], dim=2).reshape(x.shape)
-
-
 def _zeros(x: Tensor) -> Tensor:
     return torch.zeros(x.shape[0], dtype=torch.long, device=x.device)
-
-
-def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
-    return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
 
 
 def call_pixart(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
@@ -137,17 +90,3 @@ def _size(x_BCHW: Tensor, kwargs: ModelKwargs) -> Tensor:
         return kwargs["size"].to(x_BCHW.dtype)
     pixels = [side * PIXELS_PER_CELL for side in x_BCHW.shape[-2:]]
     return torch.tensor(pixels, device=x_BCHW.device, dtype=x_BCHW.dtype).expand(x_BCHW.shape[0], 2)
-
-
-def call_hidream(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """HiDream: the output runs from noise to image; reads every layer of its second text encoder."""
-    return -sample_of(
-        module(
-            hidden_states=x_BCHW,
-            timesteps=level_B * TIMESTEPS,
-            encoder_hidden_states_t5=kwargs["context"],
-            encoder_hidden_states_llama3=kwargs["context_2"].transpose(0, 1),
-            pooled_embeds=kwargs["pooled"],
-            return_dict=False,
-        )
-    )

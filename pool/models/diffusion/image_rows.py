@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from diffusers import (
     ErnieImageTransformer2DModel,
-    HiDreamImageTransformer2DModel,
     HunyuanDiT2DModel,
     HunyuanImageTransformer2DModel,
     Krea2Transformer2DModel,
@@ -14,17 +13,14 @@ from diffusers import (
     QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
-    SD3Transformer2DModel,
 )
 
+from modelpool.pool.families.modules import qwen_image
 from modelpool.pool.families.parts.forward import unchanged
 from modelpool.pool.models.diffusion import image_calls, image_configs, image_newer_calls, image_newer_configs
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.key_maps import layout_converter
 
-_SD3 = DiffusionArchitecture(
-    SD3Transformer2DModel, image_configs.sd3_config, layout_converter("sd3"), image_calls.call_sd3
-)
 _PIXART = DiffusionArchitecture(
     PixArtTransformer2DModel,
     image_configs.pixart_config,
@@ -35,13 +31,6 @@ _PIXART = DiffusionArchitecture(
 _HUNYUAN_DIT = DiffusionArchitecture(
     HunyuanDiT2DModel, image_configs.hunyuan_dit_config, layout_converter("hunyuan_dit"), image_calls.call_hunyuan_dit
 )
-
-_QWEN_IMAGE = DiffusionArchitecture(
-    QwenImageTransformer2DModel,
-    image_configs.qwen_image_config,
-    unchanged("__index_timestep_zero__"),
-    image_calls.call_qwen_image,
-)
 _HUNYUAN_IMAGE = DiffusionArchitecture(
     HunyuanImageTransformer2DModel,
     image_newer_configs.hunyuan_image_config,
@@ -50,19 +39,14 @@ _HUNYUAN_IMAGE = DiffusionArchitecture(
 )
 
 IMAGE_ROWS: Mapping[str, DiffusionArchitecture] = {
-    "sd3": _SD3,
-    "sd35_medium": _SD3,
-    "sd35_large": _SD3,
-    "qwen_image": _QWEN_IMAGE,
-    "qwen_image_layered": _QWEN_IMAGE,
+    "qwen_image_layered": DiffusionArchitecture(
+        QwenImageTransformer2DModel, qwen_image.config, qwen_image.CONVERT, qwen_image.forward
+    ),
     "pixart_alpha": _PIXART,
     "pixart_alpha_512": _PIXART,
     "pixart_sigma": _PIXART,
     "hunyuan_dit": _HUNYUAN_DIT,
     "hunyuan_dit_1": _HUNYUAN_DIT,
-    "hidream_i1": DiffusionArchitecture(
-        HiDreamImageTransformer2DModel, image_configs.hidream_config, unchanged(), image_calls.call_hidream
-    ),
     "hunyuan_image_21": _HUNYUAN_IMAGE,
     "hunyuan_image_21_refiner": _HUNYUAN_IMAGE,
     "sana": DiffusionArchitecture(
