@@ -1,7 +1,7 @@
 """Arguments of diffusers' ControlNets of transformers, from the shapes of their parameters. Torch-free; builds nothing.
 
 Arguments that shapes do not determine are those of the transformers that they are copied from
-(`pool.models.diffusion.image_configs`).
+(`pool.families.modules`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import ShapeReader
+from modelpool.pool.families.modules.hunyuan_dit import TOKENS as HUNYUAN_DIT_TOKENS
 from modelpool.pool.families.modules.sd3 import HEAD as SD3_HEAD
 from modelpool.pool.families.parts.arguments import PATCH, ratio, rope_axes
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.models.diffusion.image_configs import HUNYUAN_DIT_TOKENS
 
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]

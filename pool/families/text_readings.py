@@ -88,8 +88,6 @@ def _glyphs(tokens: int, cleaning: Cleaning) -> Reading:
     )
 
 
-_PIXART_ALPHA = _t5("t5xxl", 120, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
-
 #: by set, or by family if a family reads the encoders of a set differently
 READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
     {
@@ -101,12 +99,6 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
         # # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
         "stable_cascade": (
             Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),
-        ),
-        "pixart": (_PIXART_ALPHA,),
-        "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
-        "hunyuan_dit": (
-            Reading("hydit_bert", 1024, least_tokens=77, most_tokens=77, is_masked=True, mask=MaskMode.REAL),
-            _t5("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
         ),
         # # ComfyUI does not pad
         "hunyuan_video": (
@@ -153,8 +145,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
         "chroma": ("chroma_radiance",),
-        "pixart": ("pixart_alpha", "pixart_alpha_512"),
-        "hunyuan_dit": ("hunyuan_dit_1",),
         "hunyuan_video": ("skyreels_i2v",),
         "hunyuan_image": ("hunyuan_image_21",),
         "hunyuan_video_15": ("hunyuan_video_15_sr",),

@@ -55,11 +55,7 @@ _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "
 #: default of diffusers' flow schedulers
 _FLOW_SCHEDULE = "simple"
 #: families whose pipelines leave the levels to the scheduler, which ends slightly above the last step
-_ENDING_ABOVE = frozenset(
-    {
-        *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
-    }
-)
+_ENDING_ABOVE = frozenset({"wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"})
 
 
 #: families published with their own noise levels
@@ -81,8 +77,6 @@ _WORDS = "embed_tokens.weight"
 _PROJECTION = "crossattn_proj.0.weight"
 #: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
 _NAMINGS = (
-    "pixart",
-    "hunyuan_dit",
     "wan",
     "cosmos",
     "hunyuan_video_15",
@@ -93,7 +87,7 @@ _NAMINGS = (
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("cosmos2"), NO_FLOAT16),
+    **dict.fromkeys(("cosmos2",), NO_FLOAT16),
 }
 
 

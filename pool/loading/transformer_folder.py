@@ -42,7 +42,9 @@ _SIGHTS: Mapping[str, ReferenceMode] = {
     for mode, pipeline in family.text_vision.pipelines.items()
 }
 #: families with equal tensors that only the pipeline distinguishes
-_BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
+_BY_PIPELINE = {
+    (family.same_folder_as, family.pipeline): family.name for family in defined_families() if family.same_folder_as
+}
 #: pipelines with another order of text encoders than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}

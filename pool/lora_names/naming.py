@@ -87,16 +87,6 @@ def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, s
 
 _UNET = LoraNaming((*CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
 _HUNYUAN_VIDEO = replace(TRANSFORMER, extra_names=_hunyuan_aliases)
-#: the two sources have the same names for different norms, so each has separate prefixes
-_HUNYUAN_DIT = LoraNaming(
-    (
-        *CHECKPOINT_KEYS,
-        *dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
-        *joined_names(NameSource.CHECKPOINT, "lycoris_"),
-        *dotted(NameSource.DIFFUSERS, "transformer."),
-        *joined_names(NameSource.DIFFUSERS, "lora_transformer_"),
-    )
-)
 _CASCADE = LoraNaming(
     (
         *GENERIC.rules,
@@ -118,8 +108,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "sdxl": _UNET,
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
-    "pixart": TRANSFORMER,
-    "hunyuan_dit": _HUNYUAN_DIT,
     "hunyuan_video": _HUNYUAN_VIDEO,
     "hunyuan_video_15": _HUNYUAN_VIDEO,
     "hunyuan_image": _HUNYUAN_VIDEO,

@@ -30,14 +30,10 @@ PROJECTION_LIBRARY = "stable_audio"
 _NO_CHECKER = {"safety_checker": NOTHING}
 _ONE_WAN = {SECOND: NOTHING, BOUNDARY: None, "expand_timesteps": False}
 _WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
-_HUNYUAN_DIT = {"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **dict.fromkeys(("pixart_alpha", "pixart_alpha_512"), ("PixArtAlphaPipeline", {})),
-        "pixart_sigma": ("PixArtSigmaPipeline", {}),
-        **dict.fromkeys(("hunyuan_dit", "hunyuan_dit_1"), ("HunyuanDiTPipeline", _HUNYUAN_DIT)),
         "hunyuan_image_21": ("HunyuanImagePipeline", {}),
         "wan_t2v": ("WanPipeline", _ONE_WAN),
         "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),

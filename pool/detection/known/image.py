@@ -6,24 +6,8 @@ from modelpool.pool.detection.layouts import image, newer
 from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
 
 IMAGES: tuple[Signature, ...] = (
-    *rows(
-        image.HUNYUAN_DIT,
-        "sdxl",
-        "HunyuanDiT2DModel",
-        Row("hunyuan_dit_1", "HunyuanDiT 1.0 or 1.1", "HunyuanDiT1", having(extra_in=3968)),
-        Row("hunyuan_dit", "HunyuanDiT 1.2", "HunyuanDiT"),
-    ),
     *rows(image.SANA, "", "SanaTransformer2DModel", Row("sana", "Sana")),
     *rows(image.PIXART, "", "AllegroTransformer3DModel", Row("allegro", "Allegro", "", having(hidden_size=2304))),
-    *rows(
-        image.PIXART,
-        "sd1",
-        "PixArtTransformer2DModel",
-        Row("pixart_alpha", "PixArt alpha", "PixArtAlpha", having(micro_condition=True)),
-        # # the 512-pixel alpha reads no sizes; its prompts are shorter than sigma's
-        Row("pixart_alpha_512", "PixArt alpha of 512 pixels", "PixArtSigma", having(model_max_length=120)),
-    ),
-    *rows(image.PIXART, "sdxl", "PixArtTransformer2DModel", Row("pixart_sigma", "PixArt sigma", "PixArtSigma")),
     *rows(
         image.LUMINA_2,
         "pixels",

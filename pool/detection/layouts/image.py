@@ -96,33 +96,6 @@ PIXART = Layout(
     ),
 )
 
-HUNYUAN_DIT = Layout(
-    "HunyuanDiT",
-    (
-        published(
-            "mlp_t5.0.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
-                extra_in=dim("extra_embedder.0.weight", 1),
-            ),
-        ),
-        diffusers(
-            "time_extra_emb.pooler.positional_embedding",
-            "pos_embed.proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
-                extra_in=dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
-            ),
-        ),
-    ),
-)
-
 _LUMINA_2 = sizes(
     patch_size=always(2),
     in_channels=dim("x_embedder.weight", 1, divide=_PATCH),

@@ -92,6 +92,7 @@ class FamilyDefinition:
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
     guiders           guiders of the pipeline, by folder
+    same_folder_as    another family whose folders have equal tensors: the pipeline distinguishes them
     text_folders      folder of each text encoder; empty: the names of the roles
     extra_prefixes    further key prefixes of the diffusion model in single files
     """
@@ -117,6 +118,7 @@ class FamilyDefinition:
     scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
     guiders: Mapping[str, SavedGuider] = field(default_factory=dict)
     extra_prefixes: tuple[str, ...] = ()
+    same_folder_as: str = ""
     text_set: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
     text_vision: TextVision | None = None

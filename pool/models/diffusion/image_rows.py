@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 from diffusers import (
     ErnieImageTransformer2DModel,
-    HunyuanDiT2DModel,
     HunyuanImageTransformer2DModel,
     Krea2Transformer2DModel,
-    PixArtTransformer2DModel,
     QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
@@ -17,20 +15,10 @@ from diffusers import (
 
 from modelpool.pool.families.modules import qwen_image
 from modelpool.pool.families.parts.forward import unchanged
-from modelpool.pool.models.diffusion import image_calls, image_configs, image_newer_calls, image_newer_configs
+from modelpool.pool.models.diffusion import image_newer_calls, image_newer_configs
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.key_maps import layout_converter
 
-_PIXART = DiffusionArchitecture(
-    PixArtTransformer2DModel,
-    image_configs.pixart_config,
-    # # trained embedding of no text; all pipelines read an empty text instead
-    layout_converter("pixart", without=("y_embedder.y_embedding",)),
-    image_calls.call_pixart,
-)
-_HUNYUAN_DIT = DiffusionArchitecture(
-    HunyuanDiT2DModel, image_configs.hunyuan_dit_config, layout_converter("hunyuan_dit"), image_calls.call_hunyuan_dit
-)
 _HUNYUAN_IMAGE = DiffusionArchitecture(
     HunyuanImageTransformer2DModel,
     image_newer_configs.hunyuan_image_config,
@@ -42,11 +30,6 @@ IMAGE_ROWS: Mapping[str, DiffusionArchitecture] = {
     "qwen_image_layered": DiffusionArchitecture(
         QwenImageTransformer2DModel, qwen_image.config, qwen_image.CONVERT, qwen_image.forward
     ),
-    "pixart_alpha": _PIXART,
-    "pixart_alpha_512": _PIXART,
-    "pixart_sigma": _PIXART,
-    "hunyuan_dit": _HUNYUAN_DIT,
-    "hunyuan_dit_1": _HUNYUAN_DIT,
     "hunyuan_image_21": _HUNYUAN_IMAGE,
     "hunyuan_image_21_refiner": _HUNYUAN_IMAGE,
     "sana": DiffusionArchitecture(
