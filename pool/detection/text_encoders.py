@@ -240,7 +240,6 @@ MEMBERS: Mapping[str, tuple[str, ...]] = {
     "wan": ("umt5_xxl",),
     "ace_step": ("t5_base",),
     "omnigen2": ("qwen25_3b",),
-    "hunyuan_image": ("qwen25_7b", "byt5_small_glyph"),
     "hunyuan_video_15": ("qwen25_7b", "byt5_small_glyph"),
     "kandinsky5": ("clip_l", "qwen25_7b"),
     "kandinsky5_image": ("clip_l", "qwen25_7b"),

@@ -41,20 +41,6 @@ IMAGE_FACTS: Mapping[str, ModelFacts] = {
         sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
         "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
     ),
-    "hunyuan_image_21": replace(
-        _FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift=5.0),
-        guidance=Guidance.PROJECTED_LATE,
-        cfg=3.5,
-        steps=50,
-        width=2048,
-        height=2048,
-        side_multiple=64,
-        reads=("context",),
-        may_read=("context_mask", "context_2", "context_2_mask", "guidance", "next_level"),
-        sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and 8 "
-        "steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
-    ),
     "hunyuan_image_21_refiner": replace(
         _FLOW,
         noise=NoiseFacts(NoiseKind.FLOW, shift=4.0),

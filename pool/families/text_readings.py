@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.hunyuan import glyph_reading, qwen_reading
 from modelpool.pool.families.parts.text_reading import (
     OPEN_CLIP_PAD,
     SDXL_CLIP_G,
@@ -21,7 +22,6 @@ from modelpool.pool.families.parts.text_reading import (
     Pooled,
     Reading,
 )
-from modelpool.pool.families.parts.text_templates import QWEN_IMAGE, QWEN_IMAGE_BEFORE
 
 #: layers of the published CLIP-H; files for transformers leave out the last one
 _CLIP_H_DEPTH = 24
@@ -59,7 +59,6 @@ _HUNYUAN_VIDEO_I2V_TEMPLATE = (
 _HUNYUAN_VIDEO_I2V_BEFORE = 103
 #: tokens of that template before the prompt, including the begin token
 _HUNYUAN_VIDEO_BEFORE = 95
-_HUNYUAN_IMAGE_TEMPLATE = QWEN_IMAGE.removesuffix("\n<|im_start|>assistant\n")
 #: the spaces are part of the published template
 _HUNYUAN_VIDEO_15_TEMPLATE = (
     "<|im_start|>system\nYou are a helpful assistant. Describe the video by detailing the following aspects:"
@@ -71,21 +70,6 @@ _HUNYUAN_VIDEO_15_TEMPLATE = (
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
 _HUNYUAN_VIDEO_15_BEFORE = 108
-
-
-def _hunyuan_qwen(template: str, before: int, cleaning: Cleaning = Cleaning.NONE) -> Reading:
-    """Qwen 2.5 VL as the newer Hunyuan models read it."""
-    return Reading(
-        "qwen25_7b", 3584, template, cleaning=cleaning, dropped_tokens=before, least_tokens=1000 + before,
-        most_tokens=1000 + before, is_masked=True, mask=MaskMode.REAL, layers_left_out=2, final_norm=False,
-    )  # fmt: skip
-
-
-def _glyphs(tokens: int, cleaning: Cleaning) -> Reading:
-    """Glyph-ByT5."""
-    return _t5(
-        "byt5_small_glyph", tokens, 1472, cleaning=cleaning, is_optional=True, is_masked=True, mask=MaskMode.REAL
-    )
 
 
 #: by set, or by family if a family reads the encoders of a set differently
@@ -119,14 +103,9 @@ READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
                 images_every=2, last_head="<|end_header_id|>",
             ),
         ),
-        # # ByT5 reads only the text to render in the image
-        "hunyuan_image": (
-            _hunyuan_qwen(_HUNYUAN_IMAGE_TEMPLATE, QWEN_IMAGE_BEFORE),
-            _glyphs(128, Cleaning.QUOTED),
-        ),
         "hunyuan_video_15": (
-            _hunyuan_qwen(_HUNYUAN_VIDEO_15_TEMPLATE, _HUNYUAN_VIDEO_15_BEFORE, Cleaning.NEVER_EMPTY),
-            _glyphs(256, Cleaning.QUOTED_ONCE),
+            qwen_reading(_HUNYUAN_VIDEO_15_TEMPLATE, _HUNYUAN_VIDEO_15_BEFORE, Cleaning.NEVER_EMPTY),
+            glyph_reading(256, Cleaning.QUOTED_ONCE),
         ),
         "cosmos": (_t5("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
         "wan": (
@@ -146,7 +125,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
         "chroma": ("chroma_radiance",),
         "hunyuan_video": ("skyreels_i2v",),
-        "hunyuan_image": ("hunyuan_image_21",),
         "hunyuan_video_15": ("hunyuan_video_15_sr",),
         "qwen_image": ("qwen_image_layered",),
         "cosmos": ("cosmos_t2v", "cosmos_i2v", "cosmos2_t2i", "cosmos2_i2v"),
@@ -166,7 +144,6 @@ ROW_OF: Mapping[str, str] = MappingProxyType(
 #: encoders that the models of a row can run without, but not all of them at once
 OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "hunyuan_image": frozenset({"byt5_small_glyph"}),
         "hunyuan_video_15": frozenset({"byt5_small_glyph"}),
     }
     | {family.readings_name: family.optional_encoders for family in defined_families() if family.optional_encoders}

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.hunyuan import original_key
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, key_map_of
 from modelpool.pool.keymaps.provenance import Origin, Segment, UntraceableOperationError, rows_of, trace
 from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
-from modelpool.pool.lora_names.hunyuan import original_key
 from modelpool.pool.models.common.diffusers_private import Converter, diffusion_converter
 
 Shapes = Mapping[str, Shape]

@@ -11,9 +11,9 @@ trainers of single models publish.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.hunyuan import HUNYUAN_LORA
 from modelpool.pool.families.parts.lora_naming import (
     CHECKPOINT_KEYS,
     GENERIC,
@@ -26,7 +26,6 @@ from modelpool.pool.families.parts.lora_naming import (
     dotted,
     joined_names,
 )
-from modelpool.pool.lora_names.hunyuan import flux_base, original_base
 
 
 def naming_of(family: str) -> LoraNaming:
@@ -68,14 +67,6 @@ def _unet_labels(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, 
                 yield NameSource.DIFFUSERS, f"{other}.{layer}", names[f"{name}.{layer}"]
 
 
-def _hunyuan_aliases(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
-    """HunyuanVideo's keys in the naming that the file does not use."""
-    for base, ranges in names_by_source[NameSource.CHECKPOINT].items():
-        for name in (original_base(base), flux_base(base)):
-            if name != base:
-                yield NameSource.CHECKPOINT, name, ranges
-
-
 def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
     """Separate names for queries, keys and values, which a published file has in one tensor: the names in files that
     have them separately."""
@@ -86,7 +77,6 @@ def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, s
 
 
 _UNET = LoraNaming((*CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
-_HUNYUAN_VIDEO = replace(TRANSFORMER, extra_names=_hunyuan_aliases)
 _CASCADE = LoraNaming(
     (
         *GENERIC.rules,
@@ -108,9 +98,8 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "sdxl": _UNET,
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
-    "hunyuan_video": _HUNYUAN_VIDEO,
-    "hunyuan_video_15": _HUNYUAN_VIDEO,
-    "hunyuan_image": _HUNYUAN_VIDEO,
+    "hunyuan_video": HUNYUAN_LORA,
+    "hunyuan_video_15": HUNYUAN_LORA,
     "cosmos": TRANSFORMER,
     "wan": TRANSFORMER,
     # diffusers uses the names of the original code for these

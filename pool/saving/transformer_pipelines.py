@@ -34,7 +34,6 @@ _WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "hunyuan_image_21": ("HunyuanImagePipeline", {}),
         "wan_t2v": ("WanPipeline", _ONE_WAN),
         "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
         "wan22_ti2v": ("WanPipeline", {**_ONE_WAN, "expand_timesteps": True}),
@@ -61,9 +60,6 @@ _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         **{family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries},
     }
 )
-#: last step of plain classifier-free guidance of HunyuanImage, zero-based: of an image, and of one with text in it.
-#: Source: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
-_CFG_STEPS = {"guider": 5, "ocr_guider": 38}
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
 
@@ -114,13 +110,6 @@ def _guiders(family: Family) -> dict[str, SchedulerFacts]:
         }
     if family.name == "hunyuan_video_15":
         return {"guider": SchedulerFacts("ClassifierFreeGuidance", strength)}
-    if family.name == "hunyuan_image_21":
-        return {
-            folder: SchedulerFacts(
-                "AdaptiveProjectedMixGuidance", {**strength, "adaptive_projected_guidance_start_step": steps}
-            )
-            for folder, steps in _CFG_STEPS.items()
-        }
     return {}
 
 

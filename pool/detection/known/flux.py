@@ -31,12 +31,6 @@ FLUXES: tuple[Signature, ...] = (
     ),
     *rows(
         flux.HUNYUAN_VIDEO,
-        "hunyuan_image",
-        "HunyuanImageTransformer2DModel",
-        Row("hunyuan_image_21", "Hunyuan Image 2.1", "HunyuanImage21", having(vec_in_dim=None)),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
         "hunyuan_video",
         "HunyuanVideoTransformer3DModel",
         Row("skyreels_i2v", "SkyReels image-to-video", "HunyuanVideoSkyreelsI2V", having(in_channels=32)),

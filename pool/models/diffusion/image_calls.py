@@ -1,4 +1,4 @@
-"""Call diffusers' image transformers of newer families; see `image_calls`.
+"""Call diffusers' image transformers that have no module in `pool.families.modules`; see `DiffusionArchitecture`.
 
 Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text, D width of a token.
 """
@@ -15,33 +15,6 @@ from modelpool.pool.families.parts.patches import packed, patch_ids, text_mask, 
 
 #: patches of Qwen-Image 2.1 per slot of the language model that reads words and patches
 PATCHES_PER_SLOT = 4
-
-
-def call_hunyuan_image(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Hunyuan Image 2.1: a second encoder reads the words in quotation marks; the distilled model reads its next level.
-
-    Its refiner reads video latents, concatenated with the image to refine.
-    """
-    config: Any = module.config
-    second = {}
-    if "context_2" in kwargs:
-        second = {
-            "encoder_hidden_states_2": kwargs["context_2"],
-            "encoder_attention_mask_2": text_mask(kwargs, "context_2"),
-        }
-    return sample_of(
-        module(
-            hidden_states=torch.cat((x, kwargs["image"]), dim=1) if "image" in kwargs else x,
-            # # it computes in the dtype of the timestep
-            timestep=(level_B * TIMESTEPS).to(x.dtype),
-            timestep_r=(kwargs["next_level"] * TIMESTEPS).to(x.dtype) if config.use_meanflow else None,
-            guidance=(kwargs["guidance"] * TIMESTEPS).to(x.dtype) if config.guidance_embeds else None,
-            encoder_hidden_states=kwargs["context"],
-            encoder_attention_mask=text_mask(kwargs, "context"),
-            **second,
-            return_dict=False,
-        )
-    )
 
 
 def call_sana(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:

@@ -1,4 +1,7 @@
-"""Arguments of diffusers' image transformers of newer families; see `image_configs`. Torch-free."""
+"""Arguments of diffusers' image transformers that have no module in `pool.families.modules`. Torch-free.
+
+`found` are the sizes that recognition measured, `shapes` those of the module's parameters.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +14,6 @@ from modelpool.pool.families.parts.forward import Arguments, Shapes
 #: width of a head of Sana's self-attention; and heads of its cross-attention by the model's width, which no tensor
 #: tells. Source: the published configurations of 0.6, 1.6 and 4.8 billion parameters
 SANA_HEAD, SANA_TEXT_HEADS, SANA_OTHER_TEXT_HEADS = 32, {1152: 16, 2240: 20}, 16
-
-
-def hunyuan_image_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.HunyuanImageTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden, head = sizes["hidden_size"], shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    second = shapes.get("context_embedder_2.linear_1.weight")
-    return {
-        "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"],
-        "num_attention_heads": hidden // head,
-        "attention_head_dim": head,
-        "num_layers": sizes["depth"],
-        "num_single_layers": sizes["depth_single_blocks"],
-        "num_refiner_layers": len(ShapeReader(shapes).numbers("context_embedder.token_refiner.refiner_blocks.")),
-        "mlp_ratio": ratio(shapes["transformer_blocks.0.ff.net.0.proj.weight"][0], hidden),
-        "patch_size": sizes["patch_size"],
-        "guidance_embeds": sizes["guidance_embed"],
-        "text_embed_dim": sizes["context_in_dim"],
-        "text_embed_2_dim": second[1] if second else None,
-        "rope_axes_dim": (head // 2, head // 2) if len(sizes["patch_size"]) == 2 else rope_axes(head),
-        "use_meanflow": sizes["meanflow"],
-    }
 
 
 def sana_config(found: Config, shapes: Shapes) -> Arguments:
