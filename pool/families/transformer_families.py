@@ -38,7 +38,6 @@ from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST,
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF, readings_of
-from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
@@ -51,19 +50,11 @@ _FLOW_SCHEDULE = "simple"
 #: families whose pipelines leave the levels to the scheduler, which ends slightly above the last step
 _ENDING_ABOVE = frozenset(
     {
-        *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
         *("sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"),
     }
 )
 
 
-#: families published with their own noise levels
-_OWN_SCHEDULES: Mapping[str, str] = {
-    "cosmos_t2v": "karras",
-    "cosmos_i2v": "karras",
-    "cosmos2_t2i": "karras",
-    "cosmos2_i2v": "karras",
-}
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
 #: families that read an input image
@@ -88,17 +79,13 @@ _NAMINGS = (
     "pixart",
     "hunyuan_dit",
     "hidream",
-    "wan",
-    "cosmos",
-    "hunyuan_video_15",
-    "hunyuan_video",
 )
 
 
 #: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
 _DTYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("cosmos2", "lumina2", "hidream", "qwen_image"), NO_FLOAT16),
+    **dict.fromkeys(("flux", "chroma", "z_image"), BFLOAT16_FIRST),
+    **dict.fromkeys(("lumina2", "hidream", "qwen_image"), NO_FLOAT16),
 }
 
 
@@ -119,7 +106,7 @@ def family_of(name: str, facts: ModelFacts) -> Family:
         row.latent,
         readings,
         facts,
-        schedule=_OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal"),
+        schedule=_FLOW_SCHEDULE if is_even else "normal",
         sampler="euler",
         dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
         cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
@@ -219,10 +206,9 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
     return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
 
 
-def _is_said(name: str, facts: ModelFacts) -> bool:
+def _is_said(facts: ModelFacts, reads_image: bool) -> bool:
     """Return whether requests can provide all required inputs."""
-    has_image = facts.begins is not None or name in _SHOWN
-    not_said = _NOT_SAID - {"image"} if has_image else _NOT_SAID
+    not_said = _NOT_SAID - {"image"} if reads_image or facts.begins is not None else _NOT_SAID
     return not not_said & set(facts.reads)
 
 
@@ -230,10 +216,14 @@ def _is_said(name: str, facts: ModelFacts) -> bool:
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
     {
         name: family_of(name, facts)
-        for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS}.items()
-        if name in ROW_OF and _is_said(name, facts)
+        for name, facts in IMAGE_FACTS.items()
+        if name in ROW_OF and _is_said(facts, name in _SHOWN)
     }
-    | {definition.name: defined_family(definition) for definition in defined_families()}
+    | {
+        definition.name: defined_family(definition)
+        for definition in defined_families()
+        if _is_said(definition.facts, definition.image_concat is not None)
+    }
     | dict(CASCADES)
 )
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.hunyuan import HUNYUAN_LORA
 from modelpool.pool.families.parts.lora_naming import (
     CHECKPOINT_KEYS,
     GENERIC,
@@ -26,7 +27,6 @@ from modelpool.pool.families.parts.lora_naming import (
     dotted,
     joined_names,
 )
-from modelpool.pool.lora_names.hunyuan import flux_base, original_base
 
 
 def naming_of(family: str) -> LoraNaming:
@@ -96,14 +96,6 @@ def _flux_fused(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, R
                 yield NameSource.CHECKPOINT, f"{base}_qkv", (replace(whole, source_shape=shape, rows=rows),)
 
 
-def _hunyuan_aliases(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
-    """HunyuanVideo's keys in the naming that the file does not use."""
-    for base, ranges in names_by_source[NameSource.CHECKPOINT].items():
-        for name in (original_base(base), flux_base(base)):
-            if name != base:
-                yield NameSource.CHECKPOINT, name, ranges
-
-
 def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
     """Separate names for queries, keys and values, which a published file has in one tensor: the names in files that
     have them separately."""
@@ -114,7 +106,6 @@ def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, s
 
 
 _UNET = LoraNaming((*CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
-_HUNYUAN_VIDEO = replace(TRANSFORMER, extra_names=_hunyuan_aliases)
 _FLUX = replace(TRANSFORMER, extra_names=_flux_fused)
 #: the two sources have the same names for different norms, so each has separate prefixes
 _HUNYUAN_DIT = LoraNaming(
@@ -154,13 +145,9 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "flux": _FLUX,
     "flux2": TRANSFORMER,
     "chroma": _FLUX,
-    "hunyuan_video": _HUNYUAN_VIDEO,
-    "hunyuan_video_15": _HUNYUAN_VIDEO,
-    "hunyuan_image": _HUNYUAN_VIDEO,
-    "cosmos": TRANSFORMER,
+    "hunyuan_image": HUNYUAN_LORA,
     "lumina2": TRANSFORMER,
     "z_image": TRANSFORMER,
-    "wan": TRANSFORMER,
     "hidream": TRANSFORMER,
     # diffusers uses the names of the original code for these
     "ace_step": GENERIC,

@@ -27,9 +27,6 @@ _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
 _NO_IMAGES = {"image_encoder": NOTHING, "feature_extractor": NOTHING}
-_NO_CHECKER = {"safety_checker": NOTHING}
-_ONE_WAN = {SECOND: NOTHING, BOUNDARY: None, "expand_timesteps": False}
-_WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
 _HUNYUAN_DIT = {"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False}
 
 #: class and entries of the index
@@ -51,18 +48,7 @@ _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
         **dict.fromkeys(("hunyuan_dit", "hunyuan_dit_1"), ("HunyuanDiTPipeline", _HUNYUAN_DIT)),
         "hidream_i1": ("HiDreamImagePipeline", {}),
         "hunyuan_image_21": ("HunyuanImagePipeline", {}),
-        "wan_t2v": ("WanPipeline", _ONE_WAN),
-        "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
-        "wan22_ti2v": ("WanPipeline", {**_ONE_WAN, "expand_timesteps": True}),
-        **dict.fromkeys(("wan21_i2v", "wan21_flf2v", "wan22_i2v"), ("WanImageToVideoPipeline", _WAN_IMAGE)),
-        "hunyuan_video": ("HunyuanVideoPipeline", {}),
-        "hunyuan_video_i2v": ("HunyuanVideoImageToVideoPipeline", {}),
-        "hunyuan_video_15": ("HunyuanVideo15Pipeline", {}),
-        "cosmos_t2v": ("CosmosTextToWorldPipeline", _NO_CHECKER),
-        "cosmos_i2v": ("CosmosVideoToWorldPipeline", _NO_CHECKER),
-        "cosmos2_t2i": ("Cosmos2TextToImagePipeline", _NO_CHECKER),
-        "cosmos2_i2v": ("Cosmos2VideoToWorldPipeline", _NO_CHECKER),
-        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families()},
+        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families() if family.pipeline},
     }
 )
 #: pipelines whose text encoder reads the reference images, by mode
@@ -73,11 +59,7 @@ _PROCESSOR = {"processor": "a checkpoint has none, expected the processor of Qwe
 _BY_CONFIG = {key: name for family in defined_families() for key, name in family.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "cosmos2_t2i": {"use_karras_sigmas": True},
-        "cosmos2_i2v": {"use_karras_sigmas": True},
-        **{family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries},
-    }
+    {family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries}
 )
 #: last step of plain classifier-free guidance of HunyuanImage, zero-based: of an image, and of one with text in it.
 #: Source: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
@@ -128,8 +110,6 @@ def _guiders(family: Family) -> dict[str, SchedulerFacts]:
             folder: SchedulerFacts(guider.name, {**strength, **guider.settings})
             for folder, guider in _GUIDERS[family.name].items()
         }
-    if family.name == "hunyuan_video_15":
-        return {"guider": SchedulerFacts("ClassifierFreeGuidance", strength)}
     if family.name == "hunyuan_image_21":
         return {
             folder: SchedulerFacts(

@@ -8,18 +8,6 @@ from modelpool.pool.detection.layouts.signature import Row, Signature, having, r
 FLUXES: tuple[Signature, ...] = (
     *rows(
         flux.HUNYUAN_VIDEO,
-        "hunyuan_video_15",
-        "HunyuanVideo15Transformer3DModel",
-        Row(
-            "hunyuan_video_15_sr",
-            "Hunyuan Video 1.5 super-resolution",
-            "HunyuanVideo15_SR_Distilled",
-            having(vision_in_dim=1152, in_channels=98),
-        ),
-        Row("hunyuan_video_15", "Hunyuan Video 1.5", "HunyuanVideo15", having(vision_in_dim=1152)),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
         "hunyuan_image_refiner",
         "HunyuanImageTransformer2DModel",
         Row(
@@ -34,14 +22,6 @@ FLUXES: tuple[Signature, ...] = (
         "hunyuan_image",
         "HunyuanImageTransformer2DModel",
         Row("hunyuan_image_21", "Hunyuan Image 2.1", "HunyuanImage21", having(vec_in_dim=None)),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
-        "hunyuan_video",
-        "HunyuanVideoTransformer3DModel",
-        Row("skyreels_i2v", "SkyReels image-to-video", "HunyuanVideoSkyreelsI2V", having(in_channels=32)),
-        Row("hunyuan_video_i2v", "Hunyuan Video image-to-video", "HunyuanVideoI2V", having(in_channels=33)),
-        Row("hunyuan_video", "Hunyuan Video", "HunyuanVideo"),
     ),
     *rows(
         other.HUNYUAN_3D,

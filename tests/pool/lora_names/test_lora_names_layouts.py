@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.families.parts.hunyuan import flux_base, original_base, original_key
 from modelpool.pool.keymaps.key_map import KeyMap, RowRange
 from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
 from modelpool.pool.lora_names.diffusion import base_names_of, model_names
 from modelpool.pool.lora_names.discovered import layout_map
-from modelpool.pool.lora_names.hunyuan import flux_base, original_base, original_key
 from modelpool.pool.lora_names.naming import generate_names, naming_of
 from modelpool.pool.models.common.diffusers_private import diffusion_converter
 from tests.pool.loading import layouts
