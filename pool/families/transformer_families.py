@@ -14,10 +14,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import (
     AudioFacts,
-    CfgRescale,
     Guidance,
-    ImageConcat,
-    Prediction,
     ReferenceMode,
     SamplingDefaults,
     SamplingFacts,
@@ -28,23 +25,16 @@ from modelpool.pool.detection.facts import Kind
 from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen_vision_config
-from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
-from modelpool.pool.families.image_facts import IMAGE_FACTS
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import (
-    BFLOAT16_FIRST,
-    HALF_FIRST,
-    NO_FLOAT16,
     FamilyDefinition,
     TextVision,
 )
 from modelpool.pool.families.parts.model_facts import ModelFacts
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF, readings_of
-from modelpool.pool.families.video_facts import VIDEO_FACTS
+from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
@@ -52,19 +42,6 @@ from modelpool.pool.specs.spec import Role
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
 #: key prefixes of diffusion model, VAE and vision encoder in single files
 _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
-#: default of diffusers' flow schedulers
-_FLOW_SCHEDULE = "simple"
-#: families whose pipelines leave the levels to the scheduler, which ends slightly above the last step
-_ENDING_ABOVE = frozenset({"wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"})
-
-
-#: families published with their own noise levels
-_OWN_SCHEDULES: Mapping[str, str] = {
-    "cosmos_t2v": "karras",
-    "cosmos_i2v": "karras",
-    "cosmos2_t2i": "karras",
-    "cosmos2_i2v": "karras",
-}
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
 #: families whose text encoder must see the input image: they accept one if the vision part is present
@@ -75,20 +52,6 @@ _TEXT_VISION: Mapping[str, TextVision] = {
 _WORDS = "embed_tokens.weight"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
 _PROJECTION = "crossattn_proj.0.weight"
-#: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
-_NAMINGS = (
-    "wan",
-    "cosmos",
-    "hunyuan_video_15",
-    "hunyuan_video",
-)
-
-
-#: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
-_DTYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("cosmos2",), NO_FLOAT16),
-}
 
 
 def text_prefix(member: str) -> str:
@@ -96,63 +59,15 @@ def text_prefix(member: str) -> str:
     return f"text_encoders.{member}.transformer."
 
 
-def family_of(name: str, facts: ModelFacts) -> Family:
-    """Return the family with the recognition name `name` and no module of its own, sampled according to `facts`."""
-    row = next(row for row in SIGNATURES if row.name == name)
-    readings = readings_of(name)
-    assert readings is not None, f"{name}: no text readings are defined"
-    is_even = facts.prediction is Prediction.FLOW and name not in _ENDING_ABOVE
-    return _family(
-        name,
-        row.title,
-        row.latent,
-        readings,
-        facts,
-        schedule=_OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal"),
-        sampler="euler",
-        dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
-        relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
-    )
-
-
 def defined_family(definition: FamilyDefinition) -> Family:
     """Return the family of a module of `pool.families.modules`."""
-    return _family(
-        definition.name,
-        definition.title,
-        definition.latent,
-        definition.texts,
-        definition.facts,
-        schedule=definition.schedule,
-        sampler=definition.sampler,
-        dtypes=definition.dtypes,
-        cfg_rescale=definition.cfg_rescale,
-        image_concat=definition.image_concat,
-        relative=definition.name,
-        extra_prefixes=definition.extra_prefixes,
-    )
-
-
-def _family(
-    name: str,
-    title: str,
-    latent_format: str,
-    readings: tuple[Reading, ...],
-    facts: ModelFacts,
-    *,
-    schedule: str,
-    sampler: str,
-    dtypes: tuple[str, ...],
-    relative: str,
-    cfg_rescale: CfgRescale = CfgRescale.NOTHING,
-    image_concat: ImageConcat | None = None,
-    extra_prefixes: tuple[str, ...] = (),
-) -> Family:
-    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
-    latent = LATENT_FORMATS[latent_format]
+    name, facts = definition.name, definition.facts
+    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
+    latent = LATENT_FORMATS[definition.latent]
     return Family(
         name=name,
-        title=title,
+        title=definition.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
@@ -178,26 +93,22 @@ def _family(
             prediction=facts.prediction,
             noise=facts.noise,
             model=name,
-            words_negative=any(reading.negative_template for reading in readings),
-            reads=_reads(name, facts),
-            image_concat=image_concat,
+            words_negative=any(reading.negative_template for reading in definition.texts),
+            reads=frozenset(reads),
+            image_concat=definition.image_concat,
             vision_use=facts.vision_use,
             side_multiple=facts.side_multiple,
             video=_video(facts),
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
-            cfg_rescale=cfg_rescale,
-            defaults=SamplingDefaults(facts.steps, facts.cfg, sampler, schedule, facts.guidance),
+            cfg_rescale=definition.cfg_rescale,
+            defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,
-        extra_prefixes={Role.DIFFUSION_MODEL: extra_prefixes} if extra_prefixes else {},
-        latent_format=latent_format,
-        dtypes=dtypes,
-        relative=relative,
+        extra_prefixes={Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {},
+        latent_format=definition.latent,
+        dtypes=definition.dtypes,
+        relative=name,
     )
-
-
-def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
-    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _TEXT_VISION else set())
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:
@@ -206,20 +117,16 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
     return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
 
 
-def _is_said(facts: ModelFacts) -> bool:
+def _is_said(definition: FamilyDefinition) -> bool:
     """Return whether requests can provide all required inputs."""
-    not_said = _NOT_SAID if facts.begins is None else _NOT_SAID - {"image"}
-    return not not_said & set(facts.reads)
+    reads_image = definition.image_concat is not None or definition.facts.begins is not None
+    not_said = _NOT_SAID - {"image"} if reads_image else _NOT_SAID
+    return not not_said & set(definition.facts.reads)
 
 
 #: by the name that recognition returns
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
-    {
-        name: family_of(name, facts)
-        for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS}.items()
-        if name in ROW_OF and _is_said(facts)
-    }
-    | {definition.name: defined_family(definition) for definition in defined_families()}
+    {definition.name: defined_family(definition) for definition in defined_families() if _is_said(definition)}
     | dict(CASCADES)
 )
 

@@ -47,9 +47,8 @@ _BY_PIPELINE = {
 }
 #: pipelines with another order of text encoders than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
-    name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}
-    for name in ("hunyuan_video", "hunyuan_video_i2v")
-} | {family.name: family.text_folders for family in defined_families() if family.text_folders}
+    family.name: family.text_folders for family in defined_families() if family.text_folders
+}
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
 #: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
 _IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.forward import LayoutNames
 from modelpool.pool.families.parts.hunyuan import original_key
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, key_map_of
@@ -109,7 +110,11 @@ CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 #: converters of the project: of layouts that diffusers builds but does not convert
 _CONVERTERS: Mapping[str, Converter] = {
     **EXTRA_CONVERTERS,
-    **{family.name: family.convert for family in defined_families() if family.layout_names is None},
+    **{
+        family.name: family.convert
+        for family in defined_families()
+        if not isinstance(family.convert, str | LayoutNames)
+    },
 }
 #: families that are published under the names of a layout with a converter
 _LAYOUT_OF: Mapping[str, str] = {

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.hunyuan import HUNYUAN_LORA
 from modelpool.pool.families.parts.lora_naming import (
     CHECKPOINT_KEYS,
     GENERIC,
-    TRANSFORMER,
     BaseNames,
     LoraNaming,
     NameRule,
@@ -98,10 +96,6 @@ NAMINGS: Mapping[str, LoraNaming] = {
     "sdxl": _UNET,
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
-    "hunyuan_video": HUNYUAN_LORA,
-    "hunyuan_video_15": HUNYUAN_LORA,
-    "cosmos": TRANSFORMER,
-    "wan": TRANSFORMER,
     # diffusers uses the names of the original code for these
     "ace_step": GENERIC,
     "kandinsky5": GENERIC,

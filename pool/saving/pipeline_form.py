@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelpool.pool.families.parts.definition import NOTHING as NOTHING
 from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"

@@ -16,7 +16,6 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.definition import NOTHING
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
@@ -27,25 +26,11 @@ from modelpool.pool.specs.spec import Role
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
-_NO_CHECKER = {"safety_checker": NOTHING}
-_ONE_WAN = {SECOND: NOTHING, BOUNDARY: None, "expand_timesteps": False}
-_WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "wan_t2v": ("WanPipeline", _ONE_WAN),
-        "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
-        "wan22_ti2v": ("WanPipeline", {**_ONE_WAN, "expand_timesteps": True}),
-        **dict.fromkeys(("wan21_i2v", "wan21_flf2v", "wan22_i2v"), ("WanImageToVideoPipeline", _WAN_IMAGE)),
-        "hunyuan_video": ("HunyuanVideoPipeline", {}),
-        "hunyuan_video_i2v": ("HunyuanVideoImageToVideoPipeline", {}),
-        "hunyuan_video_15": ("HunyuanVideo15Pipeline", {}),
-        "cosmos_t2v": ("CosmosTextToWorldPipeline", _NO_CHECKER),
-        "cosmos_i2v": ("CosmosVideoToWorldPipeline", _NO_CHECKER),
-        "cosmos2_t2i": ("Cosmos2TextToImagePipeline", _NO_CHECKER),
-        "cosmos2_i2v": ("Cosmos2VideoToWorldPipeline", _NO_CHECKER),
-        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families()},
+        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families() if family.pipeline},
     }
 )
 #: families whose text encoder can read the reference images
@@ -54,11 +39,7 @@ _TEXT_VISION = {family.name: family.text_vision for family in defined_families()
 _BY_CONFIG = {key: name for family in defined_families() for key, name in family.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "cosmos2_t2i": {"use_karras_sigmas": True},
-        "cosmos2_i2v": {"use_karras_sigmas": True},
-        **{family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries},
-    }
+    {family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries}
 )
 _GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
@@ -108,8 +89,6 @@ def _guiders(family: Family) -> dict[str, SchedulerFacts]:
             folder: SchedulerFacts(guider.name, {**strength, **guider.settings})
             for folder, guider in _GUIDERS[family.name].items()
         }
-    if family.name == "hunyuan_video_15":
-        return {"guider": SchedulerFacts("ClassifierFreeGuidance", strength)}
     return {}
 
 

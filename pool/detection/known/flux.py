@@ -8,18 +8,6 @@ from modelpool.pool.detection.layouts.signature import Row, Signature, having, r
 FLUXES: tuple[Signature, ...] = (
     *rows(
         flux.HUNYUAN_VIDEO,
-        "hunyuan_video_15",
-        "HunyuanVideo15Transformer3DModel",
-        Row(
-            "hunyuan_video_15_sr",
-            "Hunyuan Video 1.5 super-resolution",
-            "HunyuanVideo15_SR_Distilled",
-            having(vision_in_dim=1152, in_channels=98),
-        ),
-        Row("hunyuan_video_15", "Hunyuan Video 1.5", "HunyuanVideo15", having(vision_in_dim=1152)),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
         "hunyuan_image_refiner",
         "HunyuanImageTransformer2DModel",
         Row(
@@ -28,14 +16,6 @@ FLUXES: tuple[Signature, ...] = (
             "HunyuanImage21Refiner",
             having(patch_size=(1, 1, 1), vec_in_dim=None),
         ),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
-        "hunyuan_video",
-        "HunyuanVideoTransformer3DModel",
-        Row("skyreels_i2v", "SkyReels image-to-video", "HunyuanVideoSkyreelsI2V", having(in_channels=32)),
-        Row("hunyuan_video_i2v", "Hunyuan Video image-to-video", "HunyuanVideoI2V", having(in_channels=33)),
-        Row("hunyuan_video", "Hunyuan Video", "HunyuanVideo"),
     ),
     *rows(
         other.HUNYUAN_3D,

@@ -19,6 +19,8 @@ from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.specs.spec import Role
 
+#: entry of a pipeline's index for a missing component
+NOTHING = (None, None)
 #: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
 HALF_FIRST = ("float16", "bfloat16", "float32")
 BFLOAT16_FIRST = ("bfloat16", "float16", "float32")
@@ -49,6 +51,14 @@ class TextVision:
     numbered_key: str
 
 
+@dataclass(frozen=True, slots=True)
+class TwoExperts:
+    """The model that two experts of a family make, high-noise and low-noise: its title, and its facts."""
+
+    title: str
+    facts: ModelFacts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyDefinition:
     """One family. Fields without a default must be decided for each family.
@@ -57,8 +67,8 @@ class FamilyDefinition:
     name      short and stable, "lumina2": recipes and manifests contain it
     title     for human readers
     layout    the identifying keys of its architecture, and how to measure its sizes
-    when      condition on the measured sizes that distinguishes it from other families of the same layout; in a
-              module, the first that matches wins; those of different modules with one layout exclude each other
+    when      condition on the measured sizes that distinguishes it from other families of the same layout; conditions
+              of families that share a layout exclude each other, except in one module: the first one counts
     comfyui   its class in ComfyUI; empty if none
 
     The module:
@@ -84,10 +94,11 @@ class FamilyDefinition:
     cfg_rescale  how the guided prediction is rescaled
     image_concat use of an input image that is concatenated with the latent
     dtypes    compute dtypes of the diffusion model, best first
+    two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
     lora      names of its weights in LoRA files
-    pipeline  its pipeline in diffusers, for folders
+    pipeline  its pipeline in diffusers, for folders; empty for a family that diffusers has no pipeline for
     pipeline_entries  further entries of the pipeline's index
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
@@ -126,6 +137,7 @@ class FamilyDefinition:
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None
+    two_experts: TwoExperts | None = None
 
     @property
     def layout_names(self) -> LayoutNames | None:

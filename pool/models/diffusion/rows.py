@@ -14,7 +14,6 @@ from modelpool.pool.models.diffusion.cascade_model import CASCADE_ROWS
 from modelpool.pool.models.diffusion.image_rows import IMAGE_ROWS
 from modelpool.pool.models.diffusion.key_maps import converter_of
 from modelpool.pool.models.diffusion.unet_rows import UNET_ROWS
-from modelpool.pool.models.diffusion.video_rows import VIDEO_ROWS
 
 
 def _defined(family: FamilyDefinition) -> DiffusionArchitecture:
@@ -24,7 +23,6 @@ def _defined(family: FamilyDefinition) -> DiffusionArchitecture:
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {
     **IMAGE_ROWS,
-    **VIDEO_ROWS,
     **CASCADE_ROWS,
     **UNET_ROWS,
     **{family.name: _defined(family) for family in defined_families()},

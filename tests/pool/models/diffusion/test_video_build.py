@@ -25,7 +25,6 @@ from modelpool.pool.families.cascade_facts import CASCADE_FACTS
 from modelpool.pool.families.modules import defined_families, ltxv
 from modelpool.pool.families.parts.model_facts import Level
 from modelpool.pool.families.unet_facts import UNET_FACTS
-from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.models.diffusion.audio_seconds import plan_seconds
@@ -33,7 +32,6 @@ from modelpool.pool.models.diffusion.build import architecture_of, plan_diffusio
 from modelpool.pool.models.diffusion.cascade_model import CASCADE_ROWS
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from modelpool.pool.models.diffusion.unet_rows import UNET_ROWS
-from modelpool.pool.models.diffusion.video_rows import VIDEO_ROWS
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
 from tests.pool.models.diffusion.video_cases import CASES, Case, ModelKwargs
@@ -44,9 +42,9 @@ DETECTION = json.loads((GOLDEN / "detection.json").read_text())
 KEYS = json.loads(gzip.decompress((GOLDEN / "detection_keys.json.gz").read_bytes()))
 #: families with a module of their own that make a video or audio
 DEFINED = {family.name: family for family in defined_families() if family.facts.frame_multiple or family.facts.seconds}
-ROWS = {**VIDEO_ROWS, **{name: ARCHITECTURES[name] for name in DEFINED}, **CASCADE_ROWS, **UNET_ROWS}
+ROWS = {**{name: ARCHITECTURES[name] for name in DEFINED}, **CASCADE_ROWS, **UNET_ROWS}
 FACTS = {
-    **VIDEO_FACTS, **{name: family.facts for name, family in DEFINED.items()}, **CASCADE_FACTS, **UNET_FACTS,
+    **{name: family.facts for name, family in DEFINED.items()}, **CASCADE_FACTS, **UNET_FACTS,
 }  # fmt: skip
 #: lists of published keys that are built here
 BUILT = [
