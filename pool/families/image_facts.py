@@ -30,17 +30,6 @@ _FLOW = image_flow(
 
 #: by the name that recognition returns
 IMAGE_FACTS: Mapping[str, ModelFacts] = {
-    "qwen_image_layered": replace(
-        _FLOW,
-        # the square root of one image's patches, in units of 256, at the two training sizes
-        noise=_by_size((1600, 4096), (2.5, 4.0)),
-        width=640,
-        height=640,
-        frames=5,
-        reads=("context", "reference"),
-        sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
-        "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
-    ),
     "hunyuan_image_21_refiner": replace(
         _FLOW,
         noise=NoiseFacts(NoiseKind.FLOW, shift=4.0),

@@ -40,7 +40,6 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
         "chroma": ("chroma_radiance",),
-        "qwen_image": ("qwen_image_layered",),
         "wan": ("wan21_camera", "wan22_camera", "wan22_animate"),
     }
 )  # fmt: skip

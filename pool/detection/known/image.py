@@ -23,12 +23,6 @@ IMAGES: tuple[Signature, ...] = (
         "",
         Row("mage_flow", "Mage-Flow", "MageFlow", having(context_dim=2560, out_channels=128)),
     ),
-    *rows(
-        image.QWEN_IMAGE,
-        "wan21",
-        "QwenImageTransformer2DModel",
-        Row("qwen_image_layered", "Qwen-Image layered", "QwenImage", having(layered=True)),
-    ),
     *rows(newer.QWEN_IMAGE_21, "", "QwenImage21Transformer2DModel", Row("qwen_image_21", "Qwen-Image 2.1")),
     *rows(newer.KREA_2, "wan21", "Krea2Transformer2DModel", Row("krea2", "Krea 2", "Krea2")),
     *rows(newer.IDEOGRAM_4, "flux2", "Ideogram4Transformer2DModel", Row("ideogram4", "Ideogram 4", "Ideogram4")),

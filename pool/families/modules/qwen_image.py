@@ -1,16 +1,15 @@
-"""Qwen-Image and its editing models, whose text encoder sees the reference images. Torch-free.
-
-The model that splits an image into layers has the same architecture and does not run: requests cannot name its image.
-"""
+"""Qwen-Image, its editing models, whose text encoder sees the reference images, and the model that splits an image into
+layers. Torch-free."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.layouts.image import QWEN_IMAGE
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import anything
+from modelpool.pool.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition, TextVision
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of, unchanged
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 #: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
 _NUMBERED_KEY = "__index_timestep_zero__"
-#: tensors of the published file to the module's parameters
-CONVERT = unchanged(_NUMBERED_KEY)
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:
@@ -83,51 +80,78 @@ def _patches(x_BCHW: Tensor) -> tuple[int, int, int]:
     return 1, x_BCHW.shape[-2] // 2, x_BCHW.shape[-1] // 2
 
 
+_QWEN_IMAGE = FamilyDefinition(
+    name="qwen_image",
+    title="Qwen-Image",
+    layout=QWEN_IMAGE,
+    when=anything,
+    comfyui="QwenImage",
+    module="QwenImageTransformer2DModel",
+    config=config,
+    convert=unchanged(_NUMBERED_KEY),
+    forward=forward,
+    latent="wan21",
+    texts=(
+        Reading(
+            "qwen25_7b",
+            3584,
+            TEMPLATE,
+            dropped_tokens=QWEN_IMAGE_BEFORE,
+            most_tokens=512 + QWEN_IMAGE_BEFORE,
+            is_masked=True,
+            padding=Padding.DROPPED,
+        ),
+    ),
+    text_set="qwen_image",
+    text_vision=TextVision(
+        {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
+        {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
+        _NUMBERED_KEY,
+    ),
+    facts=image_flow(
+        NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
+        Guidance.CLASSIFIER_FREE,
+        cfg=4.0,
+        steps=50,
+        width=1328,
+        height=1328,
+        reads=("context",),
+        may_read=("context_mask", "reference"),
+        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
+        "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
+    ),
+    schedule="simple",
+    cfg_rescale=CfgRescale.PATCHES,
+    dtypes=NO_FLOAT16,
+    # diffusers has the names of the original code
+    lora=GENERIC,
+    pipeline="QwenImagePipeline",
+)
+
 FAMILIES = (
-    FamilyDefinition(
-        name="qwen_image",
-        title="Qwen-Image",
-        layout=QWEN_IMAGE,
-        when=anything,
-        comfyui="QwenImage",
-        module="QwenImageTransformer2DModel",
-        config=config,
-        convert=CONVERT,
-        forward=forward,
-        latent="wan21",
-        texts=(
-            Reading(
-                "qwen25_7b",
-                3584,
-                TEMPLATE,
-                dropped_tokens=QWEN_IMAGE_BEFORE,
-                most_tokens=512 + QWEN_IMAGE_BEFORE,
-                is_masked=True,
-                padding=Padding.DROPPED,
-            ),
-        ),
-        text_vision=TextVision(
-            {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"},
-            {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"},
-            _NUMBERED_KEY,
-        ),
+    # splits an image into layers; requests cannot name its image
+    replace(
+        _QWEN_IMAGE,
+        name="qwen_image_layered",
+        title="Qwen-Image layered",
+        when=having(layered=True),
+        text_vision=None,
         facts=image_flow(
-            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
+            # the square root of one image's patches, in units of 256, at the two training sizes
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1600, 4096), (2.5, 4.0))),
             Guidance.CLASSIFIER_FREE,
             cfg=4.0,
             steps=50,
-            width=1328,
-            height=1328,
-            reads=("context",),
-            may_read=("context_mask", "reference"),
-            sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
-            "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
+            width=640,
+            height=640,
+            frames=5,
+            reads=("context", "reference"),
+            may_read=("context_mask",),
+            sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
+            "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
         ),
-        schedule="simple",
-        cfg_rescale=CfgRescale.PATCHES,
-        dtypes=NO_FLOAT16,
-        # diffusers has the names of the original code
-        lora=GENERIC,
-        pipeline="QwenImagePipeline",
+        cfg_rescale=CfgRescale.NOTHING,
+        pipeline="QwenImageLayeredPipeline",
     ),
+    _QWEN_IMAGE,
 )

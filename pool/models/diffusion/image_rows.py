@@ -10,20 +10,16 @@ from diffusers import (
     HunyuanImageTransformer2DModel,
     Krea2Transformer2DModel,
     QwenImage21Transformer2DModel,
-    QwenImageTransformer2DModel,
     SanaTransformer2DModel,
 )
 
-from modelpool.pool.families.modules import hunyuan_image, qwen_image
+from modelpool.pool.families.modules import hunyuan_image
 from modelpool.pool.families.parts.forward import unchanged
 from modelpool.pool.models.diffusion import image_calls, image_configs
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.key_maps import layout_converter
 
 IMAGE_ROWS: Mapping[str, DiffusionArchitecture] = {
-    "qwen_image_layered": DiffusionArchitecture(
-        QwenImageTransformer2DModel, qwen_image.config, qwen_image.CONVERT, qwen_image.forward
-    ),
     "hunyuan_image_21_refiner": DiffusionArchitecture(
         HunyuanImageTransformer2DModel,
         hunyuan_image.config,

@@ -18,7 +18,7 @@ from tests.pool.families.modules.in_tables import families_in_tables, modules_wi
 
 MODULES = Path(modules.__file__ or "").parent
 #: families that need an image or a video that requests cannot provide: they are built and do not run
-WITHOUT_INPUT = {"skyreels_i2v", "wan21_fun_control", "hunyuan_video_15_sr"}
+WITHOUT_INPUT = {"skyreels_i2v", "wan21_fun_control", "hunyuan_video_15_sr", "qwen_image_layered"}
 
 
 def test_every_module_has_a_test_of_its_name_or_families_that_tables_compare() -> None:
