@@ -53,7 +53,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     name, entries = found
     vision, mode = _TEXT_VISION.get(family.name), family.sampling.reference_mode
     missing: Mapping[str, str] = {}
-    if vision is not None and mode in vision.pipelines:
+    if vision is not None and mode is not None and mode in vision.pipelines:
         name, missing = vision.pipelines[mode], vision.missing
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
