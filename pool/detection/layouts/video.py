@@ -23,8 +23,8 @@ from modelpool.pool.detection.layouts.signature import Layout, diffusers, publis
 PATCH = 4
 #: width of a head of Wan in every published size; its norms are as wide as the model
 WAN_HEAD = 128
-#: heads of LTX-Video's transformer in every published size
-_LTX_HEADS = 32
+#: heads of LTX-Video's transformer in every published size. Source: the config.json of Lightricks/LTX-Video, 2B and 13B
+LTX_HEADS = 32
 
 _LTX_BLOCK = "transformer_blocks.0.attn2.to_k.weight"
 
@@ -38,7 +38,7 @@ LTX = Layout(
                 in_channels=dim("patchify_proj.weight", 1),
                 hidden_size=dim("patchify_proj.weight", 0),
                 num_layers=count("transformer_blocks."),
-                attention_head_dim=dim(_LTX_BLOCK, 0, divide=_LTX_HEADS),
+                attention_head_dim=dim(_LTX_BLOCK, 0, divide=LTX_HEADS),
                 cross_attention_dim=dim(_LTX_BLOCK, 1),
                 audio=has("audio_adaln_single.linear.weight"),
             ),
@@ -53,7 +53,7 @@ LTX = Layout(
                 in_channels=dim("proj_in.weight", 1),
                 hidden_size=dim("proj_in.weight", 0),
                 num_layers=count("transformer_blocks."),
-                attention_head_dim=dim(_LTX_BLOCK, 0, divide=_LTX_HEADS),
+                attention_head_dim=dim(_LTX_BLOCK, 0, divide=LTX_HEADS),
                 cross_attention_dim=dim(_LTX_BLOCK, 1),
                 audio=has("audio_proj_in.weight"),
             ),

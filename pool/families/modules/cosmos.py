@@ -20,7 +20,7 @@ from modelpool.pool.detection.layouts.video import (
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, NO_FLOAT16, NOTHING, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
+from modelpool.pool.families.parts.model_facts import Level, ModelFacts, image_flow
 from modelpool.pool.families.parts.text_reading import Padding, fixed_length
 from modelpool.pool.families.parts.video import frame_rate, towards_image, with_image
 
@@ -152,8 +152,8 @@ def forward_predict_2(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwarg
 
 def _goes_on(module: nn.Module) -> bool:
     """Return whether the model reads a channel that marks kept frames, in addition to the padding channel."""
-    config = config_of(module)
-    return bool(config.in_channels - config.out_channels > 1)
+    arguments = config_of(module)
+    return bool(arguments.in_channels - arguments.out_channels > 1)
 
 
 def _with_masks(module: nn.Module, x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:
@@ -229,19 +229,13 @@ _PREDICT_2_T2I = replace(
     comfyui="CosmosT2IPredict2",
     forward=forward_predict_2,
     latent="wan21",
-    facts=ModelFacts(
-        prediction=Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
-        level=Level.SHARE,
-        guidance=Guidance.CLASSIFIER_FREE,
+    facts=image_flow(
+        NoiseFacts(NoiseKind.FLOW, sigma_min=0.002, sigma_max=80.0),
+        Guidance.CLASSIFIER_FREE,
         cfg=7.0,
         steps=35,
         width=1360,
         height=768,
-        frames=1,
-        side_multiple=16,
-        frame_multiple=0,
-        frame_rate=0.0,
         reads=("context",),
         sources="diffusers' Cosmos2TextToImagePipeline: the shares are sigma / (1 + sigma) of Karras' levels between "
         "both sigmas, and its guidance scale is smaller by 1",

@@ -10,7 +10,6 @@ from modelpool.pool.core.sampling_facts import (
     Guidance,
     NoiseFacts,
     NoiseKind,
-    Prediction,
     VisionEncoderUse,
 )
 from modelpool.pool.detection.layouts.flux import HUNYUAN_VIDEO
@@ -19,10 +18,9 @@ from modelpool.pool.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
-from modelpool.pool.families.parts.video import joined
+from modelpool.pool.families.parts.video import joined, video_flow
 from modelpool.pool.specs.spec import Role
 
 if TYPE_CHECKING:
@@ -63,13 +61,13 @@ _LLAMA = fixed_length(
 def config(found: Config, shapes: Shapes) -> Arguments:
     """Return the arguments of `diffusers.HunyuanVideoTransformer3DModel`, for text-to-video and concatenated images."""
     sizes: dict[str, Any] = dict(found)
-    joined = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
+    images = {"image_condition_type": "latent_concat"} if sizes["in_channels"] == 2 * sizes["out_channels"] + 1 else {}
     return {
         **hunyuan.block_arguments(found, shapes),
         "num_single_layers": sizes["depth_single_blocks"],
         "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
         "pooled_projection_dim": sizes["vec_in_dim"],
-        **joined,
+        **images,
     }
 
 
@@ -111,18 +109,14 @@ _T2V = FamilyDefinition(
     text_set="hunyuan_video",
     # the pipeline has another order than its readings
     text_folders={Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"},
-    facts=ModelFacts(
-        prediction=Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift=7.0),
-        level=Level.SHARE,
-        guidance=Guidance.DISTILLED,
+    facts=video_flow(
+        NoiseFacts(NoiseKind.FLOW, shift=7.0),
+        Guidance.DISTILLED,
         cfg=6.0,
         steps=50,
         width=1280,
         height=720,
         frames=129,
-        side_multiple=16,
-        frame_multiple=4,
         frame_rate=24.0,
         reads=("context", "pooled", "guidance"),
         may_read=("context_mask",),

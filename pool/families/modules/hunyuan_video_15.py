@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 from modelpool.pool.detection.layouts.flux import HUNYUAN_VIDEO
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition, SavedGuider
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.text_reading import Cleaning
+from modelpool.pool.families.parts.video import video_flow
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,10 +54,10 @@ def forward(module: nn.Module, x_BCTHW: Tensor, level_B: Tensor, kwargs: ModelKw
     import torch
 
     context = kwargs["context"]
-    config = config_of(module)
-    more = config.in_channels - x_BCTHW.shape[1]
+    arguments = config_of(module)
+    more = arguments.in_channels - x_BCTHW.shape[1]
     image = kwargs.get("image", x_BCTHW.new_zeros(1, 1, 1, 1, 1).expand(x_BCTHW.shape[0], more, *x_BCTHW.shape[2:]))
-    none = context.new_zeros(context.shape[0], _IMAGE_TOKENS, config.image_embed_dim)
+    none = context.new_zeros(context.shape[0], _IMAGE_TOKENS, arguments.image_embed_dim)
     return sample_of(
         module(
             hidden_states=torch.cat((x_BCTHW, image), dim=1),
@@ -89,18 +89,14 @@ _VIDEO = FamilyDefinition(
     ),
     text_set="hunyuan_video_15",
     optional_encoders=frozenset({"byt5_small_glyph"}),
-    facts=ModelFacts(
-        prediction=Prediction.FLOW,
-        noise=NoiseFacts(NoiseKind.FLOW, shift=7.0),
-        level=Level.SHARE,
-        guidance=Guidance.CLASSIFIER_FREE,
+    facts=video_flow(
+        NoiseFacts(NoiseKind.FLOW, shift=7.0),
+        Guidance.CLASSIFIER_FREE,
         cfg=6.0,
         steps=50,
         width=848,
         height=480,
         frames=121,
-        side_multiple=16,
-        frame_multiple=4,
         frame_rate=24.0,
         reads=("context", "context_2"),
         may_read=("context_mask", "context_2_mask", "image", "image_context"),

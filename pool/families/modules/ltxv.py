@@ -11,25 +11,21 @@ from modelpool.pool.core.sampling_facts import (
     Guidance,
     NoiseFacts,
     NoiseKind,
-    Prediction,
     ShiftBySize,
 )
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import anything
-from modelpool.pool.detection.layouts.video import LTX
+from modelpool.pool.detection.layouts.video import LTX, LTX_HEADS
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
-from modelpool.pool.families.parts.video import frame_rate, towards_image, with_image
+from modelpool.pool.families.parts.video import frame_rate, towards_image, video_flow, with_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: heads in every published size. Source: the config.json of Lightricks/LTX-Video, 2B and 13B
-HEADS = 32
 #: blocks of the first LTX-Video; all models with more count frames as since 0.9.5. Source: the metadata of
 #: Lightricks/LTX-Video's files
 FIRST_BLOCKS = 28
@@ -47,8 +43,8 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     return {
         "in_channels": sizes["in_channels"],
         "out_channels": shapes["proj_out.weight"][0],
-        "num_attention_heads": HEADS,
-        "attention_head_dim": sizes["hidden_size"] // HEADS,
+        "num_attention_heads": LTX_HEADS,
+        "attention_head_dim": sizes["hidden_size"] // LTX_HEADS,
         "cross_attention_dim": sizes["cross_attention_dim"],
         "num_layers": sizes["num_layers"],
         "caption_channels": shapes["caption_projection.linear_1.weight"][1],
@@ -123,11 +119,9 @@ FAMILIES = (
         latent="ltxv",
         # padding is visible to T5, not to the model
         texts=(fixed_length("t5xxl", 128, mask=MaskMode.REAL),),
-        facts=ModelFacts(
-            prediction=Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
-            level=Level.SHARE,
-            guidance=Guidance.CLASSIFIER_FREE,
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize((1024, 4096), (0.95, 2.05)), last_share=0.1),
+            Guidance.CLASSIFIER_FREE,
             cfg=3.0,
             steps=50,
             width=704,

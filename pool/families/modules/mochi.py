@@ -6,15 +6,15 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 from modelpool.pool.detection.layouts.shape_sizes import Config, count, dim, has, maybe, sizes
 from modelpool.pool.detection.layouts.signature import Layout, anything, diffusers, published
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
+from modelpool.pool.families.parts.video import video_flow
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -163,17 +163,14 @@ FAMILIES = (
         forward=forward,
         latent="mochi",
         texts=(fixed_length("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
-        facts=ModelFacts(
-            prediction=Prediction.FLOW,
-            noise=NoiseFacts(NoiseKind.FLOW, shift=6.0),
-            level=Level.SHARE,
-            guidance=Guidance.CLASSIFIER_FREE,
+        facts=video_flow(
+            NoiseFacts(NoiseKind.FLOW, shift=6.0),
+            Guidance.CLASSIFIER_FREE,
             cfg=4.5,
             steps=64,
             width=848,
             height=480,
             frames=163,
-            side_multiple=16,
             frame_multiple=6,
             frame_rate=30.0,
             reads=("context",),

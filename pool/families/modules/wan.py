@@ -13,7 +13,6 @@ from modelpool.pool.core.sampling_facts import (
     LastFrameMode,
     NoiseFacts,
     NoiseKind,
-    Prediction,
     VisionEncoderUse,
 )
 from modelpool.pool.detection.layouts.shape_sizes import Config
@@ -30,9 +29,8 @@ from modelpool.pool.families.parts.forward import (
     sample_of,
 )
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
-from modelpool.pool.families.parts.model_facts import Level, ModelFacts
 from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
-from modelpool.pool.families.parts.video import joined, towards_image, with_image
+from modelpool.pool.families.parts.video import joined, towards_image, video_flow, with_image
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -156,18 +154,14 @@ def _flow(shift: float) -> NoiseFacts:
 #: index entries of pipelines for one expert
 _ONE = {"transformer_2": NOTHING, "boundary_ratio": None}
 
-_FACTS = ModelFacts(
-    prediction=Prediction.FLOW,
-    noise=_flow(8.0),
-    level=Level.SHARE,
-    guidance=Guidance.CLASSIFIER_FREE,
+_FACTS = video_flow(
+    _flow(8.0),
+    Guidance.CLASSIFIER_FREE,
     cfg=5.0,
     steps=50,
     width=832,
     height=480,
     frames=81,
-    side_multiple=16,
-    frame_multiple=4,
     frame_rate=16.0,
     reads=("context",),
     may_read=("context_mask",),

@@ -1,16 +1,25 @@
-"""What several video models share when they are called: kept frames of an image, frame rates. Torch-free to import.
+"""What several video models share: facts, and in their calls kept frames of an image and frame rates. Torch-free to
+import.
 
 Legend: B batch, C channels, T H W cells of a latent.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts
 from modelpool.pool.families.parts.forward import ModelKwargs
+from modelpool.pool.families.parts.model_facts import ModelFacts, image_flow
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def video_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
+    """Return the facts of a family that makes videos with a flow, in patches of 2x2 cells of 4 frames of 8x8 pixels;
+    `more` are its other fields."""
+    return image_flow(noise, guidance, **{"frame_multiple": 4} | more)
 
 
 def joined(x_BCTHW: Tensor, kwargs: ModelKwargs) -> Tensor:

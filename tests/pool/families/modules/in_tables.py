@@ -29,9 +29,14 @@ def families_in_tables() -> tuple[FamilyDefinition, ...]:
 
 
 def image_facts_in_tables() -> dict[str, ModelFacts]:
-    """The facts of those of them that make images."""
-    return {
-        family.name: family.facts
-        for family in families_in_tables()
-        if not family.facts.frame_multiple and not family.facts.seconds
-    }
+    """The facts of those of them whose models are made for images."""
+    return {family.name: family.facts for family in families_in_tables() if not _is_for_time(family)}
+
+
+def video_facts_in_tables() -> dict[str, ModelFacts]:
+    """The facts of those of them whose models are made for videos or audio. One of Cosmos makes single frames."""
+    return {family.name: family.facts for family in families_in_tables() if _is_for_time(family)}
+
+
+def _is_for_time(family: FamilyDefinition) -> bool:
+    return "3DModel" in family.module or bool(family.facts.seconds)

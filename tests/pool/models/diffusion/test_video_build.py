@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.families.cascade_facts import CASCADE_FACTS
-from modelpool.pool.families.modules import defined_families, ltxv
+from modelpool.pool.families.modules import ltxv
 from modelpool.pool.families.parts.model_facts import Level
 from modelpool.pool.families.unet_facts import UNET_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
@@ -34,18 +34,15 @@ from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from modelpool.pool.models.diffusion.unet_rows import UNET_ROWS
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
+from tests.pool.families.modules.in_tables import video_facts_in_tables
 from tests.pool.models.diffusion.video_cases import CASES, Case, ModelKwargs
 from tests.pool.zoo.case import quiet_libraries
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 DETECTION = json.loads((GOLDEN / "detection.json").read_text())
 KEYS = json.loads(gzip.decompress((GOLDEN / "detection_keys.json.gz").read_bytes()))
-#: families with a module of their own that make a video or audio
-DEFINED = {family.name: family for family in defined_families() if family.facts.frame_multiple or family.facts.seconds}
-ROWS = {**{name: ARCHITECTURES[name] for name in DEFINED}, **CASCADE_ROWS, **UNET_ROWS}
-FACTS = {
-    **{name: family.facts for name, family in DEFINED.items()}, **CASCADE_FACTS, **UNET_FACTS,
-}  # fmt: skip
+ROWS = {**{name: ARCHITECTURES[name] for name in video_facts_in_tables()}, **CASCADE_ROWS, **UNET_ROWS}
+FACTS = {**video_facts_in_tables(), **CASCADE_FACTS, **UNET_FACTS}
 #: lists of published keys that are built here
 BUILT = [
     "sd15_inpaint", "sd21_inpaint", "sd_x4_upscaler", "sdxl_ip2p", "svd_img2vid", "sv3d_u", "sv3d_p",
