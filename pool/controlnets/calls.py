@@ -28,9 +28,10 @@ from modelpool.pool.conditioning.micro_conditioning import (
     ModelKwargs,
     Residuals,
 )
+from modelpool.pool.families.modules import hunyuan_dit
+from modelpool.pool.families.parts.forward import TIMESTEPS
 from modelpool.pool.families.parts.patches import packed, patch_ids
 from modelpool.pool.guidance.call_model import as_input
-from modelpool.pool.models.diffusion.image_calls import TIMESTEPS, hunyuan_dit_kwargs
 
 #: arguments of diffusers' transformers for residuals of ControlNets
 DOUBLE, SINGLE = "controlnet_block_samples", "controlnet_single_block_samples"
@@ -197,7 +198,7 @@ def call_hunyuan_dit_control(module: nn.Module, inputs: ControlInputs) -> Residu
         inputs.level_B.to(x_BCHW.dtype),  # it computes in the dtype of its time input
         controlnet_cond=inputs.images_BC,
         conditioning_scale=inputs.strength,
-        **hunyuan_dit_kwargs(module, x_BCHW, {**inputs.model_kwargs, CONTEXT: inputs.context_BLD}),
+        **hunyuan_dit.module_kwargs(module, x_BCHW, {**inputs.model_kwargs, CONTEXT: inputs.context_BLD}),
         return_dict=False,
     )
     return _present({DOUBLE: residuals})

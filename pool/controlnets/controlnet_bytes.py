@@ -18,9 +18,9 @@ from modelpool.pool.controlnets.block_samples import ControlResiduals, blocks_of
 from modelpool.pool.controlnets.calls import ControlInputs
 from modelpool.pool.controlnets.kinds import ControlKind, kind_of
 from modelpool.pool.core.sampling_facts import MicroConditioning
+from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.guidance.controlled_transformer import RepeatedResiduals
 from modelpool.pool.models.common.infer_config import SIZE_NUMBERS
-from modelpool.pool.models.diffusion.image_configs import PATCH
 from modelpool.pool.tracing.dry_run import META
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from modelpool.pool.controlnets.transformer_configs import (
     sd3_control_config,
     z_image_control_config,
 )
+from modelpool.pool.families.parts.arguments import PATCH
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.diffusers_private import controlnet_converter
-from modelpool.pool.models.diffusion.image_configs import PATCH
 
 Shapes: TypeAlias = Mapping[str, Shape]
 Convert: TypeAlias = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]

@@ -1,7 +1,7 @@
 """Arguments of diffusers' ControlNets of transformers, from the shapes of their parameters. Torch-free; builds nothing.
 
 Arguments that shapes do not determine are those of the transformers that they are copied from
-(`pool.models.diffusion.image_configs`).
+(`pool.families.modules`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import ShapeReader
+from modelpool.pool.families.modules.hunyuan_dit import TOKENS as HUNYUAN_DIT_TOKENS
+from modelpool.pool.families.modules.sd3 import HEAD as SD3_HEAD
+from modelpool.pool.families.parts.arguments import PATCH, ratio, rope_axes
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.models.diffusion.image_configs import HUNYUAN_DIT_TOKENS, PATCH, SD3_HEAD, flux_axes, ratio
 
 Config: TypeAlias = dict[str, Any]
 Shapes: TypeAlias = Mapping[str, Shape]
@@ -45,7 +47,7 @@ def flux_control_config(shapes: Shapes) -> Config:
         "joint_attention_dim": _shape(shapes, "context_embedder.weight", 2)[1],
         "pooled_projection_dim": _pooled(shapes),
         "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
-        "axes_dims_rope": list(flux_axes(head)),
+        "axes_dims_rope": list(rope_axes(head)),
         "num_mode": None if modes is None else modes[0],
         "conditioning_embedding_channels": None if hint is None else hint[0],
     }
@@ -91,7 +93,7 @@ def qwen_image_control_config(shapes: Shapes) -> Config:
         "out_channels": channels // PATCH,
         **_blocks(shapes, head, hidden),
         "joint_attention_dim": _shape(shapes, "txt_in.weight", 2)[1],
-        "axes_dims_rope": flux_axes(head),
+        "axes_dims_rope": rope_axes(head),
         "extra_condition_channels": _shape(shapes, "controlnet_x_embedder.weight", 2)[1] - channels,
     }
 

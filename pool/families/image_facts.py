@@ -1,4 +1,5 @@
-"""Sampling facts of the image transformer families. Torch-free; see `facts`.
+"""Sampling facts of image transformers that are recognised, and built, but do not run. Torch-free; see
+`families.parts.model_facts`.
 
 Unless `sources` states otherwise: sizes, steps and guidance scales are the defaults of diffusers' pipelines, shifts
 those of the published schedulers. Properties that no file tells for models with one layout (distilled or not) are those
@@ -10,273 +11,63 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, ShiftBySize, ShiftBySizeAndSteps
-from modelpool.pool.families.parts.model_facts import Guidance, Level, ModelFacts
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
+from modelpool.pool.families.parts.model_facts import Guidance, ModelFacts, image_flow
 
 
-def _flow(
-    shift: float = 1.0, by_size: ShiftBySize | ShiftBySizeAndSteps | None = None, last_share: float = 0.0
-) -> NoiseFacts:
-    return NoiseFacts(NoiseKind.FLOW, shift=shift, shift_by_size=by_size, last_share=last_share)
+def _by_size(tokens: tuple[int, int], exponents: tuple[float, float]) -> NoiseFacts:
+    return NoiseFacts(NoiseKind.FLOW, shift_by_size=ShiftBySize(tokens, exponents))
 
 
-_SD3 = ModelFacts(
-    prediction=Prediction.FLOW,
-    noise=_flow(3.0),
-    level=Level.SHARE,
-    guidance=Guidance.CLASSIFIER_FREE,
-    cfg=7.0,
-    steps=28,
-    width=1024,
-    height=1024,
-    frames=1,
-    side_multiple=16,
-    frame_multiple=0,
-    frame_rate=0.0,
-    reads=("context", "pooled"),
-    sources="diffusers' StableDiffusion3Pipeline; stabilityai/stable-diffusion-3-medium",
-)
-_FLUX_SHIFT = ShiftBySize((256, 4096), (0.5, 1.15))
-_FLUX = replace(
-    _SD3,
-    noise=_flow(by_size=_FLUX_SHIFT),
-    guidance=Guidance.DISTILLED,
-    cfg=3.5,
-    reads=("context", "pooled", "guidance"),
-    may_read=("reference",),
-    sources="diffusers' FluxPipeline; black-forest-labs/FLUX.1-dev. ComfyUI has the exponent 1.15 at every size",
-)
-#: lines over the size of unpatched latents up to 4096, for 10 and for 200 steps
-_FLUX_2_SHIFT = ShiftBySizeAndSteps(
-    ShiftBySize((0, 4096), (1.89833333, 1.89833333 + 4096 * 8.73809524e-05)),
-    ShiftBySize((0, 4096), (0.45666666, 0.45666666 + 4096 * 0.00016927)),
-    (10, 200),
-    4300,
-)
-_FLUX_2 = replace(
-    _SD3,
-    noise=_flow(by_size=_FLUX_2_SHIFT),
-    guidance=Guidance.DISTILLED,
+_FLOW = image_flow(
+    NoiseFacts(NoiseKind.FLOW, shift=3.0),
+    Guidance.CLASSIFIER_FREE,
     cfg=4.0,
     steps=50,
-    reads=("context", "guidance"),
-    may_read=("reference",),
-    sources="diffusers' Flux2Pipeline, compute_empirical_mu. ComfyUI has the exponent 2.02 at every size",
-)
-_PIXART = replace(
-    _SD3,
-    prediction=Prediction.NOISE,
-    noise=NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
-    level=Level.TIMESTEP,
-    cfg=4.5,
-    steps=20,
     reads=("context",),
     may_read=("context_mask",),
-    sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
-)
-_HUNYUAN_DIT = replace(
-    _SD3,
-    prediction=Prediction.VELOCITY,
-    noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.018),
-    level=Level.TIMESTEP,
-    cfg=5.0,
-    steps=50,
-    reads=("context", "context_mask", "context_2", "context_2_mask"),
-    sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.2; 77 and 256 tokens, filled up",
 )
 
 #: by the name that recognition returns
 IMAGE_FACTS: Mapping[str, ModelFacts] = {
-    "sd3": _SD3,
-    "sd35_large": replace(_SD3, cfg=3.5, sources="stabilityai/stable-diffusion-3.5-large, card and scheduler"),
-    "sd35_medium": replace(
-        _SD3, cfg=4.5, steps=40, sources="stabilityai/stable-diffusion-3.5-medium, card and scheduler"
-    ),
-    "flux_dev": _FLUX,
-    "flux_schnell": replace(
-        _FLUX,
-        noise=_flow(1.0),
-        guidance=Guidance.NONE,
-        cfg=1.0,
-        steps=4,
-        reads=("context", "pooled"),
-        may_read=(),
-        sources="black-forest-labs/FLUX.1-schnell, card and scheduler; prompts of 256 tokens",
-    ),
-    "flux_fill": replace(
-        _FLUX,
-        cfg=30.0,
-        steps=50,
-        reads=("context", "pooled", "guidance", "image"),
-        may_read=(),
-        sources="diffusers' FluxFillPipeline: the image latent with the masked part removed, and 64 channels of "
-        "the mask, one for each of the 8 times 8 pixels of a cell, row by row",
-    ),
-    "flux_control": replace(
-        _FLUX,
-        reads=("context", "pooled", "guidance", "image"),
-        may_read=(),
-        sources="diffusers' FluxControlPipeline; its authors use the scales 10 for depth and 30 for edges",
-    ),
-    "flux2": _FLUX_2,
-    "flux2_dev": _FLUX_2,
-    "flux2_klein": replace(
-        _FLUX_2,
-        guidance=Guidance.NONE,
-        cfg=1.0,
-        steps=4,
-        reads=("context",),
-        sources="diffusers' Flux2KleinPipeline; black-forest-labs/FLUX.2-klein-4B, the distilled one. Its base model "
-        "needs 50 steps and a classifier-free scale of 4",
-    ),
-    "chroma": replace(
-        _SD3,
-        noise=_flow(1.0),
-        cfg=5.0,
-        steps=35,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' ChromaPipeline; shift as in ComfyUI. Reads the words and one padding token only",
-    ),
-    "qwen_image": replace(
-        _SD3,
-        noise=_flow(by_size=ShiftBySize((256, 8192), (0.5, 0.9)), last_share=0.02),
-        cfg=4.0,
-        steps=50,
-        width=1328,
-        height=1328,
-        reads=("context",),
-        may_read=("context_mask", "reference"),
-        sources="diffusers' QwenImagePipeline, which rescales each patch to its norm before guidance; "
-        "Qwen/Qwen-Image, scheduler. ComfyUI has a shift of 1.15 at every size",
-    ),
-    "qwen_image_layered": replace(
-        _SD3,
-        # # the square root of one image's patches, in units of 256, at the two training sizes
-        noise=_flow(by_size=ShiftBySize((1600, 4096), (2.5, 4.0))),
-        cfg=4.0,
-        steps=50,
-        width=640,
-        height=640,
-        frames=5,
-        reads=("context", "reference"),
-        may_read=("context_mask",),
-        sources="diffusers' QwenImageLayeredPipeline, which optionally rescales each patch to its norm before "
-        "guidance: the complete image and four layers, of 640 or 1024 pixels a side",
-    ),
-    "z_image": replace(
-        _SD3,
-        guidance=Guidance.NONE,
-        cfg=1.0,
-        steps=8,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="Tongyi-MAI/Z-Image-Turbo, card and scheduler; its base model needs 50 steps and guidance",
-    ),
-    "lumina2": replace(
-        _SD3,
-        noise=_flow(6.0),
-        cfg=4.0,
-        steps=30,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' Lumina2Pipeline, which rescales each row of cells to its norm before guidance; "
-        "Alpha-VLLM/Lumina-Image-2.0",
-    ),
-    "auraflow": replace(
-        _SD3,
-        noise=_flow(1.73),
-        cfg=3.5,
-        steps=50,
-        reads=("context",),
-        may_read=("context_mask",),
-        sources="diffusers' AuraFlowPipeline; fal/AuraFlow-v0.3",
-    ),
-    "pixart_alpha": replace(
-        _PIXART,
-        may_read=("context_mask", "size"),
-        sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
-    ),
-    "pixart_alpha_512": replace(
-        _PIXART, width=512, height=512, sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens"
-    ),
-    "pixart_sigma": _PIXART,
-    "hunyuan_dit": _HUNYUAN_DIT,
-    "hunyuan_dit_1": replace(
-        _HUNYUAN_DIT,
-        noise=NoiseFacts(NoiseKind.SCALED_LINEAR, beta_start=0.00085, beta_end=0.03),
-        may_read=("size",),
-        sources="diffusers' HunyuanDiTPipeline; Tencent-Hunyuan/HunyuanDiT-v1.1; 77 and 256 tokens, filled up",
-    ),
-    "hidream_i1": replace(
-        _SD3,
-        cfg=5.0,
-        steps=50,
-        reads=("context", "context_2", "pooled"),
-        sources="diffusers' HiDreamImagePipeline; HiDream-ai/HiDream-I1-Full; at most 4096 patches",
-    ),
-    "hunyuan_image_21": replace(
-        _SD3,
-        noise=_flow(5.0),
-        guidance=Guidance.PROJECTED_LATE,
-        cfg=3.5,
-        steps=50,
-        width=2048,
-        height=2048,
-        side_multiple=64,
-        reads=("context",),
-        may_read=("context_mask", "context_2", "context_2_mask", "guidance", "next_level"),
-        sources="diffusers' HunyuanImagePipeline; shift of ComfyUI's class. The distilled one has a shift of 4 and 8 "
-        "steps, reads a guidance of 3.25 and its next level; its file has guidance_in and time_r_in",
-    ),
     "hunyuan_image_21_refiner": replace(
-        _SD3,
-        noise=_flow(4.0),
+        _FLOW,
+        noise=NoiseFacts(NoiseKind.FLOW, shift=4.0),
         guidance=Guidance.DISTILLED,
         cfg=3.25,
         steps=4,
         width=2048,
         height=2048,
         reads=("context", "guidance", "image"),
-        may_read=("context_mask",),
         sources="diffusers' HunyuanImageRefinerPipeline; shift of ComfyUI's class",
     ),
     "sana": replace(
-        _SD3,
+        _FLOW,
         cfg=4.5,
         steps=20,
         side_multiple=32,
-        reads=("context",),
-        may_read=("context_mask",),
         sources="diffusers' SanaPipeline; Efficient-Large-Model/Sana_1600M_1024px, scheduler; prompts of 300 tokens",
     ),
     "ernie_image": replace(
-        _SD3,
-        cfg=4.0,
-        steps=50,
-        reads=("context",),
-        may_read=("context_mask",),
+        _FLOW,
         sources="diffusers' ErnieImagePipeline; shift of ComfyUI's class. Turbo needs 8 steps and no guidance",
     ),
     "krea2": replace(
-        _SD3,
-        noise=_flow(by_size=ShiftBySize((256, 6400), (0.5, 1.15))),
-        # # the pipeline adds 4.5 times the difference to the prediction; our scale includes the prediction itself
+        _FLOW,
+        noise=_by_size((256, 6400), (0.5, 1.15)),
+        # the pipeline adds 4.5 times the difference to the prediction; our scale includes the prediction itself
         cfg=5.5,
-        reads=("context",),
-        may_read=("context_mask",),
+        steps=28,
         sources="diffusers' Krea2Pipeline, of layers 2, 5, ... 35 of its text encoder; the distilled one has the "
         "exponent 1.15 at every size and no guidance",
     ),
     "qwen_image_21": replace(
-        _SD3,
-        noise=_flow(by_size=_FLUX_SHIFT),
+        _FLOW,
+        noise=_by_size((256, 4096), (0.5, 1.15)),
         guidance=Guidance.NONE,
         cfg=1.0,
         steps=40,
         side_multiple=32,
-        reads=("context",),
-        may_read=("context_mask",),
         sources="diffusers' QwenImage21Pipeline, whose default is no guidance; the shift is its default for "
         "scheduler configurations without one",
     ),

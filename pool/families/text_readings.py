@@ -9,211 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Padding, Pooled, Reading
+from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, SDXL_CLIP_G, Pooled, Reading
 
-#: padding token of open_clip
-_OPEN_CLIP_PAD = 0
 #: layers of the published CLIP-H; files for transformers leave out the last one
 _CLIP_H_DEPTH = 24
 
-_CLIP_L = Reading("clip_l", width=768)
-_CLIP_G = Reading("clip_g", width=1280, clip_pad_id=_OPEN_CLIP_PAD)
-_SDXL_L = Reading("clip_l", width=768, layers_left_out=1, final_norm=False)
-_SDXL_G = Reading(
-    "clip_g", width=1280, clip_pad_id=_OPEN_CLIP_PAD, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED
-)
-
-
-def _t5(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
-    """Return the reading of a T5 with a fixed text length."""
-    return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)
-
-
-_HUNYUAN_VIDEO_TEMPLATE = (
-    "<|start_header_id|>system<|end_header_id|>\n\nDescribe the video by detailing the following aspects: "
-    "1. The main content and theme of the video."
-    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
-    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
-    "4. background environment, light, style and atmosphere."
-    "5. camera angles, movements, and transitions used in the video:<|eot_id|>"
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
-)
-#: the same, with an image
-_HUNYUAN_VIDEO_I2V_TEMPLATE = (
-    "<|start_header_id|>system<|end_header_id|>\n\n<image>\nDescribe the video by detailing the following aspects "
-    "according to the reference image: "
-    "1. The main content and theme of the video."
-    "2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
-    "3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
-    "4. background environment, light, style and atmosphere."
-    "5. camera angles, movements, and transitions used in the video:<|eot_id|>\n\n"
-    "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
-    "<|start_header_id|>assistant<|end_header_id|>\n\n"
-)
-_HUNYUAN_VIDEO_I2V_BEFORE = 103
-#: tokens of that template before the prompt, including the begin token
-_HUNYUAN_VIDEO_BEFORE = 95
-_LUMINA2_TEMPLATE = (
-    "You are an assistant designed to generate superior images with the superior degree of image-text alignment based "
-    "on textual prompts or user prompts. <Prompt Start> {}"
-)
-_QWEN_IMAGE_TEMPLATE = (
-    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
-    "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-_QWEN_IMAGE_BEFORE = 34
-_HUNYUAN_IMAGE_TEMPLATE = _QWEN_IMAGE_TEMPLATE.removesuffix("\n<|im_start|>assistant\n")
-#: the spaces are part of the published template
-_HUNYUAN_VIDEO_15_TEMPLATE = (
-    "<|im_start|>system\nYou are a helpful assistant. Describe the video by detailing the following aspects:"
-    "         1. The main content and theme of the video."
-    "         2. The color, shape, size, texture, quantity, text, and spatial relationships of the objects."
-    "         3. Actions, events, behaviors temporal relationships, physical movement changes of the objects."
-    "         4. background environment, light, style and atmosphere."
-    "         5. camera angles, movements, and transitions used in the video.<|im_end|>\n"
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-)
-_HUNYUAN_VIDEO_15_BEFORE = 108
-_FLUX2_TEMPLATE = (
-    "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
-    "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
-)
-_QWEN3_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-_QWEN3_WITHOUT_THINKING = _QWEN3_TEMPLATE + "<think>\n\n</think>\n\n"
-
-
-def _hunyuan_qwen(template: str, before: int, cleaning: Cleaning = Cleaning.NONE) -> Reading:
-    """Qwen 2.5 VL as the newer Hunyuan models read it."""
-    return Reading(
-        "qwen25_7b", 3584, template, cleaning=cleaning, dropped_tokens=before, least_tokens=1000 + before,
-        most_tokens=1000 + before, is_masked=True, mask=MaskMode.REAL, layers_left_out=2, final_norm=False,
-    )  # fmt: skip
-
-
-def _glyphs(tokens: int, cleaning: Cleaning) -> Reading:
-    """Glyph-ByT5."""
-    return _t5(
-        "byt5_small_glyph", tokens, 1472, cleaning=cleaning, is_optional=True, is_masked=True, mask=MaskMode.REAL
-    )
-
-
-_PIXART_ALPHA = _t5("t5xxl", 120, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
 
 #: by set, or by family if a family reads the encoders of a set differently
 READINGS: Mapping[str, tuple[Reading, ...]] = MappingProxyType(
     {
         **{family.readings_name: family.texts for family in defined_families()},
-        "sd1": (_CLIP_L,),
-        "sd2": (Reading("clip_h", 1024, clip_pad_id=_OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
-        "sdxl": (_SDXL_L, _SDXL_G),
-        "sdxl_refiner": (_SDXL_G,),
-        # # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
-        "stable_cascade": (
-            Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),
-        ),
-        # # ComfyUI does not pad T5 to 256
-        "sd3": (
-            Reading("clip_l", 768, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED),
-            _SDXL_G,
-            _t5("t5xxl", 256),
-        ),
-        # # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
-        "flux": (Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False), _t5("t5xxl", 512)),
-        "flux2": (
-            Reading(
-                "mistral3_24b", 5120, _FLUX2_TEMPLATE, least_tokens=512, most_tokens=512, pads_left=True,
-                is_masked=True, layers=(10, 20, 30),
-            ),
-        ),
-        # Klein: Qwen3 4B or 8B instead of Mistral
-        "flux2_klein": (
-            Reading(
-                "qwen3_4b", 2560, _QWEN3_WITHOUT_THINKING, least_tokens=512, most_tokens=512, is_masked=True,
-                layers=(9, 18, 27),
-            ),
-        ),
-        # # ComfyUI drops all padding but one token; here the mask hides it
-        "chroma": (_t5("t5xxl", 512, is_masked=True, mask=MaskMode.ONE_MORE),),
-        "aura_flow": (_t5("t5xl", 256, 2048, is_masked=True, padding=Padding.ZEROED),),
-        "pixart": (_PIXART_ALPHA,),
-        "pixart_sigma": (_t5("t5xxl", 300, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL),),
-        "hunyuan_dit": (
-            Reading("hydit_bert", 1024, least_tokens=77, most_tokens=77, is_masked=True, mask=MaskMode.REAL),
-            _t5("t5xl", 256, 2048, is_masked=True, mask=MaskMode.REAL),
-        ),
-        # # ComfyUI does not pad
-        "hunyuan_video": (
-            Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False),
-            Reading(
-                "llama3_8b", 4096, _HUNYUAN_VIDEO_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_BEFORE,
-                least_tokens=256 + _HUNYUAN_VIDEO_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_BEFORE, is_masked=True,
-                mask=MaskMode.REAL, layers_left_out=2, final_norm=False,
-            ),
-        ),
-        # # every second image state is passed to the model
-        "hunyuan_video_i2v": (
-            Reading("clip_l", 768, pooled=Pooled.PLAIN, reads_states=False),
-            Reading(
-                "llama3_8b", 4096, _HUNYUAN_VIDEO_I2V_TEMPLATE, dropped_tokens=_HUNYUAN_VIDEO_I2V_BEFORE,
-                least_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE, most_tokens=256 + _HUNYUAN_VIDEO_I2V_BEFORE,
-                is_masked=True, mask=MaskMode.REAL, layers_left_out=2, final_norm=False, image_token="<image>",
-                images_every=2, last_head="<|end_header_id|>",
-            ),
-        ),
-        # # only the positive prompt gets the system prompt. ComfyUI leaves it to the user
-        "lumina2": (
-            Reading(
-                "gemma2_2b", 2304, _LUMINA2_TEMPLATE, "{}", least_tokens=256, most_tokens=256, is_masked=True,
-                mask=MaskMode.REAL, layers_left_out=1, final_norm=False,
-            ),
-        ),
-        "z_image": (
-            Reading(
-                "qwen3_4b", 2560, _QWEN3_TEMPLATE, most_tokens=512, is_masked=True, layers_left_out=1,
-                final_norm=False, padding=Padding.DROPPED,
-            ),
-        ),
-        "qwen_image": (
-            Reading(
-                "qwen25_7b", 3584, _QWEN_IMAGE_TEMPLATE, dropped_tokens=_QWEN_IMAGE_BEFORE,
-                most_tokens=512 + _QWEN_IMAGE_BEFORE, is_masked=True, padding=Padding.DROPPED,
-            ),
-        ),
-        # # ByT5 reads only the text to render in the image
-        "hunyuan_image": (
-            _hunyuan_qwen(_HUNYUAN_IMAGE_TEMPLATE, _QWEN_IMAGE_BEFORE),
-            _glyphs(128, Cleaning.QUOTED),
-        ),
-        "hunyuan_video_15": (
-            _hunyuan_qwen(_HUNYUAN_VIDEO_15_TEMPLATE, _HUNYUAN_VIDEO_15_BEFORE, Cleaning.NEVER_EMPTY),
-            _glyphs(256, Cleaning.QUOTED_ONCE),
-        ),
-        # # the model reads the states of several of Llama's layers, one per block
-        "hidream": (
-            Reading("clip_l", 768, chunk_tokens=128, pooled=Pooled.PROJECTED, reads_states=False),
-            Reading(
-                "clip_g", 1280, clip_pad_id=_OPEN_CLIP_PAD, chunk_tokens=128, pooled=Pooled.PROJECTED,
-                reads_states=False,
-            ),
-            _t5("t5xxl", 128, is_masked=True),
-            Reading(
-                "llama3_8b", 4096, least_tokens=128, most_tokens=128, is_masked=True, every_layer=True,
-                pad="<|eot_id|>",
-            ),
-        ),
-        "cosmos": (_t5("t5xxl_old", 512, 1024, is_masked=True, padding=Padding.ZEROED),),
-        "mochi": (_t5("t5xxl", 256, is_masked=True, mask=MaskMode.REAL),),
-        # # padding is visible to T5, not to the model
-        "ltxv": (_t5("t5xxl", 128, mask=MaskMode.REAL),),
-        "wan": (
-            _t5("umt5_xxl", 512, cleaning=Cleaning.UNESCAPED, is_masked=True, padding=Padding.ZEROED),
-        ),
-        "stable_audio": (_t5("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
+        "sd1": (Reading("clip_l", 768),),
+        "sd2": (Reading("clip_h", 1024, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, depth=_CLIP_H_DEPTH),),
+        "sdxl": (Reading("clip_l", 768, layers_left_out=1, final_norm=False), SDXL_CLIP_G),
+        "sdxl_refiner": (SDXL_CLIP_G,),
+        # as `StableCascadePriorPipeline`: the last state without its norm, and the encoder gets the mask
+        "stable_cascade": (Reading("clip_g", 1280, is_masked=True, final_norm=False, pooled=Pooled.PROJECTED),),
     }
-)  # fmt: skip
+)
 
 #: the row of `READINGS` of each family whose row has another name
 _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -224,24 +39,8 @@ _ROWS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "sdxl_inpaint", "sdxl_ip2p", "cosxl_edit", "ssd_1b", "vega", "koala_700m", "koala_1b", "playground_25",
         ),
         "stable_cascade": ("cascade_c", "cascade_c_lite", "cascade_b", "cascade_b_lite"),
-        "sd3": ("sd35_large", "sd35_medium"),
-        "flux": ("flux_dev", "flux_schnell", "flux_fill", "flux_control"),
-        "flux2": ("flux2_dev",),
         "chroma": ("chroma_radiance",),
-        "aura_flow": ("auraflow",),
-        "pixart": ("pixart_alpha", "pixart_alpha_512"),
-        "hunyuan_dit": ("hunyuan_dit_1",),
-        "hunyuan_video": ("skyreels_i2v",),
-        "hunyuan_image": ("hunyuan_image_21",),
-        "hunyuan_video_15": ("hunyuan_video_15_sr",),
-        "qwen_image": ("qwen_image_layered",),
-        "hidream": ("hidream_i1",),
-        "cosmos": ("cosmos_t2v", "cosmos_i2v", "cosmos2_t2i", "cosmos2_i2v"),
-        "wan": (
-            "wan_t2v", "wan21_i2v", "wan22_i2v", "wan22_ti2v", "wan_vace", "wan21_flf2v", "wan21_fun_control",
-            "wan21_camera", "wan22_camera", "wan22_animate",
-        ),
-        "stable_audio": ("stable_audio_1",),
+        "wan": ("wan21_camera", "wan22_camera", "wan22_animate"),
     }
 )  # fmt: skip
 ROW_OF: Mapping[str, str] = MappingProxyType(
@@ -253,12 +52,7 @@ ROW_OF: Mapping[str, str] = MappingProxyType(
 
 #: encoders that the models of a row can run without, but not all of them at once
 OPTIONAL_ENCODERS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "sd3": frozenset({"clip_l", "clip_g", "t5xxl"}),
-        "hunyuan_image": frozenset({"byt5_small_glyph"}),
-        "hunyuan_video_15": frozenset({"byt5_small_glyph"}),
-    }
-    | {family.readings_name: family.optional_encoders for family in defined_families() if family.optional_encoders}
+    {family.readings_name: family.optional_encoders for family in defined_families() if family.optional_encoders}
 )
 
 

@@ -14,10 +14,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import (
     AudioFacts,
-    CfgRescale,
     Guidance,
-    ImageConcat,
-    Prediction,
     ReferenceMode,
     SamplingDefaults,
     SamplingFacts,
@@ -28,18 +25,16 @@ from modelpool.pool.detection.facts import Kind
 from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen_vision_config
-from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.audio_facts import AUDIO_FACTS
 from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
-from modelpool.pool.families.image_facts import IMAGE_FACTS
 from modelpool.pool.families.modules import defined_families
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16, FamilyDefinition
+from modelpool.pool.families.parts.definition import (
+    FamilyDefinition,
+    TextVision,
+)
 from modelpool.pool.families.parts.model_facts import ModelFacts
-from modelpool.pool.families.parts.text_reading import Reading
-from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF, readings_of
-from modelpool.pool.families.video_facts import VIDEO_FACTS
+from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
@@ -47,68 +42,16 @@ from modelpool.pool.specs.spec import Role
 TEXT_ROLES = (Role.TEXT_ENCODER, Role.TEXT_ENCODER_2, Role.TEXT_ENCODER_3, Role.TEXT_ENCODER_4)
 #: key prefixes of diffusion model, VAE and vision encoder in single files
 _MODEL_PREFIX, _VAE_PREFIX, _VISION_PREFIX = "model.diffusion_model.", "vae.", "vision_encoder."
-#: default of diffusers' flow schedulers
-_FLOW_SCHEDULE = "simple"
-#: families whose pipelines leave the levels to the scheduler, which ends slightly above the last step
-_ENDING_ABOVE = frozenset(
-    {
-        *("wan_t2v", "wan21_i2v", "wan21_flf2v", "wan22_i2v", "wan22_ti2v", "wan_vace"),
-        *("sd3", "sd35_medium", "sd35_large", "auraflow", "hidream_i1"),
-    }
-)
-
-
-#: families published with their own noise levels
-_OWN_SCHEDULES: Mapping[str, str] = {
-    "mochi": "linear_quadratic",
-    "cosmos_t2v": "karras",
-    "cosmos_i2v": "karras",
-    "cosmos2_t2i": "karras",
-    "cosmos2_i2v": "karras",
-    "stable_audio_1": "exponential",
-}
-#: for noise that ends far above zero: the authors' sampler is stochastic, this is its deterministic counterpart
-_OWN_SAMPLERS: Mapping[str, str] = {"stable_audio_1": "dpmpp_2m"}
-#: further keys of the diffusion model, next to its own prefix
-_BESIDES: Mapping[str, tuple[str, ...]] = {
-    "stable_audio_1": ("conditioner.conditioners.seconds_start.", "conditioner.conditioners.seconds_total.")
-}
 #: required inputs that requests cannot provide, except for families with an input image
 _NOT_SAID = frozenset({"image", "reference"})
-#: families that read an input image
-_SHOWN: Mapping[str, ImageConcat] = {"flux_fill": ImageConcat.INPAINT_BY_PIXEL, "flux_control": ImageConcat.LATENT}
 #: families whose text encoder must see the input image: they accept one if the vision part is present
-_TEXT_SEES = frozenset({"qwen_image"})
+_TEXT_VISION: Mapping[str, TextVision] = {
+    family.name: family.text_vision for family in defined_families() if family.text_vision is not None
+}
 #: end of the key of the text encoder's token embedding
 _WORDS = "embed_tokens.weight"
-#: a tensor in some files of Qwen-Image-Edit 2511, which was trained with numbered images
-_NUMBERED_KEY = "__index_timestep_zero__"
 #: projects the text states of Cosmos Predict 2.5, which has a different text encoder than 2
 _PROJECTION = "crossattn_proj.0.weight"
-#: Source: the pipelines of diffusers. ComfyUI rescales none
-_KEPT_LENGTHS: Mapping[str, CfgRescale] = {"qwen_image": CfgRescale.PATCHES, "lumina2": CfgRescale.ROWS}
-
-
-#: prefixes of family names whose LoRAs share key names (`pool.lora_names.naming`)
-_NAMINGS = (
-    "sd3",
-    "flux2",
-    "flux",
-    "pixart",
-    "hunyuan_dit",
-    "hidream",
-    "wan",
-    "cosmos",
-    "hunyuan_video_15",
-    "hunyuan_video",
-)
-
-
-#: by prefix of the family name. Source: the supported dtypes of ComfyUI's classes, section 9 of its behaviour
-_DTYPES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("flux", "chroma", "z_image", "hunyuan_video", "cosmos_"), BFLOAT16_FIRST),
-    **dict.fromkeys(("mochi", "ltxv", "cosmos2", "lumina2", "hidream", "qwen_image"), NO_FLOAT16),
-}
 
 
 def text_prefix(member: str) -> str:
@@ -116,65 +59,15 @@ def text_prefix(member: str) -> str:
     return f"text_encoders.{member}.transformer."
 
 
-def family_of(name: str, facts: ModelFacts) -> Family:
-    """Return the family with the recognition name `name` and no module of its own, sampled according to `facts`."""
-    row = next(row for row in SIGNATURES if row.name == name)
-    readings = readings_of(name)
-    assert readings is not None, f"{name}: no text readings are defined"
-    is_even = facts.prediction is Prediction.FLOW and name not in _ENDING_ABOVE
-    return _family(
-        name,
-        row.title,
-        row.latent,
-        readings,
-        facts,
-        schedule=_OWN_SCHEDULES.get(name) or (_FLOW_SCHEDULE if is_even else "normal"),
-        sampler=_OWN_SAMPLERS.get(name, "euler"),
-        dtypes=next((dtypes for start, dtypes in _DTYPES.items() if name.startswith(start)), HALF_FIRST),
-        cfg_rescale=_KEPT_LENGTHS.get(name, CfgRescale.NOTHING),
-        image_concat=_SHOWN.get(name),
-        relative=next((naming for naming in _NAMINGS if name.startswith(naming)), ""),
-    )
-
-
 def defined_family(definition: FamilyDefinition) -> Family:
     """Return the family of a module of `pool.families.modules`."""
-    return _family(
-        definition.name,
-        definition.title,
-        definition.latent,
-        definition.texts,
-        definition.facts,
-        schedule=definition.schedule,
-        sampler=definition.sampler,
-        dtypes=definition.dtypes,
-        cfg_rescale=definition.cfg_rescale,
-        shifts_latent=definition.shifts_latent,
-        image_concat=definition.image_concat,
-        relative=definition.name,
-    )
-
-
-def _family(
-    name: str,
-    title: str,
-    latent_format: str,
-    readings: tuple[Reading, ...],
-    facts: ModelFacts,
-    *,
-    schedule: str,
-    sampler: str,
-    dtypes: tuple[str, ...],
-    cfg_rescale: CfgRescale,
-    image_concat: ImageConcat | None,
-    relative: str,
-    shifts_latent: bool = True,
-) -> Family:
-    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in readings), strict=False))
-    latent = LATENT_FORMATS[latent_format]
+    name, facts = definition.name, definition.facts
+    reads = {*facts.reads, *facts.may_read} - ({"reference"} if definition.text_vision is not None else set())
+    members = dict(zip(TEXT_ROLES, (reading.encoder for reading in definition.texts), strict=False))
+    latent = LATENT_FORMATS[definition.latent]
     return Family(
         name=name,
-        title=title,
+        title=definition.title,
         prefixes={
             **{role: text_prefix(member) for role, member in members.items()},
             **({} if facts.vision_use is None else {Role.VISION_ENCODER: _VISION_PREFIX}),
@@ -193,34 +86,30 @@ def _family(
         native_pixels=facts.width,
         native_sides=(facts.width, facts.height),
         scaling_factor=latent.scale,
-        latent_shift=latent.mean[0] if len(latent.mean) == 1 and shifts_latent else 0.0,
-        shifts_latent=shifts_latent,
+        latent_shift=latent.mean[0] if len(latent.mean) == 1 and definition.shifts_latent else 0.0,
+        shifts_latent=definition.shifts_latent,
         latent_means=latent.mean if len(latent.mean) > 1 else (),
         latent_deviations=latent.std if len(latent.mean) > 1 else (),
         sampling=SamplingFacts(
             prediction=facts.prediction,
             noise=facts.noise,
             model=name,
-            words_negative=any(reading.negative_template for reading in readings),
-            reads=_reads(name, facts),
-            image_concat=image_concat,
+            words_negative=any(reading.negative_template for reading in definition.texts),
+            reads=frozenset(reads),
+            image_concat=definition.image_concat,
             vision_use=facts.vision_use,
             side_multiple=facts.side_multiple,
             video=_video(facts),
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
-            cfg_rescale=cfg_rescale,
-            defaults=SamplingDefaults(facts.steps, facts.cfg, sampler, schedule, facts.guidance),
+            cfg_rescale=definition.cfg_rescale,
+            defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,
-        extra_prefixes={Role.DIFFUSION_MODEL: _BESIDES[name]} if name in _BESIDES else {},
-        latent_format=latent_format,
-        dtypes=dtypes,
-        relative=relative,
+        extra_prefixes={Role.DIFFUSION_MODEL: definition.extra_prefixes} if definition.extra_prefixes else {},
+        latent_format=definition.latent,
+        dtypes=definition.dtypes,
+        relative=name,
     )
-
-
-def _reads(name: str, facts: ModelFacts) -> frozenset[str]:
-    return frozenset((*facts.reads, *facts.may_read)) - ({"reference"} if name in _TEXT_SEES else set())
 
 
 def _video(facts: ModelFacts) -> VideoFacts | None:
@@ -229,21 +118,16 @@ def _video(facts: ModelFacts) -> VideoFacts | None:
     return VideoFacts(facts.frames, facts.frame_multiple, facts.frame_rate, facts.begins, ends=facts.ends)
 
 
-def _is_said(name: str, facts: ModelFacts) -> bool:
+def _is_said(definition: FamilyDefinition) -> bool:
     """Return whether requests can provide all required inputs."""
-    has_image = facts.begins is not None or name in _SHOWN
-    not_said = _NOT_SAID - {"image"} if has_image else _NOT_SAID
-    return not not_said & set(facts.reads)
+    reads_image = definition.image_concat is not None or definition.facts.begins is not None
+    not_said = _NOT_SAID - {"image"} if reads_image else _NOT_SAID
+    return not not_said & set(definition.facts.reads)
 
 
 #: by the name that recognition returns
 TRANSFORMERS: Mapping[str, Family] = MappingProxyType(
-    {
-        name: family_of(name, facts)
-        for name, facts in {**IMAGE_FACTS, **VIDEO_FACTS, **AUDIO_FACTS}.items()
-        if name in ROW_OF and _is_said(name, facts)
-    }
-    | {definition.name: defined_family(definition) for definition in defined_families()}
+    {definition.name: defined_family(definition) for definition in defined_families() if _is_said(definition)}
     | dict(CASCADES)
 )
 
@@ -285,10 +169,11 @@ def with_text_vision(
     """Return `family` with the vision part of its text encoder as a component, if the family uses one and `shapes` has
     it.
 
-    `mode` is how reference images are presented if neither the user nor a tensor decides. A part that is not exactly
-    that of Qwen 2.5 VL, which the models were trained with, is left out; `why_no_vision` states why.
+    `vision_use` is how reference images are presented if neither the user nor a tensor decides. A part that is not
+    exactly that of Qwen 2.5 VL, which the models were trained with, is left out; `why_no_vision` states why.
     """
-    if family.name not in _TEXT_SEES or Role.TEXT_ENCODER not in family.prefixes:
+    vision = _TEXT_VISION.get(family.name)
+    if vision is None or Role.TEXT_ENCODER not in family.prefixes:
         return family
     start = family.prefixes[Role.TEXT_ENCODER]
     found = next((p for p in (start + part for part in SEEING_PARTS) if any(key.startswith(p) for key in shapes)), None)
@@ -296,7 +181,7 @@ def with_text_vision(
         return family
     if why := _why_unseeing({key: shape for key, shape in shapes.items() if key.startswith(start)}, start, found):
         return replace(family, sampling=replace(family.sampling, why_no_vision=why))
-    if family.prefixes[Role.DIFFUSION_MODEL] + _NUMBERED_KEY in shapes:
+    if family.prefixes[Role.DIFFUSION_MODEL] + vision.numbered_key in shapes:
         vision_use = ReferenceMode.NUMBERED
     return replace(
         family,

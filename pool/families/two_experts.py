@@ -18,31 +18,32 @@ from modelpool.pool.core.sampling_facts import LowNoiseExpert
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX
 from modelpool.pool.families.family import Family
-from modelpool.pool.families.parts.model_facts import ModelFacts
-from modelpool.pool.families.transformer_families import family_of
-from modelpool.pool.families.video_facts import VIDEO_FACTS, WAN_22_T2V
+from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.definition import FamilyDefinition, TwoExperts
+from modelpool.pool.families.transformer_families import defined_family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
 
-def _two_experts(name: str, title: str, facts: ModelFacts) -> Family:
-    family = family_of(name, facts)
+def _family(definition: FamilyDefinition, pair: TwoExperts) -> Family:
+    family = defined_family(replace(definition, facts=pair.facts))
     before_vae: dict[Role, str] = {role: prefix for role, prefix in family.prefixes.items() if role is not Role.VAE}
     high = family.architectures[Role.DIFFUSION_MODEL]
     return replace(
         family,
-        title=title,
+        title=pair.title,
         prefixes={**before_vae, Role.DIFFUSION_MODEL_2: LOW_NOISE_PREFIX, Role.VAE: family.prefixes[Role.VAE]},
         architectures={**family.architectures, Role.DIFFUSION_MODEL_2: high},
-        sampling=replace(family.sampling, low_noise=LowNoiseExpert(facts.boundary, facts.low_cfg)),
+        sampling=replace(family.sampling, low_noise=LowNoiseExpert(pair.facts.boundary, pair.facts.low_cfg)),
     )
 
 
 #: by the name that recognition returns for each expert
 TWO_EXPERTS: Mapping[str, Family] = MappingProxyType(
     {
-        "wan_t2v": _two_experts("wan_t2v", "Wan 2.2 text-to-video, both experts", WAN_22_T2V),
-        "wan22_i2v": _two_experts("wan22_i2v", "Wan 2.2 image-to-video, both experts", VIDEO_FACTS["wan22_i2v"]),
+        definition.name: _family(definition, definition.two_experts)
+        for definition in defined_families()
+        if definition.two_experts is not None
     }
 )
 

@@ -35,14 +35,20 @@ SECOND, BOUNDARY = "transformer_2", "boundary_ratio"
 LLAVA_TOWER, LLAVA_PROJECTOR = "text_encoder.vision_tower", "text_encoder.multi_modal_projector."
 _VISION_CLASSES = ("CLIPVisionModel", "CLIPVisionModelWithProjection")
 #: pipelines whose text encoder reads images, and how
-_SIGHTS = {"QwenImageEditPipeline": ReferenceMode.WHOLE, "QwenImageEditPlusPipeline": ReferenceMode.NUMBERED}
+_SIGHTS: Mapping[str, ReferenceMode] = {
+    pipeline: mode
+    for family in defined_families()
+    if family.text_vision is not None
+    for mode, pipeline in family.text_vision.pipelines.items()
+}
 #: families with equal tensors that only the pipeline distinguishes
-_BY_PIPELINE = {("pixart_sigma", "PixArtAlphaPipeline"): "pixart_alpha_512"}
+_BY_PIPELINE = {
+    (family.same_folder_as, family.pipeline): family.name for family in defined_families() if family.same_folder_as
+}
 #: pipelines with another order of text encoders than the readings of their family
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
-    name: {Role.TEXT_ENCODER: "text_encoder_2", Role.TEXT_ENCODER_2: "text_encoder"}
-    for name in ("hunyuan_video", "hunyuan_video_i2v")
-} | {family.name: family.text_folders for family in defined_families() if family.text_folders}
+    family.name: family.text_folders for family in defined_families() if family.text_folders
+}
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
 #: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
 _IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.forward import LayoutNames
+from modelpool.pool.families.parts.hunyuan import original_key
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, key_map_of
 from modelpool.pool.keymaps.provenance import Origin, Segment, UntraceableOperationError, rows_of, trace
 from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
-from modelpool.pool.lora_names.hunyuan import original_key
 from modelpool.pool.models.common.diffusers_private import Converter, diffusion_converter
 
 Shapes = Mapping[str, Shape]
@@ -109,13 +110,17 @@ CONVERTED_LIKE: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 #: converters of the project: of layouts that diffusers builds but does not convert
 _CONVERTERS: Mapping[str, Converter] = {
     **EXTRA_CONVERTERS,
-    **{family.name: family.convert for family in defined_families() if not isinstance(family.convert, str)},
+    **{
+        family.name: family.convert
+        for family in defined_families()
+        if not isinstance(family.convert, str | LayoutNames)
+    },
 }
 #: families that are published under the names of a layout with a converter
 _LAYOUT_OF: Mapping[str, str] = {
-    family.name: family.convert
+    family.name: names.layout
     for family in defined_families()
-    if isinstance(family.convert, str) and family.convert != family.name
+    if (names := family.layout_names) is not None and names.layout != family.name
 }
 #: families whose query and key norms are named weight in newer files, and scale in the converters
 SCALES_NAMED_WEIGHT = frozenset({"flux", "chroma", "flux2"})

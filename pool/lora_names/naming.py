@@ -11,13 +11,11 @@ trainers of single models publish.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.lora_naming import (
     CHECKPOINT_KEYS,
     GENERIC,
-    TRANSFORMER,
     BaseNames,
     LoraNaming,
     NameRule,
@@ -26,7 +24,6 @@ from modelpool.pool.families.parts.lora_naming import (
     dotted,
     joined_names,
 )
-from modelpool.pool.lora_names.hunyuan import flux_base, original_base
 
 
 def naming_of(family: str) -> LoraNaming:
@@ -68,42 +65,6 @@ def _unet_labels(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, 
                 yield NameSource.DIFFUSERS, f"{other}.{layer}", names[f"{name}.{layer}"]
 
 
-#: the layers of a feed-forward in diffusers' other transformers -> in its Flux 2
-FLUX2_LAYERS = {"0.proj": "linear_in", "2": "linear_out"}
-
-
-def _flux_fused(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
-    """Names for the fused layers of single blocks: queries, keys and values of `linear1` as one, and the names of the
-    same layers in Flux 2, which diffusers keeps fused. Feed-forwards have those of Flux 2 as well."""
-    names = names_by_source[NameSource.DIFFUSERS]
-    for base, ranges in names.items():
-        block, found, layer = base.rpartition(".net.")
-        if found and layer in FLUX2_LAYERS:
-            yield NameSource.DIFFUSERS, f"{block}.{FLUX2_LAYERS[layer]}", ranges
-    for base, ranges in names_by_source[NameSource.CHECKPOINT].items():
-        _, block, layer = (*base.split("."), "", "")[:3]
-        if not base.startswith("single_blocks.") or layer not in ("linear1", "linear2"):
-            continue
-        attention = f"single_transformer_blocks.{block}.attn"
-        if layer == "linear2":
-            yield NameSource.DIFFUSERS, f"{attention}.to_out", ranges
-        else:
-            yield NameSource.DIFFUSERS, f"{attention}.to_qkv_mlp_proj", ranges
-            rows = sum(part.rows for q in "qkv" for part in names.get(f"{attention}.to_{q}", ()))
-            if rows:
-                (whole,) = ranges
-                shape = (rows, *whole.source_shape[1:])
-                yield NameSource.CHECKPOINT, f"{base}_qkv", (replace(whole, source_shape=shape, rows=rows),)
-
-
-def _hunyuan_aliases(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
-    """HunyuanVideo's keys in the naming that the file does not use."""
-    for base, ranges in names_by_source[NameSource.CHECKPOINT].items():
-        for name in (original_base(base), flux_base(base)):
-            if name != base:
-                yield NameSource.CHECKPOINT, name, ranges
-
-
 def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
     """Separate names for queries, keys and values, which a published file has in one tensor: the names in files that
     have them separately."""
@@ -114,18 +75,6 @@ def _cascade_queries(names_by_source: BaseNames) -> Iterator[tuple[NameSource, s
 
 
 _UNET = LoraNaming((*CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)
-_HUNYUAN_VIDEO = replace(TRANSFORMER, extra_names=_hunyuan_aliases)
-_FLUX = replace(TRANSFORMER, extra_names=_flux_fused)
-#: the two sources have the same names for different norms, so each has separate prefixes
-_HUNYUAN_DIT = LoraNaming(
-    (
-        *CHECKPOINT_KEYS,
-        *dotted(NameSource.CHECKPOINT, "base_model.model.", ""),
-        *joined_names(NameSource.CHECKPOINT, "lycoris_"),
-        *dotted(NameSource.DIFFUSERS, "transformer."),
-        *joined_names(NameSource.DIFFUSERS, "lora_transformer_"),
-    )
-)
 _CASCADE = LoraNaming(
     (
         *GENERIC.rules,
@@ -138,33 +87,17 @@ _CASCADE = LoraNaming(
     _cascade_queries,
 )
 
+#: by family, and by layout for families that are published under the names of one
 NAMINGS: Mapping[str, LoraNaming] = {
+    **{names.layout: family.lora for family in defined_families() if (names := family.layout_names) is not None},
     **{family.name: family.lora for family in defined_families()},
     "sd1": _UNET,
     "sd2": _UNET,
     "sdxl": _UNET,
     "sdxl_refiner": _UNET,
     "cascade": _CASCADE,
-    "sd3": TRANSFORMER,
-    "auraflow": TRANSFORMER,
-    "pixart": TRANSFORMER,
-    "hunyuan_dit": _HUNYUAN_DIT,
-    "flux": _FLUX,
-    "flux2": TRANSFORMER,
-    "chroma": _FLUX,
-    "mochi": TRANSFORMER,
-    "ltxv": TRANSFORMER,
-    "hunyuan_video": _HUNYUAN_VIDEO,
-    "hunyuan_video_15": _HUNYUAN_VIDEO,
-    "hunyuan_image": _HUNYUAN_VIDEO,
-    "cosmos": TRANSFORMER,
-    "lumina2": TRANSFORMER,
-    "z_image": TRANSFORMER,
-    "wan": TRANSFORMER,
-    "hidream": TRANSFORMER,
     # diffusers uses the names of the original code for these
     "ace_step": GENERIC,
     "kandinsky5": GENERIC,
     "omnigen2": GENERIC,
-    "qwen_image": GENERIC,
 }

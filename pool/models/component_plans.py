@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
 from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
@@ -26,7 +27,7 @@ from modelpool.pool.models.common.module_classes import (
     module_from_config,
 )
 from modelpool.pool.models.common.spliced_vae import is_spliced, names_in_vae
-from modelpool.pool.models.diffusion.audio_seconds import SECONDS, converted_seconds, plan_seconds
+from modelpool.pool.models.diffusion.audio_seconds import converted_seconds, plan_seconds
 from modelpool.pool.models.diffusion.build import converted, plan_diffusion_model
 from modelpool.pool.models.text.build import facts_named, plan_text_encoder
 from modelpool.pool.models.text.classes import fill_tables as fill_text_tables

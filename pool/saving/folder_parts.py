@@ -29,6 +29,7 @@ from transformers import (
 
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.families.family import Architecture
+from modelpool.pool.families.modules.stable_audio import SECONDS
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
@@ -38,7 +39,6 @@ from modelpool.pool.loading.open_tokenizer import reading_of_role
 from modelpool.pool.mapping.tensor_bytes import cast_tensor, computed_tensor, copied_tensor
 from modelpool.pool.models.common.module_classes import empty_module, module_from_config
 from modelpool.pool.models.component_plans import plan_component
-from modelpool.pool.models.diffusion.audio_seconds import SECONDS
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from modelpool.pool.models.vae.build import MissingHalf
 from modelpool.pool.ops.dtypes import TORCH_DTYPES

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from modelpool.pool.families.parts.definition import NOTHING as NOTHING
 from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
-#: index entry of a missing component
-NOTHING = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ from modelpool.pool.families.family import (
     SDXL_REFINER,
     Family,
 )
+from modelpool.pool.families.parts.definition import NOTHING
 from modelpool.pool.families.video_unet_families import SVD
-from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
+from modelpool.pool.saving.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
 from modelpool.pool.specs.spec import Role
 

@@ -13,78 +13,35 @@ from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
+from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
 from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
-from modelpool.pool.saving.pipeline_form import NOTHING, PipelineFacts, SchedulerFacts
+from modelpool.pool.saving.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.specs.spec import Role
 
 #: the image processor of Wan's vision encoder
 _WAN_PROCESSOR = "image_processor"
 #: the subpackage of diffusers with the additional model of Stable Audio, which embeds seconds
 PROJECTION_LIBRARY = "stable_audio"
-_NO_IMAGES = {"image_encoder": NOTHING, "feature_extractor": NOTHING}
-_NO_CHECKER = {"safety_checker": NOTHING}
-_ONE_WAN = {SECOND: NOTHING, BOUNDARY: None, "expand_timesteps": False}
-_WAN_IMAGE = {**_ONE_WAN, VISION: NOTHING, _WAN_PROCESSOR: NOTHING}
-_HUNYUAN_DIT = {"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False}
 
 #: class and entries of the index
 _PIPELINES: Mapping[str, tuple[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        **dict.fromkeys(("sd3", "sd35_medium", "sd35_large"), ("StableDiffusion3Pipeline", _NO_IMAGES)),
-        **dict.fromkeys(("flux_dev", "flux_schnell"), ("FluxPipeline", _NO_IMAGES)),
-        "flux_fill": ("FluxFillPipeline", {}),
-        "flux_control": ("FluxControlPipeline", {}),
-        **dict.fromkeys(("flux2", "flux2_dev"), ("Flux2Pipeline", {})),
-        "flux2_klein": ("Flux2KleinPipeline", {"is_distilled": True}),
-        "chroma": ("ChromaPipeline", _NO_IMAGES),
-        "qwen_image": ("QwenImagePipeline", {}),
-        "z_image": ("ZImagePipeline", {}),
-        "lumina2": ("Lumina2Pipeline", {}),
-        "auraflow": ("AuraFlowPipeline", {}),
-        **dict.fromkeys(("pixart_alpha", "pixart_alpha_512"), ("PixArtAlphaPipeline", {})),
-        "pixart_sigma": ("PixArtSigmaPipeline", {}),
-        **dict.fromkeys(("hunyuan_dit", "hunyuan_dit_1"), ("HunyuanDiTPipeline", _HUNYUAN_DIT)),
-        "hidream_i1": ("HiDreamImagePipeline", {}),
-        "hunyuan_image_21": ("HunyuanImagePipeline", {}),
-        "wan_t2v": ("WanPipeline", _ONE_WAN),
-        "wan_vace": ("WanVACEPipeline", {SECOND: NOTHING, BOUNDARY: None}),
-        "wan22_ti2v": ("WanPipeline", {**_ONE_WAN, "expand_timesteps": True}),
-        **dict.fromkeys(("wan21_i2v", "wan21_flf2v", "wan22_i2v"), ("WanImageToVideoPipeline", _WAN_IMAGE)),
-        "hunyuan_video": ("HunyuanVideoPipeline", {}),
-        "hunyuan_video_i2v": ("HunyuanVideoImageToVideoPipeline", {}),
-        "hunyuan_video_15": ("HunyuanVideo15Pipeline", {}),
-        "ltxv": ("LTXPipeline", {}),
-        "mochi": ("MochiPipeline", {"force_zeros_for_empty_prompt": False}),
-        "cosmos_t2v": ("CosmosTextToWorldPipeline", _NO_CHECKER),
-        "cosmos_i2v": ("CosmosVideoToWorldPipeline", _NO_CHECKER),
-        "cosmos2_t2i": ("Cosmos2TextToImagePipeline", _NO_CHECKER),
-        "cosmos2_i2v": ("Cosmos2VideoToWorldPipeline", _NO_CHECKER),
-        "stable_audio_1": ("StableAudioPipeline", {}),
-        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families()},
+        **{family.name: (family.pipeline, family.pipeline_entries) for family in defined_families() if family.pipeline},
     }
 )
-#: pipelines whose text encoder reads the reference images, by mode
-_EDIT_PIPELINES = {ReferenceMode.WHOLE: "QwenImageEditPipeline", ReferenceMode.NUMBERED: "QwenImageEditPlusPipeline"}
-#: the image processor of those, which is no model
-_PROCESSOR = {"processor": "a checkpoint has none, expected the processor of Qwen/Qwen-Image-Edit"}
+#: families whose text encoder can read the reference images
+_TEXT_VISION = {family.name: family.text_vision for family in defined_families() if family.text_vision is not None}
 #: configuration entries that require another pipeline of the same class
-_BY_CONFIG = {"causal_temporal_positioning": "LTXConditionPipeline"}
+_BY_CONFIG = {key: name for family in defined_families() for key, name in family.config_pipelines.items()}
 #: settings of flows whose pipelines define the noise levels, which a shift would change
 _CUSTOM_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "mochi": {"shift": 1.0, "invert_sigmas": True},
-        "cosmos2_t2i": {"use_karras_sigmas": True},
-        "cosmos2_i2v": {"use_karras_sigmas": True},
-    }
+    {family.name: family.scheduler_entries for family in defined_families() if family.scheduler_entries}
 )
-#: last step of plain classifier-free guidance of HunyuanImage, zero-based: of an image, and of one with text in it.
-#: Source: hunyuanvideo-community/HunyuanImage-2.1-Diffusers
-_CFG_STEPS = {"guider": 5, "ocr_guider": 38}
+_GUIDERS = {family.name: family.guiders for family in defined_families() if family.guiders}
 
 
 def transformer_pipeline(family: Family) -> PipelineFacts | None:
@@ -94,8 +51,10 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
     if found is None or complete is None:
         return None
     name, entries = found
-    if family.sampling.reference_mode in _EDIT_PIPELINES:
-        name = _EDIT_PIPELINES[family.sampling.reference_mode]
+    vision, mode = _TEXT_VISION.get(family.name), family.sampling.reference_mode
+    missing: Mapping[str, str] = {}
+    if vision is not None and mode is not None and mode in vision.pipelines:
+        name, missing = vision.pipelines[mode], vision.missing
     if family.sampling.low_noise is not None:
         kept = {key: value for key, value in entries.items() if key != SECOND}
         entries = {**kept, BOUNDARY: family.sampling.low_noise.boundary}
@@ -113,7 +72,7 @@ def transformer_pipeline(family: Family) -> PipelineFacts | None:
         processor=_WAN_PROCESSOR if has_vision else "",
         libraries={PROJECTION: PROJECTION_LIBRARY},
         guiders=_guiders(family),
-        missing=_PROCESSOR if family.sampling.reference_mode in _EDIT_PIPELINES else {},
+        missing=missing,
     )
 
 
@@ -125,14 +84,10 @@ def pipeline_name(facts: PipelineFacts, config: Mapping[str, Any]) -> str:
 def _guiders(family: Family) -> dict[str, SchedulerFacts]:
     defaults = family.sampling.defaults
     strength = {} if defaults is None else {"guidance_scale": defaults.cfg}
-    if family.name == "hunyuan_video_15":
-        return {"guider": SchedulerFacts("ClassifierFreeGuidance", strength)}
-    if family.name == "hunyuan_image_21":
+    if family.name in _GUIDERS:
         return {
-            folder: SchedulerFacts(
-                "AdaptiveProjectedMixGuidance", {**strength, "adaptive_projected_guidance_start_step": steps}
-            )
-            for folder, steps in _CFG_STEPS.items()
+            folder: SchedulerFacts(guider.name, {**strength, **guider.settings})
+            for folder, guider in _GUIDERS[family.name].items()
         }
     return {}
 

@@ -14,17 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from modelpool import GenerateRequest, PoolConfig, UserError
 from modelpool.actors.worker.gpu_worker import WorkerEngine
 from tests.actors.loop_connection import open_real_pool
 from tests.pool.controlnets import tiny_controls
 from tests.pool.controlnets.layouts import ldm_controlnet
+from tests.pool.families import tiny_transformers
 from tests.pool.families.test_wan_vace import VACE
 from tests.pool.families.tiny_audio import STABLE_AUDIO
 from tests.pool.families.tiny_cascade import write_files as write_cascade
@@ -35,6 +38,7 @@ from tests.pool.families.tiny_transformers import FAMILIES, TinyFamily
 from tests.pool.families.tiny_videos import VIDEOS
 from tests.pool.loading import layouts
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.text.tiny_tokenizers import tiny
 from tests.pool.zoo.case import quiet_libraries
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +46,8 @@ SHAPES = ROOT / "examples" / "shapes"
 RECORD = ROOT / "tests" / "golden" / "unchanged_outputs.json"
 #: tokenizer.json by text encoder, from `tests.pool.text.tiny_tokenizers`. Training them anew gives other last digits
 TOKENIZERS = ROOT / "tests" / "golden" / "unchanged_tokenizers.json.gz"
+#: an encoder with each kind of tokenizer
+_ENCODER_OF = {"qwen": "qwen3_4b", "llama3": "llama3_8b"}
 #: pixels along a side of one block of a fingerprint, and pieces of an audio
 BLOCK, PIECES = 8, 64
 #: levels by which a fingerprint may differ on another processor: measured with the instructions of SSE 4.1 in place of
@@ -68,7 +74,18 @@ TRANSFORMERS: tuple[TinyFamily, ...] = (
 
 
 def write_models(folder: Path) -> None:
-    """Write the tiny models, their LoRA and their ControlNets below `folder`, each model in a folder of its own."""
+    """Write the tiny models, their LoRA and their ControlNets below `folder`, each model in a folder of its own. Their
+    tables of tokens have the sizes of the recorded tokenizers: templates of new families change those trained anew."""
+    with patch.object(tiny_transformers, "tiny", _recorded_tokenizer):
+        _write_models(folder)
+
+
+def _recorded_tokenizer(kind: str) -> Tokenizer:
+    stored = json.loads(gzip.decompress(TOKENIZERS.read_bytes()))
+    return Tokenizer.from_str(stored[_ENCODER_OF[kind]]) if kind in _ENCODER_OF else tiny(kind)
+
+
+def _write_models(folder: Path) -> None:
     for place, (name, layout) in enumerate(UNETS.items()):
         path = _own_folder(folder, name) / f"{name}.safetensors"
         write_tiny_checkpoint(path, seed=place, dtype=torch.float32, layout=layout())

@@ -8,18 +8,6 @@ from modelpool.pool.detection.layouts.signature import Row, Signature, having, r
 FLUXES: tuple[Signature, ...] = (
     *rows(
         flux.HUNYUAN_VIDEO,
-        "hunyuan_video_15",
-        "HunyuanVideo15Transformer3DModel",
-        Row(
-            "hunyuan_video_15_sr",
-            "Hunyuan Video 1.5 super-resolution",
-            "HunyuanVideo15_SR_Distilled",
-            having(vision_in_dim=1152, in_channels=98),
-        ),
-        Row("hunyuan_video_15", "Hunyuan Video 1.5", "HunyuanVideo15", having(vision_in_dim=1152)),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
         "hunyuan_image_refiner",
         "HunyuanImageTransformer2DModel",
         Row(
@@ -30,20 +18,6 @@ FLUXES: tuple[Signature, ...] = (
         ),
     ),
     *rows(
-        flux.HUNYUAN_VIDEO,
-        "hunyuan_image",
-        "HunyuanImageTransformer2DModel",
-        Row("hunyuan_image_21", "Hunyuan Image 2.1", "HunyuanImage21", having(vec_in_dim=None)),
-    ),
-    *rows(
-        flux.HUNYUAN_VIDEO,
-        "hunyuan_video",
-        "HunyuanVideoTransformer3DModel",
-        Row("skyreels_i2v", "SkyReels image-to-video", "HunyuanVideoSkyreelsI2V", having(in_channels=32)),
-        Row("hunyuan_video_i2v", "Hunyuan Video image-to-video", "HunyuanVideoI2V", having(in_channels=33)),
-        Row("hunyuan_video", "Hunyuan Video", "HunyuanVideo"),
-    ),
-    *rows(
         other.HUNYUAN_3D,
         "hunyuan3d_2_mini",
         "",
@@ -52,29 +26,11 @@ FLUXES: tuple[Signature, ...] = (
     *rows(other.HUNYUAN_3D, "hunyuan3d_2", "", Row("hunyuan3d_2", "Hunyuan3D 2", "Hunyuan3Dv2")),
     *rows(newer.JOY_IMAGE, "wan21", "JoyImageEditTransformer3DModel", Row("joyimage", "JoyImage", "JoyImage")),
     *rows(flux.FLUX_3, "", "Flux3Transformer2DModel", Row("flux3", "Flux 3")),
-    *rows(
-        flux.FLUX_2,
-        "flux2",
-        "Flux2Transformer2DModel",
-        Row("flux2_dev", "Flux 2 dev", "Flux2", having(hidden_size=6144)),
-        Row("flux2_klein", "Flux 2 klein", "Flux2", having(guidance_embed=False)),
-        Row("flux2", "Flux 2", "Flux2"),
-    ),
     *rows(flux.CHROMA_RADIANCE, "pixels", "", Row("chroma_radiance", "Chroma Radiance", "ChromaRadiance")),
-    *rows(flux.CHROMA, "flux", "ChromaTransformer2DModel", Row("chroma", "Chroma", "Chroma")),
     *rows(
         flux.FLUX,
         "flux",
         "LongCatImageTransformer2DModel",
         Row("longcat_image", "LongCat-Image", "LongCatImage", having(vec_in_dim=None, context_in_dim=3584)),
-    ),
-    *rows(
-        flux.FLUX,
-        "flux",
-        "FluxTransformer2DModel",
-        Row("flux_fill", "Flux fill", "FluxInpaint", having(guidance_embed=True, in_channels=96)),
-        Row("flux_control", "Flux control (edges or depth)", "Flux", having(guidance_embed=True, in_channels=32)),
-        Row("flux_dev", "Flux dev", "Flux", having(guidance_embed=True)),
-        Row("flux_schnell", "Flux schnell", "FluxSchnell"),
     ),
 )

@@ -6,48 +6,15 @@ from modelpool.pool.detection.layouts import image, newer
 from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
 
 IMAGES: tuple[Signature, ...] = (
-    *rows(
-        image.SD3,
-        "sd3",
-        "SD3Transformer2DModel",
-        Row("sd3", "Stable Diffusion 3", "SD3", having(qk_norm=None)),
-        Row("sd35_large", "Stable Diffusion 3.5 large", "SD3", having(x_block_self_attn_layers=())),
-        Row("sd35_medium", "Stable Diffusion 3.5 medium", "SD3"),
-    ),
-    *rows(image.AURA_FLOW, "sdxl", "AuraFlowTransformer2DModel", Row("auraflow", "AuraFlow", "AuraFlow")),
-    *rows(
-        image.HUNYUAN_DIT,
-        "sdxl",
-        "HunyuanDiT2DModel",
-        Row("hunyuan_dit_1", "HunyuanDiT 1.0 or 1.1", "HunyuanDiT1", having(extra_in=3968)),
-        Row("hunyuan_dit", "HunyuanDiT 1.2", "HunyuanDiT"),
-    ),
     *rows(image.SANA, "", "SanaTransformer2DModel", Row("sana", "Sana")),
     *rows(image.PIXART, "", "AllegroTransformer3DModel", Row("allegro", "Allegro", "", having(hidden_size=2304))),
-    *rows(
-        image.PIXART,
-        "sd1",
-        "PixArtTransformer2DModel",
-        Row("pixart_alpha", "PixArt alpha", "PixArtAlpha", having(micro_condition=True)),
-        # # the 512-pixel alpha reads no sizes; its prompts are shorter than sigma's
-        Row("pixart_alpha_512", "PixArt alpha of 512 pixels", "PixArtSigma", having(model_max_length=120)),
-    ),
-    *rows(image.PIXART, "sdxl", "PixArtTransformer2DModel", Row("pixart_sigma", "PixArt sigma", "PixArtSigma")),
     *rows(
         image.LUMINA_2,
         "pixels",
         "",
         Row("z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True)),
     ),
-    *rows(
-        image.LUMINA_2,
-        "flux",
-        "ZImageTransformer2DModel",
-        Row("z_image", "Z-Image", "ZImage", having(z_image_modulation=True)),
-    ),
     *rows(image.LUMINA_2, "flux", "", Row("newbie", "NewBie", "Lumina2", having(pooled_text=True))),
-    *rows(image.LUMINA_2, "flux", "Lumina2Transformer2DModel", Row("lumina2", "Lumina 2", "Lumina2")),
-    *rows(image.HIDREAM, "flux", "HiDreamImageTransformer2DModel", Row("hidream_i1", "HiDream I1", "HiDream")),
     *rows(image.OMNIGEN_2, "flux", "", Row("omnigen2", "OmniGen 2", "Omnigen2")),
     *rows(newer.LENS, "", "", Row("lens", "Lens", "Lens")),
     *rows(
@@ -55,13 +22,6 @@ IMAGES: tuple[Signature, ...] = (
         "flux2",
         "",
         Row("mage_flow", "Mage-Flow", "MageFlow", having(context_dim=2560, out_channels=128)),
-    ),
-    *rows(
-        image.QWEN_IMAGE,
-        "wan21",
-        "QwenImageTransformer2DModel",
-        Row("qwen_image_layered", "Qwen-Image layered", "QwenImage", having(layered=True)),
-        Row("qwen_image", "Qwen-Image", "QwenImage"),
     ),
     *rows(newer.QWEN_IMAGE_21, "", "QwenImage21Transformer2DModel", Row("qwen_image_21", "Qwen-Image 2.1")),
     *rows(newer.KREA_2, "wan21", "Krea2Transformer2DModel", Row("krea2", "Krea 2", "Krea2")),

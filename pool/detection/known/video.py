@@ -7,46 +7,8 @@ from modelpool.pool.detection.layouts import video as videos
 from modelpool.pool.detection.layouts.signature import Row, Signature, having, rows
 
 VIDEOS: tuple[Signature, ...] = (
-    *rows(videos.MOCHI, "mochi", "MochiTransformer3DModel", Row("mochi", "Mochi", "GenmoMochi")),
     *rows(videos.LTX, "", "LTX2VideoTransformer3DModel", Row("ltx2", "LTX-2", "LTXAV", having(audio=True))),
-    *rows(videos.LTX, "ltxv", "LTXVideoTransformer3DModel", Row("ltxv", "LTX-Video", "LTXV")),
-    *rows(
-        videos.COSMOS,
-        "cosmos",
-        "CosmosTransformer3DModel",
-        Row("cosmos_i2v", "Cosmos image-to-video", "CosmosI2V", having(in_channels=17)),
-        Row("cosmos_t2v", "Cosmos text-to-video", "CosmosT2V"),
-    ),
     *rows(videos.COSMOS_PREDICT_2, "wan21", "", Row("anima", "Anima", "Anima", having(language_adapter=True))),
-    *rows(
-        videos.COSMOS_PREDICT_2,
-        "wan21",
-        "CosmosTransformer3DModel",
-        Row("cosmos2_i2v", "Cosmos Predict 2 video", "CosmosI2VPredict2", having(in_channels=17)),
-        Row("cosmos2_t2i", "Cosmos Predict 2 images", "CosmosT2IPredict2"),
-    ),
-    *rows(
-        videos.COSMOS_DIFFUSERS,
-        "cosmos",
-        "CosmosTransformer3DModel",
-        Row(
-            "cosmos_i2v", "Cosmos image-to-video", "CosmosI2V", having(in_channels=17, extra_per_block_abs_pos_emb=True)
-        ),
-        Row("cosmos_t2v", "Cosmos text-to-video", "CosmosT2V", having(extra_per_block_abs_pos_emb=True)),
-    ),
-    *rows(
-        videos.COSMOS_DIFFUSERS,
-        "wan21",
-        "CosmosTransformer3DModel",
-        Row("cosmos2_i2v", "Cosmos Predict 2 video", "CosmosI2VPredict2", having(in_channels=17)),
-        Row("cosmos2_t2i", "Cosmos Predict 2 images", "CosmosT2IPredict2"),
-    ),
-    *rows(
-        videos.WAN,
-        "wan21",
-        "WanVACETransformer3DModel",
-        Row("wan_vace", "Wan VACE", "WAN21_Vace", having(model_type="vace")),
-    ),
     *rows(
         videos.WAN,
         "wan21",
@@ -61,22 +23,6 @@ VIDEOS: tuple[Signature, ...] = (
         Row("wan22_camera", "Wan 2.2 camera", "WAN22_Camera", having(model_type="camera_2.2")),
         Row("wan22_s2v", "Wan 2.2 speech-to-video", "WAN22_S2V", having(model_type="s2v")),
         Row("wan21_humo", "HuMo on Wan 2.1", "WAN21_HuMo", having(model_type="humo")),
-    ),
-    *rows(
-        videos.WAN,
-        "wan22",
-        "WanTransformer3DModel",
-        Row("wan22_ti2v", "Wan 2.2 text-and-image-to-video", "WAN22_T2V", having(model_type="t2v", out_dim=48)),
-    ),
-    *rows(
-        videos.WAN,
-        "wan21",
-        "WanTransformer3DModel",
-        Row("wan21_fun_control", "Wan 2.1 Fun control", "WAN21_FunControl2V", having(model_type="i2v", in_dim=48)),
-        Row("wan21_flf2v", "Wan 2.1 first-and-last-frame", "WAN21_I2V", having(flf_pos_embed_token_number=514)),
-        Row("wan21_i2v", "Wan 2.1 image-to-video", "WAN21_I2V", having(model_type="i2v")),
-        Row("wan22_i2v", "Wan 2.2 image-to-video", "WAN21_T2V", having(in_dim=36)),
-        Row("wan_t2v", "Wan text-to-video", "WAN21_T2V"),
     ),
     *rows(newer.WAN_ANIMATE_2, "", "WanAnimate2Transformer3DModel", Row("wan_animate_2", "Wan animate 2")),
     *rows(newer.KANDINSKY_6, "", "Kandinsky6Transformer3DModel", Row("kandinsky6", "Kandinsky 6")),
@@ -100,12 +46,6 @@ VIDEOS: tuple[Signature, ...] = (
 )
 
 AUDIOS_AND_SHAPES: tuple[Signature, ...] = (
-    *rows(
-        other.STABLE_AUDIO,
-        "stable_audio",
-        "StableAudioDiTModel",
-        Row("stable_audio_1", "Stable Audio 1", "StableAudio", having(memory_tokens=None)),
-    ),
     *rows(other.STABLE_AUDIO, "", "StableAudio3DiTModel", Row("stable_audio_3", "Stable Audio 3", "StableAudio3")),
     *rows(other.ACE_STEP, "ace_step", "", Row("ace_step_1", "ACE-Step 1", "ACEStep")),
     *rows(other.ACE_STEP_15, "", "AceStepTransformer1DModel", Row("ace_step_15", "ACE-Step 1.5", "ACEStep15")),

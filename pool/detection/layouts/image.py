@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 from modelpool.pool.detection.layouts.shape_sizes import (
-    Measure,
     ShapeReader,
     Value,
     always,
@@ -21,93 +20,13 @@ from modelpool.pool.detection.layouts.shape_sizes import (
     has,
     heads,
     maybe,
-    numbered,
     sizes,
+    square_side,
 )
 from modelpool.pool.detection.layouts.signature import Layout, diffusers, published
 
 #: latent cells in one patch of 2x2
 _PATCH = 4
-
-
-def _side(key: str, axis: int, rank: int, times: int = 1) -> Measure:
-    """Side of the square grid with one row of `key` per cell, multiplied by `times`."""
-    return lambda reader: math.isqrt(reader.size(key, axis, rank)) * times
-
-
-def _rms(key: str) -> Measure:
-    return lambda reader: "rms" if reader.has(key) else None
-
-
-SD3 = Layout(
-    "Stable Diffusion 3",
-    (
-        published(
-            "joint_blocks.0.context_block.attn.qkv.weight",
-            "x_embedder.proj.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                depth=count("joint_blocks."),
-                adm_in_channels=dim("y_embedder.mlp.0.weight", 1),
-                context_dim=dim("context_embedder.weight", 1),
-                num_patches=maybe("pos_embed", 1, 3),
-                pos_embed_max_size=either(("pos_embed", _side("pos_embed", 1, 3))),
-                qk_norm=_rms("joint_blocks.0.context_block.attn.ln_q.weight"),
-                x_block_self_attn_layers=numbered("joint_blocks.", "x_block.attn2.qkv.weight"),
-            ),
-        ),
-        diffusers(
-            "pos_embed.proj.weight",
-            "time_text_embed.text_embedder.linear_1.weight",
-            "transformer_blocks.0.attn.add_k_proj.weight",
-            without=("single_transformer_blocks.0.attn.to_q.weight", "controlnet_blocks.0.weight"),
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                patch_size=dim("pos_embed.proj.weight", 2, 4),
-                out_channels=dim("proj_out.weight", 0, divide=_PATCH),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
-                depth=count("transformer_blocks."),
-                adm_in_channels=dim("time_text_embed.text_embedder.linear_1.weight", 1),
-                context_dim=dim("context_embedder.weight", 1),
-                num_patches=maybe("pos_embed.pos_embed", 1, 3),
-                pos_embed_max_size=either(("pos_embed.pos_embed", _side("pos_embed.pos_embed", 1, 3))),
-                qk_norm=_rms("transformer_blocks.0.attn.norm_q.weight"),
-                x_block_self_attn_layers=numbered("transformer_blocks.", "attn2.to_q.weight"),
-            ),
-        ),
-    ),
-)
-
-AURA_FLOW = Layout(
-    "AuraFlow",
-    (
-        published(
-            "double_layers.0.attn.w1q.weight",
-            measure=sizes(
-                in_channels=dim("init_x_linear.weight", 1, divide=_PATCH),
-                hidden_size=dim("init_x_linear.weight", 0),
-                max_seq=maybe("positional_encoding", 1, 3),
-                cond_seq_dim=dim("cond_seq_linear.weight", 1),
-                n_double_layers=count("double_layers."),
-                n_layers=count("double_layers.", "single_layers."),
-            ),
-        ),
-        diffusers(
-            "joint_transformer_blocks.0.attn.add_k_proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, divide=_PATCH),
-                hidden_size=dim("pos_embed.proj.weight", 0),
-                max_seq=maybe("pos_embed.pos_embed", 1, 3),
-                cond_seq_dim=dim("context_embedder.weight", 1),
-                n_double_layers=count("joint_transformer_blocks."),
-                n_layers=count("joint_transformer_blocks.", "single_transformer_blocks."),
-            ),
-        ),
-    ),
-)
 
 
 def _pixart_interpolation(reader: ShapeReader) -> Value:
@@ -154,7 +73,7 @@ PIXART = Layout(
                 depth=count("blocks."),
                 context_dim=dim("y_embedder.y_proj.fc1.weight", 1),
                 model_max_length=maybe("y_embedder.y_embedding", 0),
-                input_size=either(("pos_embed", _side("pos_embed", 1, 3, 2))),
+                input_size=either(("pos_embed", square_side("pos_embed", 1, 3, 2))),
                 pe_interpolation=_pixart_interpolation,
                 micro_condition=has("ar_embedder.mlp.0.weight"),
             ),
@@ -172,33 +91,6 @@ PIXART = Layout(
                 # # no tensor in this naming tells the maximum prompt length
                 model_max_length=always(None),
                 micro_condition=has("adaln_single.emb.aspect_ratio_embedder.linear_1.weight"),
-            ),
-        ),
-    ),
-)
-
-HUNYUAN_DIT = Layout(
-    "HunyuanDiT",
-    (
-        published(
-            "mlp_t5.0.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("x_embedder.proj.weight", 0, 4), "blocks.0.attn1.q_norm.weight"),
-                extra_in=dim("extra_embedder.0.weight", 1),
-            ),
-        ),
-        diffusers(
-            "time_extra_emb.pooler.positional_embedding",
-            "pos_embed.proj.weight",
-            measure=sizes(
-                in_channels=dim("pos_embed.proj.weight", 1, 4),
-                hidden_size=dim("pos_embed.proj.weight", 0, 4),
-                depth=count("blocks."),
-                num_heads=heads(("pos_embed.proj.weight", 0, 4), "blocks.0.attn1.norm_q.weight"),
-                extra_in=dim("time_extra_emb.extra_embedder.linear_1.weight", 1),
             ),
         ),
     ),
@@ -264,28 +156,6 @@ LUMINA_2 = Layout(
                 z_image_modulation=always(True),
                 pooled_text=always(False),
                 pixel_space=always(False),
-            ),
-        ),
-    ),
-)
-
-#: both namings are equal
-HIDREAM = Layout(
-    "HiDream",
-    (
-        published(
-            "caption_projection.0.linear.weight",
-            "double_stream_blocks.0.block.adaLN_modulation.1.weight",
-            measure=sizes(
-                patch_size=always(2),
-                in_channels=dim("x_embedder.proj.weight", 1, divide=_PATCH),
-                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
-                hidden_size=dim("x_embedder.proj.weight", 0),
-                num_layers=count("double_stream_blocks."),
-                num_single_layers=count("single_stream_blocks."),
-                text_emb_dim=dim("p_embedder.pooled_embedder.linear_1.weight", 1),
-                num_routed_experts=maybe("double_stream_blocks.0.block.ff_i.gate.weight", 0),
-                text_layers=count("caption_projection."),
             ),
         ),
     ),

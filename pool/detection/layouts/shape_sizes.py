@@ -6,6 +6,7 @@ of dimensions, raises UnknownArchitecture naming the tensor.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -114,6 +115,11 @@ def always(value: Value) -> Measure:
 def heads(width: tuple[str, int] | tuple[str, int, int], head: str) -> Measure:
     """Measure how many heads, each as wide as the norm `head`, fit into the tensor and axis `width`."""
     return lambda reader: exactly(reader.size(*width), reader.size(head, 0, 1), width[0])
+
+
+def square_side(key: str, axis: int, rank: int, times: int = 1) -> Measure:
+    """Measure the side of the square grid with one row of `key` per cell, multiplied by `times`."""
+    return lambda reader: math.isqrt(reader.size(key, axis, rank)) * times
 
 
 def numbered(beginning: str, end: str) -> Measure:

@@ -20,46 +20,11 @@ from modelpool.pool.detection.layouts.shape_sizes import (
 from modelpool.pool.detection.layouts.signature import Layout, diffusers, published
 
 #: latent cells in one patch of 1x2x2
-_PATCH = 4
+PATCH = 4
 #: width of a head of Wan in every published size; its norms are as wide as the model
-_WAN_HEAD = 128
-#: heads of LTX-Video's transformer in every published size
-_LTX_HEADS = 32
-
-MOCHI = Layout(
-    "Mochi",
-    (
-        published(
-            "t5_yproj.weight",
-            measure=sizes(
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                patch_size=dim("x_embedder.proj.weight", 2, 4),
-                hidden_size_x=dim("x_embedder.proj.weight", 0, 4),
-                hidden_size_y=dim("t5_yproj.weight", 0),
-                t5_feat_dim=dim("t5_yproj.weight", 1),
-                depth=count("blocks."),
-                num_heads=maybe("pos_frequencies", 1, 3),
-                qk_norm=has("blocks.0.attn.q_norm_x.weight"),
-                qkv_bias=has("blocks.0.attn.qkv_x.bias"),
-                out_bias=has("blocks.0.attn.proj_x.bias"),
-            ),
-        ),
-        diffusers(
-            "time_embed.caption_proj.weight",
-            "pos_frequencies",
-            measure=sizes(
-                in_channels=dim("patch_embed.proj.weight", 1, 4),
-                patch_size=dim("patch_embed.proj.weight", 2, 4),
-                hidden_size_x=dim("patch_embed.proj.weight", 0, 4),
-                hidden_size_y=dim("time_embed.caption_proj.weight", 0),
-                t5_feat_dim=dim("time_embed.caption_proj.weight", 1),
-                depth=count("transformer_blocks."),
-                num_heads=maybe("pos_frequencies", 1, 3),
-                qk_norm=has("transformer_blocks.0.attn1.norm_q.weight"),
-            ),
-        ),
-    ),
-)
+WAN_HEAD = 128
+#: heads of LTX-Video's transformer in every published size. Source: the config.json of Lightricks/LTX-Video, 2B and 13B
+LTX_HEADS = 32
 
 _LTX_BLOCK = "transformer_blocks.0.attn2.to_k.weight"
 
@@ -73,7 +38,7 @@ LTX = Layout(
                 in_channels=dim("patchify_proj.weight", 1),
                 hidden_size=dim("patchify_proj.weight", 0),
                 num_layers=count("transformer_blocks."),
-                attention_head_dim=dim(_LTX_BLOCK, 0, divide=_LTX_HEADS),
+                attention_head_dim=dim(_LTX_BLOCK, 0, divide=LTX_HEADS),
                 cross_attention_dim=dim(_LTX_BLOCK, 1),
                 audio=has("audio_adaln_single.linear.weight"),
             ),
@@ -88,7 +53,7 @@ LTX = Layout(
                 in_channels=dim("proj_in.weight", 1),
                 hidden_size=dim("proj_in.weight", 0),
                 num_layers=count("transformer_blocks."),
-                attention_head_dim=dim(_LTX_BLOCK, 0, divide=_LTX_HEADS),
+                attention_head_dim=dim(_LTX_BLOCK, 0, divide=LTX_HEADS),
                 cross_attention_dim=dim(_LTX_BLOCK, 1),
                 audio=has("audio_proj_in.weight"),
             ),
@@ -96,26 +61,21 @@ LTX = Layout(
     ),
 )
 
-_COSMOS_BLOCK = "blocks.block0.blocks.0.block.attn."
-
-COSMOS = Layout(
-    "Cosmos",
-    (
-        published(
-            _COSMOS_BLOCK + "to_q.0.weight",
-            "x_embedder.proj.1.weight",
-            measure=sizes(
-                # # one additional channel marks padding
-                in_channels=lambda reader: _without_mask(reader, "x_embedder.proj.1.weight"),
-                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
-                model_channels=dim("x_embedder.proj.1.weight", 0),
-                num_blocks=count("blocks.block"),
-                num_heads=heads(("x_embedder.proj.1.weight", 0), _COSMOS_BLOCK + "to_q.1.weight"),
-                crossattn_emb_channels=maybe("blocks.block0.blocks.1.block.attn.to_k.0.weight", 1),
-                extra_per_block_abs_pos_emb=has("extra_pos_embedder.pos_emb_h"),
-            ),
-        ),
-    ),
+#: keys of diffusers' class for the first Cosmos and Predict 2, and of the learned positions that only the first has
+COSMOS_DIFFUSERS_KEYS = (
+    "patch_embed.proj.weight",
+    "time_embed.t_embedder.linear_1.weight",
+    "transformer_blocks.0.attn2.to_k.weight",
+)
+COSMOS_LEARNED_POSITIONS = "learnable_pos_embed.pos_emb_h"
+COSMOS_DIFFUSERS_SIZES = sizes(
+    in_channels=lambda reader: without_mask(reader, "patch_embed.proj.weight"),
+    out_channels=dim("proj_out.weight", 0, divide=PATCH),
+    model_channels=dim("patch_embed.proj.weight", 0),
+    num_blocks=count("transformer_blocks."),
+    num_heads=heads(("patch_embed.proj.weight", 0), "transformer_blocks.0.attn1.norm_q.weight"),
+    crossattn_emb_channels=dim("transformer_blocks.0.attn2.to_k.weight", 1),
+    extra_per_block_abs_pos_emb=has(COSMOS_LEARNED_POSITIONS),
 )
 
 COSMOS_PREDICT_2 = Layout(
@@ -125,8 +85,8 @@ COSMOS_PREDICT_2 = Layout(
             "blocks.0.mlp.layer1.weight",
             "x_embedder.proj.1.weight",
             measure=sizes(
-                in_channels=lambda reader: _without_mask(reader, "x_embedder.proj.1.weight"),
-                out_channels=dim("final_layer.linear.weight", 0, divide=_PATCH),
+                in_channels=lambda reader: without_mask(reader, "x_embedder.proj.1.weight"),
+                out_channels=dim("final_layer.linear.weight", 0, divide=PATCH),
                 model_channels=dim("x_embedder.proj.1.weight", 0),
                 num_blocks=count("blocks."),
                 num_heads=heads(("x_embedder.proj.1.weight", 0), "blocks.0.self_attn.q_norm.weight"),
@@ -135,33 +95,14 @@ COSMOS_PREDICT_2 = Layout(
                 language_adapter=has("llm_adapter.blocks.0.cross_attn.q_proj.weight"),
             ),
         ),
-    ),
-)
-
-#: diffusers has one class for the first Cosmos and Predict 2; learned positions distinguish them
-COSMOS_DIFFUSERS = Layout(
-    "Cosmos",
-    (
-        diffusers(
-            "patch_embed.proj.weight",
-            "time_embed.t_embedder.linear_1.weight",
-            "transformer_blocks.0.attn2.to_k.weight",
-            measure=sizes(
-                in_channels=lambda reader: _without_mask(reader, "patch_embed.proj.weight"),
-                out_channels=dim("proj_out.weight", 0, divide=_PATCH),
-                model_channels=dim("patch_embed.proj.weight", 0),
-                num_blocks=count("transformer_blocks."),
-                num_heads=heads(("patch_embed.proj.weight", 0), "transformer_blocks.0.attn1.norm_q.weight"),
-                crossattn_emb_channels=dim("transformer_blocks.0.attn2.to_k.weight", 1),
-                extra_per_block_abs_pos_emb=has("learnable_pos_embed.pos_emb_h"),
-            ),
-        ),
+        diffusers(*COSMOS_DIFFUSERS_KEYS, measure=COSMOS_DIFFUSERS_SIZES, without=(COSMOS_LEARNED_POSITIONS,)),
     ),
 )
 
 
-def _without_mask(reader: ShapeReader, key: str) -> int:
-    return exactly(reader.size(key, 1), _PATCH, key) - 1
+def without_mask(reader: ShapeReader, key: str) -> int:
+    """Return the channels of a latent whose patches `key` embeds; one additional channel marks padding."""
+    return exactly(reader.size(key, 1), PATCH, key) - 1
 
 
 def _wan_kind(reader: ShapeReader) -> str:
@@ -206,13 +147,13 @@ WAN = Layout(
                 model_type=_wan_kind,
                 dim=dim("patch_embedding.weight", 0, 5),
                 in_dim=dim("patch_embedding.weight", 1, 5),
-                out_dim=dim("head.head.weight", 0, divide=_PATCH),
+                out_dim=dim("head.head.weight", 0, divide=PATCH),
                 patch_size=_wan_patches,
                 ffn_dim=dim("blocks.0.ffn.0.weight", 0),
                 freq_dim=dim("time_embedding.0.weight", 1),
                 text_dim=dim("text_embedding.0.weight", 1),
                 num_layers=count("blocks."),
-                num_heads=dim("patch_embedding.weight", 0, 5, divide=_WAN_HEAD),
+                num_heads=dim("patch_embedding.weight", 0, 5, divide=WAN_HEAD),
                 qk_norm=has("blocks.0.self_attn.norm_q.weight"),
                 cross_attn_norm=has("blocks.0.norm3.weight"),
                 flf_pos_embed_token_number=maybe("img_emb.emb_pos", 1, 3),
@@ -231,13 +172,13 @@ WAN = Layout(
                 model_type=_wan_kind_in_diffusers,
                 dim=dim("patch_embedding.weight", 0, 5),
                 in_dim=dim("patch_embedding.weight", 1, 5),
-                out_dim=dim("proj_out.weight", 0, divide=_PATCH),
+                out_dim=dim("proj_out.weight", 0, divide=PATCH),
                 patch_size=_wan_patches,
                 ffn_dim=dim("blocks.0.ffn.net.0.proj.weight", 0),
                 freq_dim=dim("condition_embedder.time_embedder.linear_1.weight", 1),
                 text_dim=dim("condition_embedder.text_embedder.linear_1.weight", 1),
                 num_layers=count("blocks."),
-                num_heads=dim("patch_embedding.weight", 0, 5, divide=_WAN_HEAD),
+                num_heads=dim("patch_embedding.weight", 0, 5, divide=WAN_HEAD),
                 qk_norm=has("blocks.0.attn1.norm_q.weight"),
                 cross_attn_norm=has("blocks.0.norm2.weight"),
                 flf_pos_embed_token_number=maybe("condition_embedder.image_embedder.pos_embed", 1, 3),

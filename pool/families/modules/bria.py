@@ -9,7 +9,7 @@ from modelpool.pool.detection.layouts.flux import FLUX
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.families.parts import flux
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
+from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.text_reading import Padding, Reading
@@ -17,8 +17,6 @@ from modelpool.pool.families.parts.text_reading import Padding, Reading
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: timestep of sigma 1
-_TIMESTEPS = 1000
 #: tokens of a prompt; T5 reads only the real ones
 _TOKENS = 128
 #: width of the text states of LongCat-Image, which otherwise looks the same
@@ -45,7 +43,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
 def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
     """Predict noise - clean. Words have no position."""
     return flux.call_with_text_positions(
-        module, x_BCHW, level_B * _TIMESTEPS, kwargs, lambda context: context.new_zeros(context.shape[1], 3)
+        module, x_BCHW, level_B * TIMESTEPS, kwargs, lambda context: context.new_zeros(context.shape[1], 3)
     )
 
 
@@ -62,7 +60,7 @@ FAMILIES = (
         forward=forward,
         latent="sdxl",
         texts=(
-            # # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
+            # the pipeline reads zeros for an empty negative prompt, and so does this for every empty prompt
             Reading(
                 "t5xxl",
                 4096,

@@ -9,6 +9,7 @@ from modelpool.pool.detection.layouts.flux import FLUX
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.families.parts import flux
+from modelpool.pool.families.parts.arguments import rope_axes
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
@@ -33,7 +34,7 @@ def config(found: Config, shapes: Shapes) -> Arguments:
     arguments, head = flux.block_arguments(found, shapes)
     return arguments | {
         "out_channels": shapes["proj_out.weight"][0],
-        "axes_dims_rope": flux.rope_axes(head),
+        "axes_dims_rope": rope_axes(head),
     }
 
 

@@ -10,19 +10,53 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat
+from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, LayoutNames, Shapes
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.specs.spec import Role
 
+#: entry of a pipeline's index for a missing component
+NOTHING = (None, None)
 #: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
 HALF_FIRST = ("float16", "bfloat16", "float32")
 BFLOAT16_FIRST = ("bfloat16", "float16", "float32")
 NO_FLOAT16 = ("bfloat16", "float32")
+#: entry of a pipeline's index for a component that it lacks
+NOTHING = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGuider:
+    """A guider of diffusers: its class, and its settings other than the default scale of the family."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextVision:
+    """The reading of reference images by a text encoder, if the file has its vision part.
+
+    pipelines     pipelines of diffusers, by how the images are presented
+    missing       components of these pipelines that no checkpoint has: by folder, what to provide
+    numbered_key  a tensor in some files of models that were trained with numbered images
+    """
+
+    pipelines: Mapping[ReferenceMode, str]
+    missing: Mapping[str, str]
+    numbered_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class TwoExperts:
+    """The model that two experts of a family make, high-noise and low-noise: its title, and its facts."""
+
+    title: str
+    facts: ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +68,16 @@ class FamilyDefinition:
     title     for human readers
     layout    the identifying keys of its architecture, and how to measure its sizes
     when      condition on the measured sizes that distinguishes it from other families of the same layout; conditions
-              of families that share a layout exclude each other
+              of families that share a layout exclude each other, except in one module: the first one counts
     comfyui   its class in ComfyUI; empty if none
 
     The module:
-    module    name of its class in diffusers
+    module    name of its class in diffusers; `pool.models.diffusion.adapted_modules` replaces some of them
     config    arguments of the class, from the measured sizes and the shapes of the module's parameters. Equal for both
               namings of a file
     convert   tensors under the published names, without prefix, to the module's parameters: renames, splits and
               reshapes rows only. Not used for files in the naming of diffusers. The name of a layout of
-              `pool.lora_names.discovered`, or a function
+              `pool.lora_names.discovered` (or `LayoutNames`, with exceptions), or a function
     forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.diffusion.architecture`
 
     Text and latents:
@@ -51,6 +85,7 @@ class FamilyDefinition:
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
     texts     the text encoders, and how each is read, in the order of their roles
     text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    text_vision  how the first text encoder reads reference images; None: it reads none
     optional_encoders  those that the model runs without, but not all of them at once
 
     Sampling:
@@ -60,12 +95,18 @@ class FamilyDefinition:
     cfg_rescale  how the guided prediction is rescaled
     image_concat use of an input image that is concatenated with the latent
     dtypes    compute dtypes of the diffusion model, best first
+    two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
     lora      names of its weights in LoRA files
-    pipeline  its pipeline in diffusers, for folders
+    pipeline  its pipeline in diffusers, for folders; empty for a family that diffusers has no pipeline for
     pipeline_entries  further entries of the pipeline's index
+    config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
+    scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
+    guiders           guiders of the pipeline, by folder
+    same_folder_as    another family whose folders have equal tensors: the pipeline distinguishes them
     text_folders      folder of each text encoder; empty: the names of the roles
+    extra_prefixes    further key prefixes of the diffusion model in single files
     """
 
     name: str
@@ -75,7 +116,7 @@ class FamilyDefinition:
     comfyui: str
     module: str
     config: Callable[[Config, Shapes], Arguments]
-    convert: Convert | str
+    convert: Convert | str | LayoutNames
     forward: Call
     latent: str
     texts: tuple[Reading, ...]
@@ -85,13 +126,27 @@ class FamilyDefinition:
     lora: LoraNaming
     pipeline: str
     pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
+    config_pipelines: Mapping[str, str] = field(default_factory=dict)
+    scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
+    guiders: Mapping[str, SavedGuider] = field(default_factory=dict)
+    extra_prefixes: tuple[str, ...] = ()
+    same_folder_as: str = ""
     text_set: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
+    text_vision: TextVision | None = None
     optional_encoders: frozenset[str] = frozenset()
     shifts_latent: bool = True
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None
+    two_experts: TwoExperts | None = None
+
+    @property
+    def layout_names(self) -> LayoutNames | None:
+        """The names of its published files, if they are those of a layout; None if `convert` is a function."""
+        if isinstance(self.convert, str):
+            return LayoutNames(self.convert)
+        return self.convert if isinstance(self.convert, LayoutNames) else None
 
     @property
     def readings_name(self) -> str:

@@ -1,4 +1,4 @@
-"""The architecture that Flux introduced, as functions for the families that share it: patches, sizes, key names.
+"""The architecture that Flux introduced, as functions for the families that share it: patches, sizes, names.
 Torch-free to import.
 
 Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text, D width of a token.
@@ -6,18 +6,19 @@ Legend: B batch, C channels, H W cells of a latent, N patches, L tokens of text,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.forward import Arguments, Convert, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.arguments import PATCH
+from modelpool.pool.families.parts.forward import Arguments, Convert, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER, BaseNames, NameSource, Ranges
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: values of a patch of 2x2 cells, per latent channel
-PATCH = 4
 #: the norm that tells the width of a head
 _HEAD = "transformer_blocks.0.attn.norm_q.weight"
 
@@ -55,17 +56,9 @@ _OUTER: Mapping[str, str] = {
     "txt_norm": "context_embedder_norm",
     "final_layer.linear": "proj_out",
 }
+#: the layers of a feed-forward in diffusers' other transformers -> in its Flux 2
+_FLUX_2_LAYERS = {"0.proj": "linear_in", "2": "linear_out"}
 _LAST_MODULATION = "final_layer.adaLN_modulation.1"
-
-
-def rope_axes(head: int) -> tuple[int, int, int]:
-    """Return how many values of a head are rotated by each coordinate: an eighth by the first, the rest by row and
-    column.
-
-    Source: the published 16, 56 and 56 of 128.
-    """
-    first = head // 8
-    return first, (head - first) // 2, (head - first) // 2
 
 
 def block_arguments(found: Config, shapes: Shapes) -> tuple[Arguments, int]:
@@ -100,6 +93,39 @@ def call_with_text_positions(
         )
     )
     return unpacked(out_BND, *x_BCHW.shape[-2:])
+
+
+def guidance(module: nn.Module, kwargs: ModelKwargs) -> Tensor | None:
+    """Return the guidance scale, for modules that read it."""
+    return kwargs["guidance"] if config_of(module).guidance_embeds else None
+
+
+def _flux_fused(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
+    """Names for the fused layers of single blocks: queries, keys and values of `linear1` as one, and the names of the
+    same layers in Flux 2, which diffusers keeps fused. Feed-forwards have those of Flux 2 as well."""
+    names = names_by_source[NameSource.DIFFUSERS]
+    for base, ranges in names.items():
+        block, found, layer = base.rpartition(".net.")
+        if found and layer in _FLUX_2_LAYERS:
+            yield NameSource.DIFFUSERS, f"{block}.{_FLUX_2_LAYERS[layer]}", ranges
+    for base, ranges in names_by_source[NameSource.CHECKPOINT].items():
+        _, block, layer = (*base.split("."), "", "")[:3]
+        if not base.startswith("single_blocks.") or layer not in ("linear1", "linear2"):
+            continue
+        attention = f"single_transformer_blocks.{block}.attn"
+        if layer == "linear2":
+            yield NameSource.DIFFUSERS, f"{attention}.to_out", ranges
+        else:
+            yield NameSource.DIFFUSERS, f"{attention}.to_qkv_mlp_proj", ranges
+            rows = sum(part.rows for q in "qkv" for part in names.get(f"{attention}.to_{q}", ()))
+            if rows:
+                (whole,) = ranges
+                shape = (rows, *whole.source_shape[1:])
+                yield NameSource.CHECKPOINT, f"{base}_qkv", (replace(whole, source_shape=shape, rows=rows),)
+
+
+#: names of weights in LoRA files
+LORA = replace(TRANSFORMER, extra_names=_flux_fused)
 
 
 def names_of_diffusers(time_embedding: str) -> Convert:

@@ -34,6 +34,7 @@ of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelpool.pool.formats.safetensors_file import Shape
@@ -48,6 +49,29 @@ Arguments: TypeAlias = dict[str, Any]
 ModelKwargs: TypeAlias = "Mapping[str, Tensor]"
 Convert: TypeAlias = "Callable[[dict[str, Tensor]], Mapping[str, Tensor]]"
 Call: TypeAlias = "Callable[[nn.Module, Tensor, Tensor, ModelKwargs], Tensor]"
+
+
+#: timestep of sigma 1 for flow models
+TIMESTEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutNames:
+    """The published names of a layout that has a converter in `pool.lora_names.discovered`.
+
+    layout   its name there
+    without  beginnings of the names of published tensors that the module does not have
+    renamed  parameters that the converter leaves under their published names -> the module's names
+    """
+
+    layout: str
+    without: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+
+def config_of(module: nn.Module) -> Any:
+    """Return the arguments that a diffusers module was built with."""
+    return module.config
 
 
 def sample_of(result: Any) -> Tensor:

@@ -6,6 +6,7 @@ One value per family, as plain data: in its module in `pool.families.modules`, o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -81,10 +82,19 @@ class ModelFacts:
     sources: str = ""
 
 
+_IMAGE: Mapping[str, Any] = {
+    "width": 1024, "height": 1024, "frames": 1, "side_multiple": 16, "frame_multiple": 0, "frame_rate": 0.0,
+}  # fmt: skip
+
+
 def image_flow(noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
     """Return the facts of a family that makes images of 1024 x 1024 pixels with a flow, in patches of 2x2 cells of 8x8
     pixels; `more` are its other fields."""
-    usual: dict[str, Any] = {
-        "width": 1024, "height": 1024, "frames": 1, "side_multiple": 16, "frame_multiple": 0, "frame_rate": 0.0,
-    }  # fmt: skip
-    return ModelFacts(prediction=Prediction.FLOW, noise=noise, level=Level.SHARE, guidance=guidance, **usual | more)
+    usual = {"prediction": Prediction.FLOW, "level": Level.SHARE, "noise": noise, "guidance": guidance}
+    return ModelFacts(**{**_IMAGE, **usual, **more})
+
+
+def image_timesteps(prediction: Prediction, noise: NoiseFacts, guidance: Guidance, **more: Any) -> ModelFacts:
+    """Return the same, for a model that reads a timestep."""
+    usual = {"prediction": prediction, "level": Level.TIMESTEP, "noise": noise, "guidance": guidance}
+    return ModelFacts(**{**_IMAGE, **usual, **more})

@@ -1,4 +1,4 @@
-"""Convert latents to rows of patches and back, and build patch positions and text masks, for several models' calls.
+"""Convert latents to rows of patches and back, and build patch positions, sizes and text masks, for several models.
 
 Torch-free to import.
 
@@ -13,6 +13,10 @@ from modelpool.pool.families.parts.forward import ModelKwargs
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+#: pixels along a side of a latent cell
+_PIXELS_PER_CELL = 8
 
 
 def packed(x_BCHW: Tensor) -> Tensor:
@@ -38,6 +42,22 @@ def patch_ids(x_BCHW: Tensor, side: int, *, first: float = 0) -> Tensor:
         torch.arange(rows, device=x_BCHW.device), torch.arange(columns, device=x_BCHW.device), indexing="ij"
     )
     return torch.stack((torch.full_like(grid[0], first), *grid), dim=-1).reshape(rows * columns, 3).float()
+
+
+def references(kwargs: ModelKwargs) -> list[Tensor]:
+    """Return the reference images in order: "reference", "reference_2" and so on."""
+    return [kwargs[name] for name in sorted(name for name in kwargs if name.startswith("reference"))]
+
+
+def output_size(x_BCHW: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Return height and width of the output in pixels, [B,2], for models that read it: those of cells of 8x8 pixels if
+    the inputs have none."""
+    import torch
+
+    if "size" in kwargs:
+        return kwargs["size"].to(x_BCHW.dtype)
+    pixels = [side * _PIXELS_PER_CELL for side in x_BCHW.shape[-2:]]
+    return torch.tensor(pixels, device=x_BCHW.device, dtype=x_BCHW.dtype).expand(x_BCHW.shape[0], 2)
 
 
 def text_mask(kwargs: ModelKwargs, name: str) -> Tensor:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.arguments import whole_number
 from modelpool.pool.core.errors import unusable_field
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from modelpool.pool.core.family_facts import TextFacts
 
 
+#: padding token of open_clip
+OPEN_CLIP_PAD = 0
 #: the image token of a template
 IMAGE_TOKEN = "<|image_pad|>"
 #: tokens of the header of a chat turn, and of the end of the turn before
@@ -148,6 +150,17 @@ class Reading:
     def left_out(self, layers: int) -> int:
         """Return the number of skipped layers of an encoder whose file has `layers` layers."""
         return max(0, self.layers_left_out - max(0, self.depth - layers))
+
+
+#: CLIP-G as Stable Diffusion XL and 3 read it
+SDXL_CLIP_G = Reading(
+    "clip_g", 1280, clip_pad_id=OPEN_CLIP_PAD, layers_left_out=1, final_norm=False, pooled=Pooled.PROJECTED
+)
+
+
+def fixed_length(encoder: str, tokens: int, width: int = 4096, **more: Any) -> Reading:
+    """Return the reading of a text encoder whose texts all have `tokens` tokens; `more` are its other fields."""
+    return Reading(encoder, width=width, least_tokens=tokens, most_tokens=tokens, **more)
 
 
 def reading_of(facts: TextFacts | Reading) -> Reading:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
 from torch import Tensor, nn
 
@@ -21,8 +20,6 @@ from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.diffusion.meta_module import empty_module
 from modelpool.pool.ops.fill_parameters import assert_filled, fill
 
-#: its name as a part of the diffusion model's module
-SECONDS = "seconds"
 #: its key prefix in the file
 PREFIX = "conditioner.conditioners."
 #: the same in a diffusers folder
@@ -93,12 +90,6 @@ def converted_seconds(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the model's parameters from `tensors`, keys as in the file; other tensors are dropped."""
     named = {_name_of(key): tensor for key, tensor in tensors.items()}
     return {name: tensor for name, tensor in named.items() if name is not None}
-
-
-def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tensor:
-    """Return embedded starts and lengths of audio clips for the diffusion model: [B,2,D]."""
-    found = module(start_seconds=start_B, end_seconds=total_B)
-    return torch.cat((found.seconds_start_hidden_states, found.seconds_end_hidden_states), dim=1)
 
 
 def _name_of(key: str) -> str | None:

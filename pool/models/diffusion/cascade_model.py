@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
-from modelpool.pool.models.diffusion.video_calls import config_of
 
 #: cells of a patch of stage B; stage C reads cells. Source: the config.json of stabilityai/stable-cascade
 STAGE_B_PATCH = 2

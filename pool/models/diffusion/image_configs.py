@@ -1,7 +1,6 @@
-"""Arguments of diffusers' image transformers, from recognised sizes and shapes. Torch-free.
+"""Arguments of diffusers' image transformers that have no module in `pool.families.modules`. Torch-free.
 
-`found` are the sizes that recognition measured, `shapes` those of the module's parameters. Facts that neither tells are
-constants, with their source.
+`found` are the sizes that recognition measured, `shapes` those of the module's parameters.
 """
 
 from __future__ import annotations
@@ -9,248 +8,90 @@ from __future__ import annotations
 from typing import Any
 
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
+from modelpool.pool.families.parts.arguments import ratio, rope_axes, rope_quarters
 from modelpool.pool.families.parts.forward import Arguments, Shapes
 
-#: values of a 2x2-cell patch, per latent channel
-PATCH = 4
-#: width of a head if no norm tells. Source: the published models' code
-SD3_HEAD, AURA_FLOW_HEAD, HIDREAM_HEAD = 64, 256, 128
-#: the same in every published size of PixArt
-PIXART_HEADS = 16
-#: cells along a side of 1024-pixel images, which PixArt models without a position table were trained for
-PIXART_CELLS = 128
-#: tokens that HunyuanDiT reads of its first text encoder; the rest of its padding embeddings is for the second
-HUNYUAN_DIT_TOKENS = 77
-#: layers of HiDream's language model; blocks beyond them all read the last
-HIDREAM_TEXT_LAYERS = 32
-#: positions in Z-Image's tables, of words and patches. Source: the published configuration
-Z_IMAGE_POSITIONS = [1536, 512, 512]
+#: width of a head of Sana's self-attention; and heads of its cross-attention by the model's width, which no tensor
+#: tells. Source: the published configurations of 0.6, 1.6 and 4.8 billion parameters
+SANA_HEAD, SANA_TEXT_HEADS, SANA_OTHER_TEXT_HEADS = 32, {1152: 16, 2240: 20}, 16
 
 
-def sd3_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.SD3Transformer2DModel`."""
+def sana_config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.SanaTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
-    hidden, patch = sizes["hidden_size"], sizes["patch_size"]
-    norm = shapes.get("transformer_blocks.0.attn.norm_q.weight")
-    head = norm[0] if norm else min(hidden, SD3_HEAD)
+    hidden, patch = sizes["hidden_size"], shapes["patch_embed.proj.weight"][2]
+    head = min(hidden, SANA_HEAD)
+    text_heads = SANA_TEXT_HEADS.get(hidden, SANA_OTHER_TEXT_HEADS)
     return {
-        "patch_size": patch,
         "in_channels": sizes["in_channels"],
         "out_channels": shapes["proj_out.weight"][0] // patch**2,
-        "num_layers": sizes["depth"],
-        "attention_head_dim": head,
         "num_attention_heads": hidden // head,
-        "joint_attention_dim": sizes["context_dim"],
-        "caption_projection_dim": hidden,
-        "pooled_projection_dim": sizes["adm_in_channels"],
-        "pos_embed_max_size": sizes["pos_embed_max_size"],
-        "dual_attention_layers": sizes["x_block_self_attn_layers"],
-        "qk_norm": "rms_norm" if sizes["qk_norm"] else None,
-    }
-
-
-def flux_axes(head: int) -> tuple[int, int, int]:
-    """Return how many values of a head are rotated by each coordinate: an eighth by the first, the rest by row and
-    column.
-
-    Source: the published 16, 56 and 56 of 128.
-    """
-    first = head // 8
-    return first, (head - first) // 2, (head - first) // 2
-
-
-def _blocks(sizes: dict[str, Any], head: int) -> Arguments:
-    """Return the common arguments of Flux and its descendants."""
-    return {
+        "attention_head_dim": head,
         "num_layers": sizes["depth"],
-        "num_single_layers": sizes["depth_single_blocks"],
-        "attention_head_dim": head,
-        "num_attention_heads": sizes["hidden_size"] // head,
-        "joint_attention_dim": sizes["context_in_dim"],
-    }
-
-
-def flux_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.FluxTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    return _blocks(sizes, head) | {
-        "in_channels": sizes["in_channels"] * PATCH,
-        "out_channels": sizes["out_channels"] * PATCH,
-        "pooled_projection_dim": sizes["vec_in_dim"],
-        "guidance_embeds": sizes["guidance_embed"],
-        "axes_dims_rope": flux_axes(head),
-    }
-
-
-def flux2_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.Flux2Transformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    # # the first layer of a gated unit returns gates and values
-    inner, hidden = shapes["transformer_blocks.0.ff.linear_in.weight"][0] // 2, sizes["hidden_size"]
-    return _blocks(sizes, head) | {
-        "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"],
-        "timestep_guidance_channels": shapes["time_guidance_embed.timestep_embedder.linear_1.weight"][1],
-        "mlp_ratio": ratio(inner, hidden),
-        "axes_dims_rope": (head // 4,) * 4,
-        "guidance_embeds": sizes["guidance_embed"],
-    }
-
-
-def chroma_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.ChromaTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = shapes["transformer_blocks.0.attn.norm_q.weight"][0]
-    return _blocks(sizes, head) | {
-        "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"],
-        "axes_dims_rope": flux_axes(head),
-        "approximator_num_channels": sizes["in_dim"],
-        "approximator_hidden_dim": sizes["hidden_dim"],
-        "approximator_layers": sizes["n_layers"],
-    }
-
-
-def qwen_image_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.QwenImageTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = sizes["hidden_size"] // sizes["num_attention_heads"]
-    return {
-        "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"] // PATCH,
-        "num_layers": sizes["num_layers"],
-        "attention_head_dim": head,
-        "num_attention_heads": sizes["num_attention_heads"],
-        "joint_attention_dim": sizes["context_dim"],
-        "axes_dims_rope": flux_axes(head),
-        # # the reference image is marked as clean
-        "zero_cond_t": bool(sizes["clean_reference"]),
-        "use_additional_t_cond": bool(sizes["layered"]),
-        "use_layer3d_rope": bool(sizes["layered"]),
-    }
-
-
-def z_image_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.ZImageTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    head = sizes["dim"] // sizes["n_heads"]
-    return {
-        "in_channels": sizes["in_channels"],
-        "dim": sizes["dim"],
-        "n_layers": sizes["n_layers"],
-        "n_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
-        "n_heads": sizes["n_heads"],
-        "n_kv_heads": sizes["n_kv_heads"],
-        "qk_norm": sizes["qk_norm"],
-        "cap_feat_dim": sizes["cap_feat_dim"],
-        # Source: the published 32, 48 and 48 of 128
-        "axes_dims": [head // 4, head * 3 // 8, head * 3 // 8],
-        "axes_lens": Z_IMAGE_POSITIONS,
-    }
-
-
-def lumina2_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.Lumina2Transformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden = sizes["dim"]
-    return {
-        "in_channels": sizes["in_channels"],
-        "hidden_size": hidden,
-        "num_layers": sizes["n_layers"],
-        "num_refiner_layers": len(ShapeReader(shapes).numbers("noise_refiner.")),
-        "num_attention_heads": sizes["n_heads"],
-        "num_kv_heads": sizes["n_kv_heads"],
-        "multiple_of": 1,
-        "ffn_dim_multiplier": ratio(shapes["layers.0.feed_forward.linear_1.weight"][0], 4 * hidden),
-        "axes_dim_rope": (hidden // sizes["n_heads"] // 3,) * 3,
-        "cap_feat_dim": sizes["cap_feat_dim"],
-    }
-
-
-def aura_flow_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.AuraFlowTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden = sizes["hidden_size"]
-    head = min(hidden, AURA_FLOW_HEAD)
-    return {
-        "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // PATCH,
-        "num_mmdit_layers": sizes["n_double_layers"],
-        "num_single_dit_layers": sizes["n_layers"] - sizes["n_double_layers"],
-        "attention_head_dim": head,
-        "num_attention_heads": hidden // head,
-        "joint_attention_dim": sizes["cond_seq_dim"],
-        "caption_projection_dim": hidden,
-        "pos_embed_max_size": sizes["max_seq"],
-    }
-
-
-def pixart_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.PixArtTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden, patch = sizes["hidden_size"], sizes["patch_size"]
-    return {
-        "num_attention_heads": PIXART_HEADS,
-        "attention_head_dim": hidden // PIXART_HEADS,
-        "in_channels": sizes["in_channels"],
-        "out_channels": shapes["proj_out.weight"][0] // patch**2,
-        "num_layers": sizes["depth"],
+        "num_cross_attention_heads": text_heads,
+        "cross_attention_head_dim": hidden // text_heads,
         "cross_attention_dim": hidden,
-        "sample_size": sizes.get("input_size") or PIXART_CELLS,
+        "caption_channels": shapes["caption_projection.linear_1.weight"][1],
+        "mlp_ratio": ratio(shapes["transformer_blocks.0.ff.conv_point.weight"][1], hidden),
         "patch_size": patch,
-        "use_additional_conditions": sizes["micro_condition"],
-        "caption_channels": sizes["context_dim"],
+        "guidance_embeds": "time_embed.guidance_embedder.linear_1.weight" in shapes,
+        "qk_norm": "rms_norm_across_heads" if "transformer_blocks.0.attn1.norm_q.weight" in shapes else None,
     }
 
 
-def hunyuan_dit_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.HunyuanDiT2DModel`."""
+def ernie_image_config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.ErnieImageTransformer2DModel`."""
     sizes: dict[str, Any] = dict(found)
-    hidden = sizes["hidden_size"]
+    hidden, head = sizes["hidden_size"], shapes["layers.0.self_attention.norm_q.weight"][0]
+    patches = shapes["x_embedder.proj.weight"]
     return {
-        "num_attention_heads": sizes["num_heads"],
-        "attention_head_dim": hidden // sizes["num_heads"],
-        "in_channels": sizes["in_channels"],
-        "patch_size": shapes["pos_embed.proj.weight"][2],
         "hidden_size": hidden,
-        "num_layers": sizes["depth"],
-        "mlp_ratio": ratio(shapes["blocks.0.ff.net.2.weight"][1], hidden),
-        "learn_sigma": True,
-        "cross_attention_dim": shapes["text_embedding_padding"][1],
-        "cross_attention_dim_t5": shapes["text_embedder.linear_1.weight"][1],
-        "pooled_projection_dim": shapes["time_extra_emb.pooler.c_proj.weight"][0],
-        "text_len": HUNYUAN_DIT_TOKENS,
-        "text_len_t5": shapes["text_embedding_padding"][0] - HUNYUAN_DIT_TOKENS,
-        "use_style_cond_and_image_meta_size": "time_extra_emb.style_embedder.weight" in shapes,
+        "num_attention_heads": hidden // head,
+        "num_layers": sizes["num_layers"],
+        "ffn_hidden_size": shapes["layers.0.mlp.gate_proj.weight"][0],
+        "in_channels": patches[1],
+        "out_channels": shapes["final_linear.weight"][0] // patches[2] ** 2,
+        "patch_size": patches[2],
+        "text_in_dim": shapes["text_proj.weight"][1] if "text_proj.weight" in shapes else hidden,
+        "rope_axes_dim": rope_quarters(head),
     }
 
 
-def hidream_config(found: Config, shapes: Shapes) -> Arguments:
-    """The arguments of `diffusers.HiDreamImageTransformer2DModel`."""
-    sizes: dict[str, Any] = dict(found)
-    hidden = sizes["hidden_size"]
-    head = min(hidden, HIDREAM_HEAD)
-    blocks = sizes["num_layers"] + sizes["num_single_layers"]
+def krea2_config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.Krea2Transformer2DModel`."""
+    image, words = "transformer_blocks.0.", "text_fusion.layerwise_blocks.0."
+    head, text_head = (shapes[f"{part}attn.norm_q.weight"][0] for part in (image, words))
+    reader = ShapeReader(shapes)
     return {
-        "patch_size": sizes["patch_size"],
+        "in_channels": shapes["img_in.weight"][1],
+        "num_layers": len(reader.numbers("transformer_blocks.")),
+        "attention_head_dim": head,
+        "num_attention_heads": shapes["img_in.weight"][0] // head,
+        "num_key_value_heads": shapes[f"{image}attn.to_k.weight"][0] // head,
+        "intermediate_size": shapes[f"{image}ff.gate.weight"][0],
+        "timestep_embed_dim": shapes["time_embed.linear_1.weight"][1],
+        "text_hidden_dim": shapes["txt_in.norm.weight"][0],
+        "num_text_layers": shapes["text_fusion.projector.weight"][1],
+        "text_num_attention_heads": shapes["txt_in.norm.weight"][0] // text_head,
+        "text_num_key_value_heads": shapes[f"{words}attn.to_k.weight"][0] // text_head,
+        "text_intermediate_size": shapes[f"{words}ff.gate.weight"][0],
+        "num_layerwise_text_blocks": len(reader.numbers("text_fusion.layerwise_blocks.")),
+        "num_refiner_text_blocks": len(reader.numbers("text_fusion.refiner_blocks.")),
+        "axes_dims_rope": rope_quarters(head),
+    }
+
+
+def qwen_image_21_config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.QwenImage21Transformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    hidden, head = sizes["hidden_size"], shapes["transformer_blocks.0.attn.norm_q.weight"][0]
+    return {
         "in_channels": sizes["in_channels"],
-        "out_channels": sizes["out_channels"],
+        "out_channels": shapes["proj_out.weight"][0],
         "num_layers": sizes["num_layers"],
-        "num_single_layers": sizes["num_single_layers"],
         "attention_head_dim": head,
         "num_attention_heads": hidden // head,
-        # # of the encoder of which only the last layer is read, and of the one of which all layers are
-        "caption_channels": [shapes[f"caption_projection.{n}.linear.weight"][1] for n in (blocks, 0)],
-        "text_emb_dim": sizes["text_emb_dim"],
-        "num_routed_experts": sizes["num_routed_experts"] or 0,
-        "axes_dims_rope": (head // 2, head // 4, head // 4),
-        "llama_layers": [min(block, HIDREAM_TEXT_LAYERS - 1) for block in range(blocks)],
+        "context_in_dim": sizes["context_dim"],
+        "mlp_ratio": shapes["transformer_blocks.0.img_mlp.proj.weight"][0] // hidden,
+        "axes_dims_rope": rope_axes(head),
     }
-
-
-def ratio(inner: int, width: int) -> float:
-    """Return `inner / width`, such that `int(width * ratio)` is `inner`."""
-    exact = inner / width
-    return exact if int(width * exact) == inner else (inner + 0.5) / width

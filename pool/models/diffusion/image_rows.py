@@ -1,123 +1,50 @@
-"""Architecture rows of the image transformers."""
+"""Architecture rows of image transformers that are built and do not run, and have no module in
+`pool.families.modules`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from diffusers import (
-    AuraFlowTransformer2DModel,
-    ChromaTransformer2DModel,
     ErnieImageTransformer2DModel,
-    Flux2Transformer2DModel,
-    FluxTransformer2DModel,
-    HiDreamImageTransformer2DModel,
-    HunyuanDiT2DModel,
     HunyuanImageTransformer2DModel,
     Krea2Transformer2DModel,
-    Lumina2Transformer2DModel,
-    PixArtTransformer2DModel,
     QwenImage21Transformer2DModel,
-    QwenImageTransformer2DModel,
     SanaTransformer2DModel,
-    SD3Transformer2DModel,
-    ZImageTransformer2DModel,
 )
 
+from modelpool.pool.families.modules import hunyuan_image
 from modelpool.pool.families.parts.forward import unchanged
-from modelpool.pool.models.diffusion import image_calls, image_configs, image_newer_calls, image_newer_configs
+from modelpool.pool.models.diffusion import image_calls, image_configs
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
 from modelpool.pool.models.diffusion.key_maps import layout_converter
 
-_SD3 = DiffusionArchitecture(
-    SD3Transformer2DModel, image_configs.sd3_config, layout_converter("sd3"), image_calls.call_sd3
-)
-_FLUX = DiffusionArchitecture(
-    FluxTransformer2DModel, image_configs.flux_config, layout_converter("flux"), image_calls.call_flux
-)
-_FLUX_2 = DiffusionArchitecture(
-    Flux2Transformer2DModel, image_configs.flux2_config, layout_converter("flux2"), image_calls.call_flux2
-)
-_PIXART = DiffusionArchitecture(
-    PixArtTransformer2DModel,
-    image_configs.pixart_config,
-    # # trained embedding of no text; all pipelines read an empty text instead
-    layout_converter("pixart", without=("y_embedder.y_embedding",)),
-    image_calls.call_pixart,
-)
-_HUNYUAN_DIT = DiffusionArchitecture(
-    HunyuanDiT2DModel, image_configs.hunyuan_dit_config, layout_converter("hunyuan_dit"), image_calls.call_hunyuan_dit
-)
-
-_QWEN_IMAGE = DiffusionArchitecture(
-    QwenImageTransformer2DModel,
-    image_configs.qwen_image_config,
-    unchanged("__index_timestep_zero__"),
-    image_calls.call_qwen_image,
-)
-_HUNYUAN_IMAGE = DiffusionArchitecture(
-    HunyuanImageTransformer2DModel,
-    image_newer_configs.hunyuan_image_config,
-    layout_converter("hunyuan_image"),
-    image_newer_calls.call_hunyuan_image,
-)
-
 IMAGE_ROWS: Mapping[str, DiffusionArchitecture] = {
-    "sd3": _SD3,
-    "sd35_medium": _SD3,
-    "sd35_large": _SD3,
-    "flux_dev": _FLUX,
-    "flux_schnell": _FLUX,
-    "flux_fill": _FLUX,
-    "flux_control": _FLUX,
-    "flux2": _FLUX_2,
-    "flux2_dev": _FLUX_2,
-    "flux2_klein": _FLUX_2,
-    "chroma": DiffusionArchitecture(
-        ChromaTransformer2DModel, image_configs.chroma_config, layout_converter("chroma"), image_calls.call_chroma
+    "hunyuan_image_21_refiner": DiffusionArchitecture(
+        HunyuanImageTransformer2DModel,
+        hunyuan_image.config,
+        layout_converter(hunyuan_image.NAMES),
+        hunyuan_image.forward,
     ),
-    "qwen_image": _QWEN_IMAGE,
-    "qwen_image_layered": _QWEN_IMAGE,
-    "z_image": DiffusionArchitecture(
-        ZImageTransformer2DModel, image_configs.z_image_config, layout_converter("z_image"), image_calls.call_z_image
-    ),
-    "lumina2": DiffusionArchitecture(
-        Lumina2Transformer2DModel, image_configs.lumina2_config, layout_converter("lumina2"), image_calls.call_lumina2
-    ),
-    "auraflow": DiffusionArchitecture(
-        AuraFlowTransformer2DModel,
-        image_configs.aura_flow_config,
-        layout_converter("auraflow"),
-        image_calls.call_aura_flow,
-    ),
-    "pixart_alpha": _PIXART,
-    "pixart_alpha_512": _PIXART,
-    "pixart_sigma": _PIXART,
-    "hunyuan_dit": _HUNYUAN_DIT,
-    "hunyuan_dit_1": _HUNYUAN_DIT,
-    "hidream_i1": DiffusionArchitecture(
-        HiDreamImageTransformer2DModel, image_configs.hidream_config, unchanged(), image_calls.call_hidream
-    ),
-    "hunyuan_image_21": _HUNYUAN_IMAGE,
-    "hunyuan_image_21_refiner": _HUNYUAN_IMAGE,
     "sana": DiffusionArchitecture(
-        SanaTransformer2DModel, image_newer_configs.sana_config, layout_converter("sana"), image_newer_calls.call_sana
+        SanaTransformer2DModel, image_configs.sana_config, layout_converter("sana"), image_calls.call_sana
     ),
     "ernie_image": DiffusionArchitecture(
         ErnieImageTransformer2DModel,
-        image_newer_configs.ernie_image_config,
+        image_configs.ernie_image_config,
         unchanged(),
-        image_newer_calls.call_ernie_image,
+        image_calls.call_ernie_image,
     ),
     "krea2": DiffusionArchitecture(
         Krea2Transformer2DModel,
-        image_newer_configs.krea2_config,
+        image_configs.krea2_config,
         layout_converter("krea2"),
-        image_newer_calls.call_krea2,
+        image_calls.call_krea2,
     ),
     "qwen_image_21": DiffusionArchitecture(
         QwenImage21Transformer2DModel,
-        image_newer_configs.qwen_image_21_config,
+        image_configs.qwen_image_21_config,
         layout_converter("qwen_image_21"),
-        image_newer_calls.call_qwen_image_21,
+        image_calls.call_qwen_image_21,
     ),
 }

@@ -8,8 +8,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from modelpool.pool.families.parts.forward import Convert
+from modelpool.pool.families.parts.forward import Convert, LayoutNames
 from modelpool.pool.lora_names.discovered import layout_map
+
+
+def converter_of(convert: Convert | str | LayoutNames) -> Convert:
+    """Return the converter of a family's definition as a function."""
+    if isinstance(convert, str):
+        return layout_converter(convert)
+    if not isinstance(convert, LayoutNames):
+        return convert
+    names, of_layout = convert, layout_converter(convert.layout)
+
+    def with_exceptions(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        read = {key: tensor for key, tensor in tensors.items() if not key.startswith(names.without)}
+        return {names.renamed.get(key, key): tensor for key, tensor in of_layout(read).items()}
+
+    return with_exceptions
 
 
 def layout_converter(family: str, without: tuple[str, ...] = ()) -> Convert:

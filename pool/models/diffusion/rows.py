@@ -8,24 +8,21 @@ import diffusers
 
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import FamilyDefinition
+from modelpool.pool.models.diffusion.adapted_modules import ADAPTED
 from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
-from modelpool.pool.models.diffusion.audio_model import AUDIO_ROWS
 from modelpool.pool.models.diffusion.cascade_model import CASCADE_ROWS
 from modelpool.pool.models.diffusion.image_rows import IMAGE_ROWS
-from modelpool.pool.models.diffusion.key_maps import layout_converter
+from modelpool.pool.models.diffusion.key_maps import converter_of
 from modelpool.pool.models.diffusion.unet_rows import UNET_ROWS
-from modelpool.pool.models.diffusion.video_rows import VIDEO_ROWS
 
 
 def _defined(family: FamilyDefinition) -> DiffusionArchitecture:
-    convert = layout_converter(family.convert) if isinstance(family.convert, str) else family.convert
-    return DiffusionArchitecture(getattr(diffusers, family.module), family.config, convert, family.forward)
+    module = ADAPTED.get(family.module) or getattr(diffusers, family.module)
+    return DiffusionArchitecture(module, family.config, converter_of(family.convert), family.forward)
 
 
 ARCHITECTURES: Mapping[str, DiffusionArchitecture] = {
     **IMAGE_ROWS,
-    **VIDEO_ROWS,
-    **AUDIO_ROWS,
     **CASCADE_ROWS,
     **UNET_ROWS,
     **{family.name: _defined(family) for family in defined_families()},

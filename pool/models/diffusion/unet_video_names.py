@@ -1,7 +1,7 @@
 """Convert the names in Stable Video Diffusion's file to those of diffusers' video UNet.
 
 Latent diffusion's names, with a temporal residual block and temporal transformer blocks next to each spatial one. Like
-`pool.models.diffusion.video_names`: tensors are renamed, and the order of blocks is read off the keys.
+`pool.families.modules.mochi`: tensors are renamed, and the order of blocks is read off the keys.
 
 Source: the key lists of the published files (tests/golden/detection_keys.json.gz) and those of the module.
 """

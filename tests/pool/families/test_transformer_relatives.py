@@ -21,6 +21,7 @@ from modelpool.pool.families.parts.text_reading import Pooled
 from modelpool.pool.families.text_readings import READINGS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.guidance import apg as late_projection
+from modelpool.pool.lora_names.naming import naming_of
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.specs.spec import Role
@@ -159,7 +160,9 @@ def test_a_run_of_hunyuan_image_is_that_of_diffusers_to_its_end(
 def test_a_family_of_another_size_is_run_alike(name: str) -> None:
     own, other = TRANSFORMERS[name], TRANSFORMERS[ALIKE[name]]
     sampling = replace(own.sampling, model=other.sampling.model)
-    assert replace(own, name=other.name, title=other.title, text_set=other.text_set, sampling=sampling) == other
+    names = {"name": other.name, "title": other.title, "text_set": other.text_set, "relative": other.relative}
+    assert replace(own, sampling=sampling, **names) == other
+    assert naming_of(own.relative) == naming_of(other.relative)
     assert ROW_OF[name] == ROW_OF[other.name]
 
 

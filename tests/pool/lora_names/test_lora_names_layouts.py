@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.detection.diffusion import recognise_diffusion
+from modelpool.pool.families.parts.hunyuan import flux_base, original_base, original_key
+from modelpool.pool.families.supported import running_families
 from modelpool.pool.keymaps.key_map import KeyMap, RowRange
 from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
 from modelpool.pool.lora_names.diffusion import base_names_of, model_names
 from modelpool.pool.lora_names.discovered import layout_map
-from modelpool.pool.lora_names.hunyuan import flux_base, original_base, original_key
 from modelpool.pool.lora_names.naming import generate_names, naming_of
 from modelpool.pool.models.common.diffusers_private import diffusion_converter
 from tests.pool.loading import layouts
@@ -78,6 +80,16 @@ def test_no_name_means_two_things(model: str) -> None:
     for name, ranges in generate_names(naming_of(FAMILY_OF.get(model, "generic")), spelled):
         assert names.setdefault(name, ranges) == ranges, name
     assert len(names) > 4 * sum(key.endswith(".weight") for key in published(model))
+
+
+@pytest.mark.parametrize("model", sorted(set(FAMILY_OF) - {"chroma_radiance"}))
+def test_a_family_that_runs_has_the_namings_of_its_layout(model: str) -> None:
+    """HunyuanImage had those of no layout, so that most of its LoRAs were refused."""
+    found = recognise_diffusion(published(model))
+    assert found is not None
+    family = running_families().get(found.name)
+    if family is not None:
+        assert naming_of(family.relative or family.name) == naming_of(FAMILY_OF[model])
 
 
 #: a small module of the architecture of each model, and parameters of ours that it has not, because of its size or kind

@@ -21,30 +21,28 @@ from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.detection.diffusion import recognise_diffusion
-from modelpool.pool.families.audio_facts import AUDIO_FACTS
 from modelpool.pool.families.cascade_facts import CASCADE_FACTS
+from modelpool.pool.families.modules import ltxv
 from modelpool.pool.families.parts.model_facts import Level
 from modelpool.pool.families.unet_facts import UNET_FACTS
-from modelpool.pool.families.video_facts import VIDEO_FACTS
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.mapping.mapped_file import MappedFile
-from modelpool.pool.models.diffusion.audio_model import AUDIO_ROWS
 from modelpool.pool.models.diffusion.audio_seconds import plan_seconds
 from modelpool.pool.models.diffusion.build import architecture_of, plan_diffusion_model
 from modelpool.pool.models.diffusion.cascade_model import CASCADE_ROWS
+from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from modelpool.pool.models.diffusion.unet_rows import UNET_ROWS
-from modelpool.pool.models.diffusion.video_configs import ltx_configuration
-from modelpool.pool.models.diffusion.video_rows import VIDEO_ROWS
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
+from tests.pool.families.modules.in_tables import video_facts_in_tables
 from tests.pool.models.diffusion.video_cases import CASES, Case, ModelKwargs
 from tests.pool.zoo.case import quiet_libraries
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 DETECTION = json.loads((GOLDEN / "detection.json").read_text())
 KEYS = json.loads(gzip.decompress((GOLDEN / "detection_keys.json.gz").read_bytes()))
-ROWS = {**VIDEO_ROWS, **AUDIO_ROWS, **CASCADE_ROWS, **UNET_ROWS}
-FACTS = {**VIDEO_FACTS, **AUDIO_FACTS, **CASCADE_FACTS, **UNET_FACTS}
+ROWS = {**{name: ARCHITECTURES[name] for name in video_facts_in_tables()}, **CASCADE_ROWS, **UNET_ROWS}
+FACTS = {**video_facts_in_tables(), **CASCADE_FACTS, **UNET_FACTS}
 #: lists of published keys that are built here
 BUILT = [
     "sd15_inpaint", "sd21_inpaint", "sd_x4_upscaler", "sdxl_ip2p", "svd_img2vid", "sv3d_u", "sv3d_p",
@@ -260,10 +258,13 @@ def test_facts_say_what_the_call_reads(case: Case) -> None:
 def test_how_frames_of_ltx_stand_in_time() -> None:
     """As the metadata of its file says; models of more blocks than the first have it whatever is said."""
     causal = {"causal_temporal_positioning": True}
-    assert ltx_configuration({"config": json.dumps({"transformer": causal, "vae": {}}), "format": "pt"}) == causal
+    assert (
+        ltxv.metadata_configuration({"config": json.dumps({"transformer": causal, "vae": {}}), "format": "pt"})
+        == causal
+    )
     for nothing in ("", "{", "[]", '{"transformer": []}', '{"transformer": {"causal_temporal_positioning": "yes"}}'):
-        assert ltx_configuration({"config": nothing}) == {}
-    assert ltx_configuration({}) == {}
+        assert ltxv.metadata_configuration({"config": nothing}) == {}
+    assert ltxv.metadata_configuration({}) == {}
     published = {key: tuple(shape) for key, shape in KEYS["ltxv_2b"].items()}
     assert not counts_causally(published)
     assert counts_causally(published, causal)

@@ -18,7 +18,8 @@ from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioPr
 from torch import Tensor
 from torch.nn import functional
 
-from modelpool.pool.models.diffusion.audio_seconds import plan_seconds, seconds_states
+from modelpool.pool.families.modules.stable_audio import seconds_states
+from modelpool.pool.models.diffusion.audio_seconds import plan_seconds
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from tests.pool.models.diffusion.video_cases import CASES, Case, ModelKwargs
 from tests.pool.models.diffusion.video_pipelines import PIPELINES, ByRatio, Pipeline, frames_last

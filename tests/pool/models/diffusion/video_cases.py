@@ -132,7 +132,7 @@ def _ltx(of: Any = diffusers.LTXVideoTransformer3DModel, **more: Any) -> Any:
 
 def _ltx_since_095() -> Any:
     """diffusers' class is told of it by a pipeline."""
-    from modelpool.pool.models.diffusion.video_modules import LTXVideoTransformer3DModel
+    from modelpool.pool.models.diffusion.adapted_modules import LTXVideoTransformer3DModel
 
     return _ltx(LTXVideoTransformer3DModel, causal_temporal_positioning=True)
 
@@ -170,7 +170,7 @@ def _stable_audio() -> Any:
 
 def _stable_audio_without_offsets() -> Any:
     """Offsets of zero are none."""
-    from modelpool.pool.models.diffusion.audio_model import StableAudioDiTModel
+    from modelpool.pool.models.diffusion.adapted_modules import StableAudioDiTModel
 
     return StableAudioDiTModel(**{k: v for k, v in _stable_audio().config.items() if k[0] != "_"}, norm_bias=False)
 

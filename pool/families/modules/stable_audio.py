@@ -1,26 +1,28 @@
-"""Stable Audio: class arguments, key names in its file, and its call.
+"""Stable Audio 1: audio of a fixed length, whose start and length in seconds are a part of the text. Torch-free.
 
-A separate model embeds start and length of the audio (`pool.models.diffusion.audio_seconds`).
+A separate model embeds the seconds (`pool.models.diffusion.audio_seconds`).
 """
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import diffusers
-import torch
-from diffusers.models.embeddings import get_1d_rotary_pos_embed
-from torch import Tensor, nn
-
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.detection.layouts.other import STABLE_AUDIO
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
-from modelpool.pool.models.diffusion.architecture import DiffusionArchitecture
-from modelpool.pool.models.diffusion.audio_seconds import SECONDS, seconds_states
-from modelpool.pool.models.diffusion.video_calls import config_of
+from modelpool.pool.detection.layouts.signature import having
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.lora_naming import GENERIC
+from modelpool.pool.families.parts.model_facts import Level, ModelFacts
+from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: name of the model that embeds seconds, as a part of the diffusion model's module
+SECONDS = "seconds"
 #: width of a head. Source: the model_config.json of stabilityai/stable-audio-open-1.0
 HEAD_WIDTH = 64
 #: latents of audio that it was trained on: 47.55 seconds. Source: as above
@@ -56,22 +58,8 @@ _OUTER = (
 )
 
 
-class StableAudioDiTModel(diffusers.StableAudioDiTModel):  # type: ignore[misc]
-    """diffusers' class, also for files whose norms have no bias; it is zero in the published ones.
-
-    `norm_bias` is false for those; all else is unchanged.
-    """
-
-    @functools.wraps(diffusers.StableAudioDiTModel.__init__)  # type: ignore[misc]
-    def __init__(self, *args: Any, norm_bias: bool = True, **sizes: Any) -> None:
-        super().__init__(*args, **sizes)
-        for block in self.transformer_blocks if not norm_bias else ():
-            for norm in (block.norm1, block.norm2, block.norm3):
-                norm.bias = None
-
-
-def stable_audio_config(found: Config, shapes: Shapes) -> Arguments:
-    """Return the arguments of `StableAudioDiTModel`."""
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """Return the arguments of `diffusers.StableAudioDiTModel`, and whether its norms have a bias."""
     sizes: dict[str, Any] = dict(found)
     width = sizes["hidden_size"]
     head = min(width, HEAD_WIDTH)
@@ -91,8 +79,8 @@ def stable_audio_config(found: Config, shapes: Shapes) -> Arguments:
     }
 
 
-def convert_stable_audio(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert Stable Audio 1. The table of rotary positions is computed, not loaded."""
+def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the module's parameters. The table of rotary positions is computed, not loaded."""
     converted: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         found = re.fullmatch(r"transformer\.layers\.(\d+)\.(.+)", key)
@@ -110,15 +98,17 @@ def convert_stable_audio(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Stable Audio 1; `level_B` is the angle whose tangent is sigma, in units of a right angle.
+def forward(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the velocity; `level_B` is the angle whose tangent is sigma, in units of a right angle.
 
     "seconds" is embedded, [B,2,D], or else the module's `SECONDS` embeds it. States of text padding are zeros.
     """
+    import torch
+    from diffusers.models.embeddings import get_1d_rotary_pos_embed
+
     context, mask, seconds_B2D = kwargs["context"], kwargs.get("context_mask"), kwargs["seconds"]
     if seconds_B2D.dim() == 2:
-        embedding = module.get_submodule(SECONDS)
-        seconds_B2D = seconds_states(embedding, *seconds_B2D.unbind(dim=1)).to(context.dtype)
+        seconds_B2D = seconds_states(module.get_submodule(SECONDS), *seconds_B2D.unbind(dim=1)).to(context.dtype)
     if mask is not None:
         context = context * mask.unsqueeze(-1).to(context.dtype)
     turning = config_of(module).attention_head_dim // 2
@@ -128,7 +118,7 @@ def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs:
             level_B,
             encoder_hidden_states=torch.cat((context, seconds_B2D), dim=1),
             global_hidden_states=seconds_B2D.flatten(1).unsqueeze(1),
-            # # the additional position is the token for time and seconds
+            # the additional position is the token for time and seconds
             rotary_embedding=get_1d_rotary_pos_embed(
                 turning, x_BCL.shape[2] + 1, use_real=True, repeat_interleave_real=False
             ),
@@ -137,8 +127,59 @@ def call_stable_audio(module: nn.Module, x_BCL: Tensor, level_B: Tensor, kwargs:
     )
 
 
-AUDIO_ROWS: Mapping[str, DiffusionArchitecture] = {
-    "stable_audio_1": DiffusionArchitecture(
-        StableAudioDiTModel, stable_audio_config, convert_stable_audio, call_stable_audio
+def seconds_states(module: nn.Module, start_B: Tensor, total_B: Tensor) -> Tensor:
+    """Return embedded starts and lengths of audio clips for the diffusion model: [B,2,D]."""
+    import torch
+
+    found = module(start_seconds=start_B, end_seconds=total_B)
+    return torch.cat((found.seconds_start_hidden_states, found.seconds_end_hidden_states), dim=1)
+
+
+FAMILIES = (
+    FamilyDefinition(
+        name="stable_audio_1",
+        title="Stable Audio 1",
+        layout=STABLE_AUDIO,
+        when=having(memory_tokens=None),
+        comfyui="StableAudio",
+        module="StableAudioDiTModel",
+        config=config,
+        convert=convert,
+        forward=forward,
+        latent="stable_audio",
+        texts=(fixed_length("t5_base", 128, 768, is_masked=True, mask=MaskMode.REAL),),
+        text_set="stable_audio",
+        facts=ModelFacts(
+            prediction=Prediction.VELOCITY,
+            noise=NoiseFacts(NoiseKind.ANGLE, sigma_min=0.3, sigma_max=500.0),
+            level=Level.ANGLE,
+            guidance=Guidance.CLASSIFIER_FREE,
+            cfg=7.0,
+            steps=100,
+            width=0,
+            height=0,
+            frames=0,
+            side_multiple=1,
+            frame_multiple=0,
+            frame_rate=0.0,
+            reads=("context", "seconds"),
+            may_read=("context_mask",),
+            seconds=47.55,
+            samples_per_second=44100,
+            cells=1024,
+            sources="diffusers' StableAudioPipeline and scripts/convert_stable_audio.py; ComfyUI's minimum sigma is "
+            "0.03. Without a negative prompt the unconditional side reads zeros for text and seconds, in the context "
+            "alone",
+        ),
+        schedule="exponential",
+        # the noise ends far above zero: the authors' sampler is stochastic, this is its deterministic counterpart
+        sampler="dpmpp_2m",
+        dtypes=HALF_FIRST,
+        lora=GENERIC,
+        pipeline="StableAudioPipeline",
+        extra_prefixes=(
+            "conditioner.conditioners.seconds_start.",
+            "conditioner.conditioners.seconds_total.",
+        ),
     ),
-}
+)

@@ -1,16 +1,17 @@
-"""diffusers' video classes, adapted to run here.
+"""diffusers' classes, adapted to run here.
 
-Each has the same arguments and parameters as diffusers' class.
+Each has the same name and parameters as diffusers' class, and replaces it wherever a family names it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import diffusers
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class CosmosTransformer3DModel(diffusers.CosmosTransformer3DModel):  # type: ignore[misc]
@@ -62,3 +63,29 @@ class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type:
             inspect.Parameter("causal_temporal_positioning", inspect.Parameter.KEYWORD_ONLY, default=False),
         ]
     )
+
+
+class StableAudioDiTModel(diffusers.StableAudioDiTModel):  # type: ignore[misc]
+    """diffusers' class, also for files whose norms have no bias; it is zero in the published ones.
+
+    `norm_bias` is false for those; all else is unchanged.
+    """
+
+    @functools.wraps(diffusers.StableAudioDiTModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, norm_bias: bool = True, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        for block in self.transformer_blocks if not norm_bias else ():
+            for norm in (block.norm1, block.norm2, block.norm3):
+                norm.bias = None
+
+
+#: by the name of the class
+ADAPTED: Mapping[str, type[nn.Module]] = {
+    cls.__name__: cls
+    for cls in (
+        CosmosTransformer3DModel,
+        HunyuanVideo15Transformer3DModel,
+        LTXVideoTransformer3DModel,
+        StableAudioDiTModel,
+    )
+}

@@ -1,0 +1,134 @@
+"""PixArt alpha and sigma: diffusion over timesteps, with the texts of T5. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, Prediction
+from modelpool.pool.detection.layouts.image import PIXART
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.detection.layouts.signature import anything, having
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
+from modelpool.pool.families.parts.forward import Arguments, LayoutNames, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.model_facts import image_timesteps
+from modelpool.pool.families.parts.patches import output_size, text_mask
+from modelpool.pool.families.parts.text_reading import Cleaning, MaskMode, Reading, fixed_length
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+#: the same in every published size
+_HEADS = 16
+#: cells along a side of 1024-pixel images, which models without a position table were trained for
+_CELLS = 128
+#: tokens of a prompt of alpha and of sigma
+_ALPHA_TOKENS, _SIGMA_TOKENS = 120, 300
+
+
+def config(found: Config, shapes: Shapes) -> Arguments:
+    """The arguments of `diffusers.PixArtTransformer2DModel`."""
+    sizes: dict[str, Any] = dict(found)
+    hidden, patch = sizes["hidden_size"], sizes["patch_size"]
+    return {
+        "num_attention_heads": _HEADS,
+        "attention_head_dim": hidden // _HEADS,
+        "in_channels": sizes["in_channels"],
+        "out_channels": shapes["proj_out.weight"][0] // patch**2,
+        "num_layers": sizes["depth"],
+        "cross_attention_dim": hidden,
+        "sample_size": sizes.get("input_size") or _CELLS,
+        "patch_size": patch,
+        "use_additional_conditions": sizes["micro_condition"],
+        "caption_channels": sizes["context_dim"],
+    }
+
+
+def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
+    """Predict the noise; the predicted variance is dropped. Alpha reads the image's size and aspect ratio."""
+    conditions: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
+    if config_of(module).use_additional_conditions:
+        size = output_size(x_BCHW, kwargs)
+        conditions = {"resolution": size, "aspect_ratio": size[:, :1] / size[:, 1:]}
+    out = sample_of(
+        module(
+            hidden_states=x_BCHW,
+            encoder_hidden_states=kwargs["context"],
+            encoder_attention_mask=text_mask(kwargs, "context"),
+            timestep=level_B,
+            added_cond_kwargs=conditions,
+            return_dict=False,
+        )
+    )
+    return out[:, : x_BCHW.shape[1]]
+
+
+def _reading(tokens: int) -> Reading:
+    return fixed_length("t5xxl", tokens, cleaning=Cleaning.LOWERED, is_masked=True, mask=MaskMode.REAL)
+
+
+_SIGMA = FamilyDefinition(
+    name="pixart_sigma",
+    title="PixArt sigma",
+    layout=PIXART,
+    when=anything,
+    comfyui="PixArtSigma",
+    module="PixArtTransformer2DModel",
+    config=config,
+    # the embedding of no text was trained; all pipelines read an empty text instead
+    convert=LayoutNames("pixart", without=("y_embedder.y_embedding",)),
+    forward=forward,
+    latent="sdxl",
+    texts=(_reading(_SIGMA_TOKENS),),
+    facts=image_timesteps(
+        Prediction.NOISE,
+        NoiseFacts(NoiseKind.LINEAR, beta_start=0.0001, beta_end=0.02),
+        Guidance.CLASSIFIER_FREE,
+        cfg=4.5,
+        steps=20,
+        reads=("context",),
+        may_read=("context_mask",),
+        sources="diffusers' PixArtSigmaPipeline; PixArt-alpha/PixArt-Sigma-XL-2-1024-MS; prompts of 300 tokens",
+    ),
+    schedule="normal",
+    dtypes=HALF_FIRST,
+    lora=TRANSFORMER,
+    pipeline="PixArtSigmaPipeline",
+)
+_ALPHA = replace(
+    _SIGMA,
+    name="pixart_alpha",
+    title="PixArt alpha",
+    when=having(micro_condition=True),
+    comfyui="PixArtAlpha",
+    latent="sd1",
+    texts=(_reading(_ALPHA_TOKENS),),
+    text_set="pixart",
+    facts=replace(
+        _SIGMA.facts,
+        may_read=("context_mask", "size"),
+        sources="diffusers' PixArtAlphaPipeline; PixArt-alpha/PixArt-XL-2-1024-MS; prompts of 120 tokens",
+    ),
+    pipeline="PixArtAlphaPipeline",
+)
+
+FAMILIES = (
+    _ALPHA,
+    replace(
+        _ALPHA,
+        name="pixart_alpha_512",
+        title="PixArt alpha of 512 pixels",
+        # it reads no sizes; its prompts are shorter than sigma's
+        when=having(model_max_length=_ALPHA_TOKENS),
+        comfyui="PixArtSigma",
+        facts=replace(
+            _SIGMA.facts,
+            width=512,
+            height=512,
+            sources="PixArt-alpha/PixArt-XL-2-512x512; prompts of 120 tokens",
+        ),
+        same_folder_as="pixart_sigma",
+    ),
+    _SIGMA,
+)
