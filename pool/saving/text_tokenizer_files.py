@@ -4,6 +4,7 @@ encoder, in its file or next to it."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Readin
     """Write `tokenizer`, whose texts are read according to `reading`, to a new `folder`.
 
     `from_pretrained` of `tokenizer_class` reads it, and a pipeline that formats prompts as a chat gets the template of
-    `reading`.
+    `reading`, or the part of it that the pipeline does not add itself.
     """
     folder.mkdir()
     settings: dict[str, Any] = {
@@ -35,7 +36,8 @@ def write_text_tokenizer(folder: Path, tokenizer: TextTokenizer, reading: Readin
     facts, end = tokenizer.facts, tokenizer.facts.end or reading.pad
     settings |= {"bos_token": facts.begin} if facts.begin else {}
     settings |= {"eos_token": end} if end else {}
-    before, after = reading.around()
+    chat = replace(reading, template=reading.chat_template or reading.template)
+    before, after = chat.around()
     if before or after:
         settings["chat_template"] = _template(facts.begin + before, after)
     if not tokenizer.is_of_bytes:

@@ -1,1 +1,1 @@
-"""The rows of the detection table, one for each model family."""
+"""The rows of the detection table of the families without a module."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 from modelpool.pool.detection.layouts.shape_sizes import Config
-from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.detection.layouts.video import KANDINSKY_5
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of, unchanged
@@ -32,8 +31,15 @@ _TOKENS = 512
 _PATCH = 4
 #: channels times `_PATCH`; models for video also read a frame and its mask
 _IMAGE_PATCH = 64
+#: widths of the published models for video
+_VIDEO_WIDTHS = (1792, 4096)
 #: timestep of sigma 1
 _TIMESTEPS = 1000
+
+
+def is_for_images(found: Config) -> bool:
+    """Return whether a model with these sizes makes images: it reads latents alone, and is none of those for video."""
+    return found.get("visual_embed_dim") == _IMAGE_PATCH and found.get("model_dim") not in _VIDEO_WIDTHS
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:
@@ -103,7 +109,7 @@ FAMILIES = (
         name="kandinsky5_image",
         title="Kandinsky 5 images",
         layout=KANDINSKY_5,
-        when=having(visual_embed_dim=_IMAGE_PATCH),
+        when=is_for_images,
         comfyui="Kandinsky5Image",
         module="Kandinsky5Transformer3DModel",
         config=config,

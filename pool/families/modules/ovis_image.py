@@ -15,14 +15,16 @@ from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.text_reading import Padding, Reading
+from modelpool.pool.families.parts.text_templates import QWEN3_WITHOUT_THINKING
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: the chat template of its tokenizer, without thinking, around the instruction of the pipeline
-_TEMPLATE = (
-    "<|im_start|>user\nDescribe the image by detailing the color, quantity, text, shape, size, texture, spatial "
-    "relationships of the objects and background: {}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+#: the instruction that the pipeline adds to a prompt, inside of the chat template of its tokenizer
+_TEMPLATE = QWEN3_WITHOUT_THINKING.replace(
+    "{}",
+    "Describe the image by detailing the color, quantity, text, shape, size, texture, spatial relationships of the "
+    "objects and background: {}",
 )
 #: tokens of the template before the prompt
 _BEFORE = 28
@@ -72,6 +74,7 @@ FAMILIES = (
                 most_tokens=_TOKENS + _BEFORE,
                 is_masked=True,
                 padding=Padding.ZEROED,
+                chat_template=QWEN3_WITHOUT_THINKING,
             ),
         ),
         text_set="ovis",

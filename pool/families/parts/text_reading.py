@@ -79,6 +79,8 @@ class Reading:
     width             width of the published encoder's states; used for the zeros of a missing encoder
     template          `{}` is replaced by the prompt
     negative_template  template of negative prompts; empty: `template`
+    chat_template     the part of the template that the tokenizer's chat template has, for saved folders; empty: all of
+                      it
     cleaning          preprocessing of a prompt
     is_optional       an empty prompt gives zeros, with none of them masked as real
     dropped_tokens    number of first tokens, of the template, whose states are dropped
@@ -129,6 +131,7 @@ class Reading:
     images_every: int = 0
     last_head: str = ""
     reads_states: bool = True
+    chat_template: str = ""
 
     @property
     def is_clip(self) -> bool:

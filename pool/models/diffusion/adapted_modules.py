@@ -43,6 +43,24 @@ class HunyuanVideo15Transformer3DModel(diffusers.HunyuanVideo15Transformer3DMode
             hook.remove()
 
 
+#: patches of 2x2 cells along a side of the largest image that requests may name
+_KANDINSKY_PATCHES = 1024
+
+
+class Kandinsky5Transformer3DModel(diffusers.Kandinsky5Transformer3DModel):  # type: ignore[misc]
+    """Kandinsky 5 with positions for every size that a request may name; diffusers' tables end at 2,048 pixels.
+
+    The tables are computed, not weights.
+    """
+
+    @functools.wraps(diffusers.Kandinsky5Transformer3DModel.__init__)  # type: ignore[misc]
+    def __init__(self, *args: Any, **sizes: Any) -> None:
+        super().__init__(*args, **sizes)
+        tables = type(self.visual_rope_embeddings)
+        frames = self.visual_rope_embeddings.max_pos[0]
+        self.visual_rope_embeddings = tables(self.config.axes_dims, (frames, _KANDINSKY_PATCHES, _KANDINSKY_PATCHES))
+
+
 class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type: ignore[misc]
     """LTX-Video with the position rule of its frames as an argument (`causal_temporal_positioning` in its files).
 
@@ -85,6 +103,7 @@ ADAPTED: Mapping[str, type[nn.Module]] = {
     for cls in (
         CosmosTransformer3DModel,
         HunyuanVideo15Transformer3DModel,
+        Kandinsky5Transformer3DModel,
         LTXVideoTransformer3DModel,
         StableAudioDiTModel,
     )

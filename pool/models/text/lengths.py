@@ -23,10 +23,6 @@ from modelpool.pool.text.templates import real_positions, state_positions
 META = torch.device("meta")
 #: rows of the reading table whose encoders' states are concatenated
 _CONCATENATED = frozenset({"sd3"})
-#: rows whose first encoder provides only a pooled vector
-_CONTEXT_FROM_SECOND = frozenset({"flux", "hunyuan_video", "hunyuan_video_i2v"})
-#: rows whose first two do
-_CONTEXT_FROM_THIRD = frozenset({"hidream"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +62,17 @@ def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Se
 def context_tokens(text_set: str, lengths: Sequence[int]) -> int:
     """Return the length of the text that a model reads, from the lengths of its encoders; 0 for a missing one (see
     `text_kwargs`)."""
-    row = ROW_OF[text_set]
-    if row in _CONCATENATED:
+    readings = readings_of(text_set)
+    assert readings is not None, f"{text_set}: no text readings are defined"
+    if ROW_OF[text_set] in _CONCATENATED:
         *clips, last = lengths
-        readings = readings_of(text_set)
-        assert readings is not None
         return max(clips) + (last or readings[-1].least_tokens)
-    return lengths[1 if row in _CONTEXT_FROM_SECOND else 2 if row in _CONTEXT_FROM_THIRD else 0]
+    return lengths[_place_of_context(readings)]
+
+
+def _place_of_context(readings: Sequence[Reading]) -> int:
+    """Return the place of the first encoder whose states are read; those before it give only a pooled vector."""
+    return next(place for place, reading in enumerate(readings) if reading.reads_states)
 
 
 def empty_text_kwargs(text_set: str, encoders: Mapping[int, nn.Module], tokens: int) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def empty_text_kwargs(text_set: str, encoders: Mapping[int, nn.Module], tokens: 
 def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
     """Return whether all texts that a model reads are equally long."""
     row = ROW_OF[text_set]
-    own = readings[1 if row in _CONTEXT_FROM_SECOND else 2 if row in _CONTEXT_FROM_THIRD else 0]
+    own = readings[_place_of_context(readings)]
     is_fixed = own.least_tokens == own.most_tokens > 0 and own.padding is not Padding.DROPPED
     return row not in _CONCATENATED and not own.is_clip and is_fixed and not own.images_every
 

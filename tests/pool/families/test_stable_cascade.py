@@ -23,7 +23,7 @@ from torch import Tensor
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import BatchMember, ImagePixels, Latent, SampleParams
+from modelpool.pool.core.stage_params import BatchMember, ImagePixels, Latent, PriorCondition, SampleParams
 from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.explicit_control import load_checkpoint
@@ -164,7 +164,8 @@ def test_both_stages_are_tasks_of_their_own(pair: Pair) -> None:
     assert second.needs == (prompt.task_id, first.task_id)
     assert last.needs == (second.task_id,)
     (c, prior), (b, latent) = ran.sampled()
-    assert (c.steps, c.cfg, b.steps, b.cfg, b.prior) == (STEPS, CFG, 10, 1.0, (3, 6))
+    assert (c.schedule.steps, c.guidance.cfg, b.schedule.steps, b.guidance.cfg) == (STEPS, CFG, 10, 1.0)
+    assert b.prior == PriorCondition(3, 6)
     assert prior.samples_CHW.shape == (16, 3, 6)
     assert latent.samples_CHW.shape == (4, 32, 64)
     assert {c.seed, b.seed} == {SEED, 2**64 - 1 - SEED}
@@ -398,6 +399,6 @@ def test_the_share_of_work_of_each_module_is_known_before_a_run(name: str, pair:
     model = pair.catalog.find_model(name)
     work = typical_params(pair.engine._opened(model), Role.DIFFUSION_MODEL)
     assert isinstance(work, SampleParams)
-    assert work.prior == ((24, 24) if name == STAGE_B else None)
+    assert work.prior == (PriorCondition(24, 24) if name == STAGE_B else None)
     modules = pair.catalog.figures.modules(model, work)
     assert sum(module.flops > 0 for module in modules) > 0.9 * len(modules)

@@ -188,7 +188,7 @@ def test_a_run_of_either_model_stops_at_a_step(place: int, tmp_path: Path) -> No
     hooks = RunHooks(lambda *step: done.append(step), lambda: len(done) >= 1)
     with pytest.raises(Stopped):
         model.engine.run(task, made.works[task.task_id], inputs_of(made, place), hooks)
-    assert done == [(1, runs_of(made)[place - 2].steps_run)]
+    assert done == [(1, runs_of(made)[place - 2].schedule.steps_run)]
     model.close()
 
 

@@ -13,7 +13,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from modelpool.pool.core.stage_params import Encoded
-from modelpool.pool.families.modules import kandinsky5_image
+from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
+from modelpool.pool.families.modules import defined_families, kandinsky5_image
+from modelpool.pool.models.diffusion.build import architecture_of
+from modelpool.pool.models.text.lengths import context_tokens
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, noise_of, states
 from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, kl_vae, seeded, words
@@ -100,6 +103,37 @@ def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
 
 def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
     CASE.check_lora(tmp_path)
+
+
+def test_images_may_be_larger_than_the_tables_of_diffusers() -> None:
+    """Found: from 2,064 pixels a side, an index out of bounds, which ends a process with a GPU."""
+    model = architecture_of(recognise()).module(**dict(seeded(_model, 1).config)).eval()
+    x, level = torch.zeros(1, 16, 2, 260), torch.tensor([0.5])
+    told = {"context": torch.zeros(1, 3, WIDTH), "pooled": torch.zeros(1, WIDTH)}
+    with torch.no_grad():
+        assert kandinsky5_image.forward(model, x, level, told).shape == x.shape
+
+
+def test_the_length_of_a_text_is_that_of_the_encoder_whose_states_are_read() -> None:
+    """Found: texts of Qwen counted as 77 tokens, the length of CLIP's."""
+    assert context_tokens("kandinsky5_image", [77, 12]) == 12
+    for family in defined_families():
+        lengths = [100 + place for place in range(len(family.texts))]
+        read = [length for length, text in zip(lengths, family.texts, strict=True) if text.reads_states]
+        if family.readings_name != "sd3":  # whose states are concatenated
+            assert context_tokens(family.readings_name, lengths) == read[0], family.name
+
+
+def test_models_for_video_are_another_family() -> None:
+    for width, is_image in ((2560, True), (64, True), (1792, False), (4096, False)):
+        assert kandinsky5_image.is_for_images({"visual_embed_dim": 64, "model_dim": width}) is is_image
+    assert not kandinsky5_image.is_for_images({"visual_embed_dim": 132, "model_dim": 2560})
+
+
+def recognise() -> DiffusionFacts:
+    found = recognise_diffusion({key: tuple(value.shape) for key, value in seeded(_model, 1).state_dict().items()})
+    assert found is not None
+    return found
 
 
 def test_texts_of_different_lengths_in_one_batch_are_those_alone() -> None:

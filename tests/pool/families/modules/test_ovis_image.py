@@ -9,11 +9,17 @@ import diffusers
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.families.modules import ovis_image
+from modelpool.pool.loading.build_checkpoint import open_checkpoint
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, noise_of, states
+from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, kl_vae, words
 from tests.pool.families.whole_transformer import STEPS, Whole
 from tests.pool.models.diffusion import image_published as layouts
@@ -104,6 +110,17 @@ def test_both_namings_are_one_model() -> None:
 
 def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
     CASE.check_files(tmp_path)
+
+
+def test_the_saved_tokenizer_adds_the_instruction_once(tmp_path: Path) -> None:
+    """The pipeline adds it to the prompt, the chat template adds the rest."""
+    save_file(CASE.tiny.file(), tmp_path / "tiny.safetensors")
+    write_tokenizers(tmp_path, CASE.tiny)
+    save_diffusers(open_checkpoint(tmp_path / "tiny.safetensors"), tmp_path / "folder")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "folder/tokenizer")
+    (message,) = _pipeline(None, tokenizer, None, None)._get_messages("a cat")
+    (reading,) = ovis_image.FAMILIES[0].texts
+    assert message == reading.template.format("a cat")
 
 
 def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
