@@ -56,9 +56,9 @@ class Kandinsky5Transformer3DModel(diffusers.Kandinsky5Transformer3DModel):  # t
     @functools.wraps(diffusers.Kandinsky5Transformer3DModel.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, **sizes: Any) -> None:
         super().__init__(*args, **sizes)
-        tables = type(self.visual_rope_embeddings)
-        frames = self.visual_rope_embeddings.max_pos[0]
-        self.visual_rope_embeddings = tables(self.config.axes_dims, (frames, _KANDINSKY_PATCHES, _KANDINSKY_PATCHES))
+        shorter: Any = self.get_submodule("visual_rope_embeddings")
+        sides = (shorter.max_pos[0], _KANDINSKY_PATCHES, _KANDINSKY_PATCHES)
+        self.visual_rope_embeddings = type(shorter)(self.config.axes_dims, sides)
 
 
 class LTXVideoTransformer3DModel(diffusers.LTXVideoTransformer3DModel):  # type: ignore[misc]
