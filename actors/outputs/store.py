@@ -64,6 +64,9 @@ class OutputStore:
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
         self._objects = ObjectPrefix(url)
+        #: one thread reads the manifest before the first output is written; the others wait for it
+        self._first_read = threading.Lock()
+        self._is_read = False
         #: guards everything below
         self._lock = threading.Lock()
         self._entries: dict[str, ManifestEntry] = {}
@@ -93,26 +96,31 @@ class OutputStore:
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
         """See `OutputPlace`."""
         recipe, pixels = image.recipe, array_of_output(image.output)
-        listed = self._listed(recipe.digest)
-        if listed is not None and not self.problem(listed):
+        with self._first_read:
+            if not self._is_read:
+                self.entries()
+        listed, is_complete = self._latest(recipe.digest)
+        if listed is not None and is_complete:
             return self._written(listed, pixels.nbytes)
         content = encoded(image.output, recipe) if content is None else content
         facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
         about = about_generation(image)
-        if listed is not None:
-            self._objects.replace(listed.file, content)
-            if not facts.are_listed(listed):
-                listed = self._list_again(recipe, listed.file, facts, about)
-            return self._written(listed, pixels.nbytes)
-        name = file_name(recipe)
-        if not self._objects.create(name, content):
-            stored = self._objects.read_one(name)
-            found = None if stored is None or stored == content else self._facts_of(name, stored, recipe)
+        if listed is None and not self._objects.create(file_name(recipe), content):
+            stored = self._objects.read_one(file_name(recipe))
+            found = None if stored is None or stored == content else self._facts_of(file_name(recipe), stored, recipe)
             if found is not None:  # of a run that was killed before it listed it, or of another writer
                 facts, about = found, about_found_file()
             elif stored != content:
-                self._objects.replace(name, content)
-        return self._written(self._list(recipe, name, facts, about), pixels.nbytes)
+                self.entries()  # another writer may have listed it, and merged that
+                listed = self._listed(recipe.digest)
+                self._objects.replace(file_name(recipe), content)
+        elif listed is not None:
+            self._objects.replace(listed.file, content)
+        if listed is None:
+            listed = self._list(recipe, file_name(recipe), facts, about)
+        elif not facts.are_listed(listed):
+            listed = self._list_again(recipe, listed.file, facts, about)
+        return self._written(listed, pixels.nbytes)
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
@@ -139,6 +147,7 @@ class OutputStore:
         for name, content in self._objects.read(new):
             with self._lock:
                 self._take_in(name, content)
+        self._is_read = True
         return self._known()
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
@@ -198,8 +207,21 @@ class OutputStore:
         with self._lock:
             return self._entries.get(digest)
 
+    def _latest(self, digest: str) -> tuple[ManifestEntry | None, bool]:
+        """Return the entry of an output, and whether its object is what the entry lists. Reads what other writers have
+        listed before it finds an object damaged: one of them may have replaced it by other bytes.
+        """
+        listed = self._listed(digest)
+        if listed is None or not self.problem(listed):
+            return listed, listed is not None
+        self.entries()
+        latest = self._listed(digest)
+        return latest, latest is not None and latest != listed and not self.problem(latest)
+
     def _list(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
-        """Create the record of an output; return the one that counts, which may be another writer's."""
+        """Create the record of an output; return the entry that counts, which may be another writer's. One that lists
+        other content than the object has is replaced.
+        """
         name, fields = f"{MANIFEST_FOLDER}{recipe.digest}.json", self._fields(recipe, file, facts, about)
         line = _line(fields)
         is_new = self._objects.create(name, line)
@@ -213,7 +235,9 @@ class OutputStore:
             full = len(self._records) >= MERGED_RECORDS
         if full:
             self._merge()
-        return self._list_again(recipe, file, facts, about) if found is None else found
+        if found is None or (not facts.are_listed(found) and self.problem(found)):
+            return self._list_again(recipe, file, facts, about)
+        return found
 
     def _list_again(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         """List an output whose record exists and no longer holds, in a part of its own."""

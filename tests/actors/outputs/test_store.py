@@ -215,6 +215,42 @@ def test_damaged_and_missing_objects_are_found_and_replaced(any_url: str) -> Non
     assert len(opened(any_url).entries()) == 4
 
 
+@pytest.mark.parametrize("merged", [1, 1000], ids=["in a part", "in a record"])
+@pytest.mark.parametrize("has_written", [True, False])
+def test_a_writer_that_has_read_nothing_lists_a_damaged_output_again(
+    url: str, merged: int, has_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the writer of a driver does, on another device; also if the output was stored after it read the manifest."""
+    monkeypatch.setattr(store_module, "MERGED_RECORDS", merged)
+    late, other = opened(url), []
+    if has_written:
+        other = [late.write(image(seed=1)).pixels_sha256]
+    earlier = opened(url)
+    earlier._run = 1  # both began at the same time
+    first = earlier.write(image())
+    ObjectPrefix(url).replace(file_name(image().recipe), b"damaged")
+    again = late.write(other_pixels(image()))
+    assert again.pixels_sha256 == pixels_sha256(pixels_of(other_pixels(image()))) != first.pixels_sha256
+    assert list(opened(url).damaged()) == []
+    assert [entry.pixels_sha256 for entry in opened(url).entries()] == [*other, again.pixels_sha256]
+
+
+def test_a_writer_does_not_replace_what_another_one_has_repaired(url: str) -> None:
+    first, second = opened(url), opened(url)
+    first.write(image())
+    assert second.kept()
+    ObjectPrefix(url).replace(file_name(image().recipe), b"damaged")
+    repaired = first.write(other_pixels(image()))
+    assert second.write(image()) == repaired
+    assert list(opened(url).damaged()) == []
+
+
+def test_each_driver_has_its_own_run_number(url: str) -> None:
+    for seed in range(3):
+        opened(url).write(image(seed=seed))
+    assert [(entry.recipe.seed, entry.run) for entry in opened(url).entries()] == [(0, 1), (1, 2), (2, 3)]
+
+
 def test_repair_takes_out_damaged_lines_and_lists_what_is_complete(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MERGED_RECORDS", 2)
     store, objects = opened(url), ObjectPrefix(url)
