@@ -8,7 +8,8 @@ Rules
    own, created after the object: `manifest/DIGEST.json`. What a killed run has stored without a record is listed when
    the next run begins.
 4. After `MERGED_RECORDS` of them a writer merges its records to a part, `manifest/part-*.jsonl`, and then removes them.
-   An entry may be in a part and a record: the one of the latest run counts.
+   An entry may be in a part and a record: the one of the latest run counts. A reader that finds a listed record
+   removed lists again, since a part has it now.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ MANIFEST_FOLDER = "manifest/"
 DAMAGED_FOLDER = "manifest.damaged/"
 #: records of a writer that become a part: reading the manifest of 50,000 outputs takes 50 requests instead of 50,000
 MERGED_RECORDS = 1000
+#: listings of the manifest after which a reader stops to look for entries that were merged since the listing before
+MOST_LISTINGS = 20
 #: stored outputs without a record that a new run lists: more than any run has unlisted
 MOST_FOUND = 256
 #: what `file_name` returns
@@ -141,14 +144,26 @@ class OutputStore:
 
     def entries(self) -> Sequence[ManifestEntry]:
         """See `OutputPlace`. By run and index."""
+        missing: set[str] = set()
+        for _ in range(MOST_LISTINGS):
+            # a writer has merged records since they were listed: their part is in the next listing
+            before, missing = missing, self._read_new()
+            if missing <= before:
+                break
+        self._is_read = True
+        return self._known()
+
+    def _read_new(self) -> set[str]:
+        """Read what is new in the manifest; return the names of the objects that were removed after the listing."""
         sizes = self._objects.sizes(MANIFEST_FOLDER)
         with self._lock:
             new = {name: size_bytes for name, size_bytes in sizes.items() if name not in self._read}
+        missing = set(new)
         for name, content in self._objects.read(new):
+            missing.discard(name)
             with self._lock:
                 self._take_in(name, content)
-        self._is_read = True
-        return self._known()
+        return missing
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
         """See `OutputPlace`."""

@@ -193,6 +193,27 @@ def test_a_merge_that_is_killed_lists_nothing_twice(url: str, monkeypatch: pytes
     assert len(opened(url).entries()) == 3
 
 
+def test_a_reader_misses_no_entry_that_is_merged_while_it_reads(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it meets several merges, and if the store lists an object for ever that it does not have."""
+    monkeypatch.setattr(store_module, "MERGED_RECORDS", 2)
+    writer, reader = opened(url), opened(url)
+    for seed in range(5):
+        writer.write(image(seed=seed))
+    later = [image(seed=seed) for seed in range(5, 9)]
+    sizes = reader._objects.sizes
+
+    def merged_after(below: str = "") -> dict[str, int]:
+        listed = sizes(below)
+        if below:
+            listed[f"{MANIFEST_FOLDER}ghost.json"] = 1
+            for _ in later[:2]:  # the first is merged with a record that was listed, the second is a new record
+                writer.write(later.pop())
+        return listed
+
+    monkeypatch.setattr(reader._objects, "sizes", merged_after)
+    assert sorted(entry.recipe.seed for entry in reader.entries()) == list(range(9))
+
+
 def test_damaged_and_missing_objects_are_found_and_replaced(any_url: str) -> None:
     store, objects = opened(any_url), ObjectPrefix(any_url)
     names = [store.write(image(seed=seed, index=seed)).path.rpartition("/")[2] for seed in range(4)]
