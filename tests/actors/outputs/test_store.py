@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.actors.outputs import objects as objects_module
 from modelpool.actors.outputs import store as store_module
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
 from modelpool.actors.outputs.file_content import pixels_sha256
 from modelpool.actors.outputs.folder import FinishedOutput
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -334,6 +336,51 @@ def test_writers_that_are_killed_at_any_request(steps: list[tuple[int, int, bool
         assert known.items() <= kept.items()
         assert list(later.damaged()) == []
         assert later.damaged_line_count == 0
+
+
+@pytest.mark.parametrize("refusal", [NotImplementedError, TypeError])
+def test_a_store_whose_library_has_no_conditions_is_checked_by_each_submission(
+    url: str, refusal: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = MemoryFileSystem.pipe_file
+
+    def without_mode(self: MemoryFileSystem, path: str, value: bytes, **kwargs: Any) -> None:
+        if kwargs:
+            raise refusal(f"no {kwargs}")
+        put(self, path, value)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", without_mode)
+    store = opened(url)
+    store.prepare()  # as the second submission does
+    assert opened(url).write(other_pixels(image())) == store.write(image())
+    store.prepare()
+    assert list(opened(url).damaged()) == []
+    assert len(ObjectPrefix(url).sizes()) == 2
+
+
+def test_temporary_objects_of_killed_runs_are_removed_a_day_later(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise WriterKilled
+
+    objects = ObjectPrefix(any_url)
+    objects.replace(f"{objects_module.TEMPORARY_FOLDER}probe-1{TEMPORARY_SUFFIX}", b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPrefix, "_has_own_put", lambda self: False)
+        patch.setattr(type(objects._system), "mv", refused)
+        with pytest.raises(WriterKilled):
+            opened(any_url).write(image())
+
+    def temporary() -> list[str]:
+        return [key for key in objects._system.find(objects._root) if key.endswith(TEMPORARY_SUFFIX)]
+
+    opened(any_url)
+    assert len(temporary()) == 2  # perhaps of a process that runs
+    monkeypatch.setattr(objects_module, "_LEFTOVER_SECONDS", -3600.0)
+    opened(any_url).write(image())
+    assert temporary() == []
+    assert len(objects.sizes()) == 2
 
 
 @pytest.mark.parametrize(
