@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.fetch.file_system import open_file_system
-from modelpool.pool.fetch.source_url import scheme_of
+from modelpool.pool.fetch.source_url import scheme_of, without_credentials
 
 #: bytes that one call of `read` requests at a time
 READ_BYTES = 64 << 20
@@ -31,8 +30,6 @@ _PROBE_CONTENT = b"modelpool"
 #: objects that are being written, and probes. What is left of a process that was killed is removed a day later
 TEMPORARY_FOLDER = ".partial/"
 _LEFTOVER_SECONDS = 24 * 3600.0
-#: user name and password in a URL, such as that of an endpoint in the message of a library
-_CREDENTIALS = re.compile(r"(://)[^/@\s]*@")
 
 
 class ObjectPrefix:
@@ -49,7 +46,7 @@ class ObjectPrefix:
         try:
             self._system = open_file_system(url, use_listings_cache=False, **_OPTIONS.get(scheme_of(url), {}))
         except UserError as problem:
-            raise FolderFailed(_without_credentials(str(problem))) from problem
+            raise FolderFailed(without_credentials(str(problem))) from problem
         self._root = str(self._system._strip_protocol(url)).rstrip("/")
         #: whether the store refuses to create an object that exists; None while unknown
         self._is_conditional: bool | None = None
@@ -204,7 +201,7 @@ class ObjectPrefix:
 
 def _reason(error: Exception) -> str:
     """Return why a store refused, and what to do."""
-    found = _without_credentials(f"{type(error).__name__}: {error}")
+    found = without_credentials(f"{type(error).__name__}: {error}")
     if isinstance(error, FileNotFoundError):
         return f"no such bucket or folder ({found}); create it, or correct the URL"
     if isinstance(error, PermissionError):
@@ -212,10 +209,6 @@ def _reason(error: Exception) -> str:
     if "credentials" in type(error).__name__.lower():
         return f"no credentials ({found}); set those of the library in the environment of this process"
     return f"cannot be read or written ({found})"
-
-
-def _without_credentials(text: str) -> str:
-    return _CREDENTIALS.sub(r"\1...@", text)
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:

@@ -388,6 +388,16 @@ def test_temporary_objects_of_killed_runs_are_removed_a_day_later(
     [
         ("http://127.0.0.1/x", "cannot be written"),
         ("s3://key:secret@bucket/x", "without user name and password"),
+        ("s3://user:pa/secret@bucket/x", r"s3://...@bucket', expected a URL without user name and password"),
+        ("s3://user/pa:secret@bucket/x", "without user name and password"),
+        ("s3://user:secret", "without user name and password"),
+        ("s3://user:pa?secret@bucket/x", "without user name and password"),
+        ("s3://user:pa#/secret@bucket?secret", "without user name and password"),
+        ("s3://user:[secret@bucket", "without user name and password"),
+        ("sftp://user:12/secret@host/x", "without user name and password"),
+        ("s3://[x/?secret", "with a host or bucket"),
+        ("s3://bucket/x#secret", "without parameters"),
+        (Path("s3://user:secret@bucket"), "as text"),
         ("s3://bucket/x?X-Amz-Signature=secret", "without parameters"),
         ("s3:///x", "with a bucket"),
         (Path("s3://bucket/x"), "as text"),
@@ -402,7 +412,13 @@ def test_wrong_urls_are_refused_without_their_secrets(given: str | Path, expecte
 def test_addresses_of_folders_are_paths(tmp_path: Path) -> None:
     assert output_address(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
     assert output_address("out/pictures") == Path("out/pictures")
+    assert output_address(f"file://{tmp_path}/a:b@c") == tmp_path / "a:b@c"
     assert output_address("s3://bucket/folder/") == "s3://bucket/folder"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a@b", "hf://org/name@main/a:b", "sftp://host:22/x", "sftp://[::1]:22/x"])
+def test_an_at_sign_in_a_path_and_a_port_are_no_credentials(url: str) -> None:
+    assert output_address(url) == url
 
 
 def test_unusable_stores_are_refused_with_what_to_do(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,11 +435,12 @@ def test_unusable_stores_are_refused_with_what_to_do(server: Any, monkeypatch: p
             return getattr(real, name)
 
         def pipe_file(self, *args: Any, **kwargs: Any) -> None:
-            raise PermissionError("at s3://key:secret@bucket/")
+            raise PermissionError("at s3://key:se/secret@bucket/ and s3://b, a@b")
 
     monkeypatch.setattr(objects_module, "open_file_system", lambda *args, **kwargs: Refusing())
     with pytest.raises(FolderFailed, match="access is refused") as caught:
         check_store("memory://x/y")
+    assert "s3://...@bucket/ and s3://b, a@b" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
