@@ -11,7 +11,8 @@ Rules
    window is small until the pool is faster than it, and again while outputs wait for a slow disk: until they are
    written, they occupy the object store.
 3. A lost controller loses nothing: its unfinished requests are sent to the next one.
-4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be.
+4. An output folder that cannot be written holds its submission: nothing more of it is sent until it can be. It is
+   opened by a thread of its own, since a store that does not answer must not hold up the others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
@@ -74,6 +75,8 @@ WINDOW = 1024
 TOTAL_WINDOW = 4096
 #: threads that fetch, encode and write outputs
 WRITERS = 2
+#: threads that open the places of outputs, one for each submission that begins: a store may not answer for minutes
+OPENERS = 16
 #: interval of looking for a controller, and of trying a folder again that could not be written
 RETRY_SECONDS = 1.0
 FOLDER_RETRY_SECONDS = 10.0
@@ -154,10 +157,13 @@ class JobService:
         self._to_cancel: set[str] = set()
         #: submissions whose folder cannot be written, and when to try again, on the monotonic clock
         self._held: dict[str, float] = {}
+        #: submissions whose place of outputs is being opened
+        self._opening: dict[str, Future[_Feed]] = {}
         self._running: dict[SubmissionId, tuple[TaskProgress, ...]] = {}
         self._id_numbers = itertools.count(1)
         self._wake = threading.Event()
         self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="modelpool detached outputs")
+        self._openers: Executor = ThreadPoolExecutor(OPENERS, thread_name_prefix="modelpool detached openers")
         self._thread = threading.Thread(target=self._run, name="modelpool detached jobs", daemon=True)
         self._thread.start()
 
@@ -193,11 +199,12 @@ class JobService:
                 for task in tasks
                 if name_of(submission_id) == record.submission_id
             )
+            opening = f"{record.output} is being opened" if record.submission_id in self._opening else ""
             return JobsProgress(
                 record=record,
                 running=running if record.pending else (),
                 in_pool=0 if feed is None else len(feed.in_pool),
-                waiting_for="" if running or not record.pending else record.trouble or self._trouble,
+                waiting_for="" if running or not record.pending else record.trouble or self._trouble or opening,
             )
 
     def wait(self, submission_id: str, timeout_seconds: float) -> SubmissionRecord:
@@ -256,6 +263,7 @@ class JobService:
         with self._changed:
             self._changed.notify_all()
         self._thread.join()
+        self._openers.shutdown(wait=False, cancel_futures=True)
         self._writers.shutdown(wait=True)
         self._journal.close()
 
@@ -334,6 +342,8 @@ class JobService:
         with self._changed:
             ended = {name: self._feeds.pop(name) for name in tuple(self._feeds) if name not in active}
             self._held = {name: at for name, at in self._held.items() if name in active}
+            for name in [name for name in self._opening if name not in active]:
+                self._opening.pop(name).cancel()
         for name, feed in ended.items():
             if feed.in_pool:  # it was cancelled in the journal a moment ago
                 link.cancel(name)
@@ -341,16 +351,25 @@ class JobService:
                 link.forget(name)
 
     def _feed_of(self, record: SubmissionRecord) -> _Feed | None:
-        """Return the feed of a submission; None while its folder cannot be written."""
+        """Return the feed of a submission; None while its folder is being opened or cannot be written."""
         name = record.submission_id
         with self._changed:
             if name in self._feeds:
                 return self._feeds[name]
             if time.monotonic() < self._held.get(name, 0.0):
                 return None
+            opening = self._opening.get(name)
+        if opening is None:
+            opening = self._openers.submit(_opened_feed, record)
+            with self._changed:
+                self._opening[name] = opening
+            opening.add_done_callback(lambda _: self._wake.set())
+        if not opening.done():
+            return None
+        with self._changed:
+            del self._opening[name]
         try:
-            place = open_outputs(output_address(record.output))
-            feed = _Feed(record, place, place.kept(), LEAST_WINDOW)
+            feed = opening.result()
         except OutputFailed as problem:
             self._hold(name, str(problem))
             return None
@@ -599,6 +618,12 @@ class _Listener:
         """See `Listener`."""
         self._link.lost = str(reason)
         self._service.note_lost()
+
+
+def _opened_feed(record: SubmissionRecord) -> _Feed:
+    """Open the place of a submission's outputs, and find what is there. Raises OutputFailed."""
+    place = open_outputs(output_address(record.output))
+    return _Feed(record, place, place.kept(), LEAST_WINDOW)
 
 
 def window_after(window: int, was_full: bool, in_pool: int, unwritten: int) -> int:

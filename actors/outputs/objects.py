@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.fetch.file_system import open_file_system
-from modelpool.pool.fetch.source_url import scheme_of
+from modelpool.pool.fetch.source_url import scheme_of, without_credentials
 
 #: bytes that one call of `read` requests at a time
 READ_BYTES = 64 << 20
@@ -27,8 +27,9 @@ READ_BYTES = 64 << 20
 _OF_BOTOCORE: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60, "retries": {"total_max_attempts": 3}}
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {key: {"config_kwargs": _OF_BOTOCORE} for key in ("s3", "s3a")}
 _PROBE_CONTENT = b"modelpool"
-#: user name and password in a URL, such as that of an endpoint in the message of a library
-_CREDENTIALS = re.compile(r"(://)[^/@\s]*@")
+#: objects that are being written, and probes. What is left of a process that was killed is removed a day later
+TEMPORARY_FOLDER = ".partial/"
+_LEFTOVER_SECONDS = 24 * 3600.0
 
 
 class ObjectPrefix:
@@ -45,7 +46,7 @@ class ObjectPrefix:
         try:
             self._system = open_file_system(url, use_listings_cache=False, **_OPTIONS.get(scheme_of(url), {}))
         except UserError as problem:
-            raise FolderFailed(_without_credentials(str(problem))) from problem
+            raise FolderFailed(without_credentials(str(problem))) from problem
         self._root = str(self._system._strip_protocol(url)).rstrip("/")
         #: whether the store refuses to create an object that exists; None while unknown
         self._is_conditional: bool | None = None
@@ -56,15 +57,18 @@ class ObjectPrefix:
 
     def check_writable(self) -> None:
         """Create and remove a small object: only this detects a wrong bucket, missing permissions and what the store's
-        conditional puts do.
+        conditional puts do. The first call also removes temporary objects of killed processes.
         """
-        name = f".probe-{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
+        name = self._temporary(f"probe-{uuid.uuid4().hex}")
         with self._failures_named():
-            self._is_conditional = self._has_own_put() and self._put_new(name) and not self._put_new(name)
-            if not self._is_conditional:
+            is_conditional = self._is_put_conditional(name)
+            if not is_conditional:
                 self._system.pipe_file(self._key(name), _PROBE_CONTENT)
             with contextlib.suppress(PermissionError):  # a store that keeps everything: the probe stays
                 self._system.rm_file(self._key(name))
+        if self._is_conditional is None:
+            self._remove_leftovers()
+        self._is_conditional = is_conditional
 
     def sizes(self, below: str = "") -> dict[str, int]:
         """Return the sizes of all objects whose names begin with `below`, a folder that ends in a slash; temporary ones
@@ -135,23 +139,39 @@ class ObjectPrefix:
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}"
 
+    def _temporary(self, name: str) -> str:
+        return f"{TEMPORARY_FOLDER}{name}{TEMPORARY_SUFFIX}"
+
+    def _remove_leftovers(self) -> None:
+        """Remove old temporary objects, if the library knows how old they are."""
+        with self._failures_named(), contextlib.suppress(FileNotFoundError, PermissionError, NotImplementedError):
+            for key in self._system.find(self._key(TEMPORARY_FOLDER).rstrip("/")):
+                age_seconds = time.time() - self._system.modified(key).timestamp()
+                if key.endswith(TEMPORARY_SUFFIX) and age_seconds > _LEFTOVER_SECONDS:
+                    self._system.rm_file(key)
+
     def _has_own_put(self) -> bool:
         """Whether the library stores objects by its own means. fsspec's own check before it writes is no condition."""
         general = importlib.import_module("fsspec").AbstractFileSystem.pipe_file
         return getattr(self._system.pipe_file, "__func__", None) is not general
 
-    def _put_new(self, name: str, content: bytes = _PROBE_CONTENT) -> bool:
-        """Create an object under the condition that it does not exist; False if it does, or if the library of the store
-        has no conditions.
+    def _is_put_conditional(self, name: str) -> bool:
+        """Whether the store refuses to create an object twice, which is tried with `name`. Many libraries have no
+        conditions.
         """
+        if not self._has_own_put():
+            return False
+        try:
+            return self._put_new(name, _PROBE_CONTENT) and not self._put_new(name, _PROBE_CONTENT)
+        except (NotImplementedError, TypeError):
+            return False
+
+    def _put_new(self, name: str, content: bytes) -> bool:
+        """Create an object under the condition that it does not exist; False if it does."""
         try:
             self._system.pipe_file(self._key(name), content, mode="create")
         except FileExistsError:
             return False
-        except (NotImplementedError, TypeError):
-            if self._is_conditional is None:
-                return False
-            raise
         return True
 
     def _move_new(self, name: str, content: bytes) -> bool:
@@ -161,7 +181,7 @@ class ObjectPrefix:
         key = self._key(name)
         if self._system.exists(key):
             return False
-        temporary = self._key(f".{name.rpartition('/')[2]}-{hashlib.sha256(content).hexdigest()}{TEMPORARY_SUFFIX}")
+        temporary = self._key(self._temporary(f"{name.rpartition('/')[2]}-{hashlib.sha256(content).hexdigest()}"))
         self._system.pipe_file(temporary, content)
         if self._system.exists(key):
             self._system.rm_file(temporary)
@@ -181,7 +201,7 @@ class ObjectPrefix:
 
 def _reason(error: Exception) -> str:
     """Return why a store refused, and what to do."""
-    found = _without_credentials(f"{type(error).__name__}: {error}")
+    found = without_credentials(f"{type(error).__name__}: {error}")
     if isinstance(error, FileNotFoundError):
         return f"no such bucket or folder ({found}); create it, or correct the URL"
     if isinstance(error, PermissionError):
@@ -189,10 +209,6 @@ def _reason(error: Exception) -> str:
     if "credentials" in type(error).__name__.lower():
         return f"no credentials ({found}); set those of the library in the environment of this process"
     return f"cannot be read or written ({found})"
-
-
-def _without_credentials(text: str) -> str:
-    return _CREDENTIALS.sub(r"\1...@", text)
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:

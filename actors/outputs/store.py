@@ -8,7 +8,8 @@ Rules
    own, created after the object: `manifest/DIGEST.json`. What a killed run has stored without a record is listed when
    the next run begins.
 4. After `MERGED_RECORDS` of them a writer merges its records to a part, `manifest/part-*.jsonl`, and then removes them.
-   An entry may be in a part and a record: the one of the latest run counts.
+   An entry may be in a part and a record: the one of the latest run counts. A reader that finds a listed record
+   removed lists again, since a part has it now.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ MANIFEST_FOLDER = "manifest/"
 DAMAGED_FOLDER = "manifest.damaged/"
 #: records of a writer that become a part: reading the manifest of 50,000 outputs takes 50 requests instead of 50,000
 MERGED_RECORDS = 1000
+#: listings of the manifest after which a reader stops to look for entries that were merged since the listing before
+MOST_LISTINGS = 20
 #: stored outputs without a record that a new run lists: more than any run has unlisted
 MOST_FOUND = 256
 #: what `file_name` returns
@@ -64,6 +67,9 @@ class OutputStore:
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
         self._objects = ObjectPrefix(url)
+        #: one thread reads the manifest before the first output is written; the others wait for it
+        self._first_read = threading.Lock()
+        self._is_read = False
         #: guards everything below
         self._lock = threading.Lock()
         self._entries: dict[str, ManifestEntry] = {}
@@ -93,26 +99,31 @@ class OutputStore:
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
         """See `OutputPlace`."""
         recipe, pixels = image.recipe, array_of_output(image.output)
-        listed = self._listed(recipe.digest)
-        if listed is not None and not self.problem(listed):
+        with self._first_read:
+            if not self._is_read:
+                self.entries()
+        listed, is_complete = self._latest(recipe.digest)
+        if listed is not None and is_complete:
             return self._written(listed, pixels.nbytes)
         content = encoded(image.output, recipe) if content is None else content
         facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
         about = about_generation(image)
-        if listed is not None:
-            self._objects.replace(listed.file, content)
-            if not facts.are_listed(listed):
-                listed = self._list_again(recipe, listed.file, facts, about)
-            return self._written(listed, pixels.nbytes)
-        name = file_name(recipe)
-        if not self._objects.create(name, content):
-            stored = self._objects.read_one(name)
-            found = None if stored is None or stored == content else self._facts_of(name, stored, recipe)
+        if listed is None and not self._objects.create(file_name(recipe), content):
+            stored = self._objects.read_one(file_name(recipe))
+            found = None if stored is None or stored == content else self._facts_of(file_name(recipe), stored, recipe)
             if found is not None:  # of a run that was killed before it listed it, or of another writer
                 facts, about = found, about_found_file()
             elif stored != content:
-                self._objects.replace(name, content)
-        return self._written(self._list(recipe, name, facts, about), pixels.nbytes)
+                self.entries()  # another writer may have listed it, and merged that
+                listed = self._listed(recipe.digest)
+                self._objects.replace(file_name(recipe), content)
+        elif listed is not None:
+            self._objects.replace(listed.file, content)
+        if listed is None:
+            listed = self._list(recipe, file_name(recipe), facts, about)
+        elif not facts.are_listed(listed):
+            listed = self._list_again(recipe, listed.file, facts, about)
+        return self._written(listed, pixels.nbytes)
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
@@ -133,13 +144,26 @@ class OutputStore:
 
     def entries(self) -> Sequence[ManifestEntry]:
         """See `OutputPlace`. By run and index."""
+        missing: set[str] = set()
+        for _ in range(MOST_LISTINGS):
+            # a writer has merged records since they were listed: their part is in the next listing
+            before, missing = missing, self._read_new()
+            if missing <= before:
+                break
+        self._is_read = True
+        return self._known()
+
+    def _read_new(self) -> set[str]:
+        """Read what is new in the manifest; return the names of the objects that were removed after the listing."""
         sizes = self._objects.sizes(MANIFEST_FOLDER)
         with self._lock:
             new = {name: size_bytes for name, size_bytes in sizes.items() if name not in self._read}
+        missing = set(new)
         for name, content in self._objects.read(new):
+            missing.discard(name)
             with self._lock:
                 self._take_in(name, content)
-        return self._known()
+        return missing
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
         """See `OutputPlace`."""
@@ -198,8 +222,21 @@ class OutputStore:
         with self._lock:
             return self._entries.get(digest)
 
+    def _latest(self, digest: str) -> tuple[ManifestEntry | None, bool]:
+        """Return the entry of an output, and whether its object is what the entry lists. Reads what other writers have
+        listed before it finds an object damaged: one of them may have replaced it by other bytes.
+        """
+        listed = self._listed(digest)
+        if listed is None or not self.problem(listed):
+            return listed, listed is not None
+        self.entries()
+        latest = self._listed(digest)
+        return latest, latest is not None and latest != listed and not self.problem(latest)
+
     def _list(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
-        """Create the record of an output; return the one that counts, which may be another writer's."""
+        """Create the record of an output; return the entry that counts, which may be another writer's. One that lists
+        other content than the object has is replaced.
+        """
         name, fields = f"{MANIFEST_FOLDER}{recipe.digest}.json", self._fields(recipe, file, facts, about)
         line = _line(fields)
         is_new = self._objects.create(name, line)
@@ -213,7 +250,9 @@ class OutputStore:
             full = len(self._records) >= MERGED_RECORDS
         if full:
             self._merge()
-        return self._list_again(recipe, file, facts, about) if found is None else found
+        if found is None or (not facts.are_listed(found) and self.problem(found)):
+            return self._list_again(recipe, file, facts, about)
+        return found
 
     def _list_again(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         """List an output whose record exists and no longer holds, in a part of its own."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.fetch.source_url import EXTRAS, FILE_SCHEME, HTTP_SCHEMES, is_url, scheme_of, url_path
+from modelpool.pool.fetch.source_url import EXTRAS, FILE_SCHEME, HTTP_SCHEMES, is_url, scheme_of, split_url, url_path
 
 #: a path of this machine, or a URL as text
 OutputAddress: TypeAlias = Path | str
@@ -27,11 +26,10 @@ def output_address(given: str | Path, field: str = "output") -> OutputAddress:
     """
     if not isinstance(given, str) or not is_url(given):
         if _FLATTENED.match(str(given)):
-            raise unusable_field(field, str(given), "a URL as text: pathlib removes one of its slashes")
+            found = f"{str(given).partition(':')[0]}:/..."
+            raise unusable_field(field, found, "a URL as text: pathlib removes one of its slashes")
         return Path(given)
-    scheme, parts = scheme_of(given), urlsplit(given)
-    if parts.username is not None or parts.password is not None:
-        raise unusable_field(field, f"{scheme}://...@{parts.hostname}", "a URL without user name and password")
+    scheme, parts = scheme_of(given), split_url(field, given)
     if parts.query or parts.fragment:
         raise unusable_field(field, f"{scheme}://{parts.netloc}{parts.path}?...", "a URL without parameters")
     if scheme == FILE_SCHEME:

@@ -26,7 +26,7 @@ from modelpool.actors.detached.journal import Journal
 from modelpool.actors.detached.records import SubmissionState
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.outputs.objects import ObjectPrefix
-from modelpool.actors.outputs.open_outputs import existing_outputs
+from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.stage_params import ImagePixels
 from modelpool.scheduler.tables.messages import Outcome
@@ -396,6 +396,31 @@ def test_a_folder_that_cannot_be_written_holds_its_submission_only(service: Serv
     record = jobs.wait(WAIT_SECONDS)
     assert (record.succeeded, record.trouble) == (30, "")
     assert len(service.manifest()) >= missing
+
+
+def test_a_store_that_does_not_answer_holds_up_its_submission_only(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, driver = threading.Event(), threading.current_thread()
+
+    def opened_late(address: Any) -> Any:
+        if address == service.out and threading.current_thread() is not driver:
+            answers.wait(WAIT_SECONDS)
+        return open_outputs(address)
+
+    monkeypatch.setattr(job_service, "open_outputs", opened_late)
+    jobs, cancelled = service.submit(prompts(3)), service.submit(prompts(3))
+    service.until(lambda: jobs.progress().waiting_for == f"{service.out} is being opened")
+    other = service.pool.submit_detached(
+        [GenerateRequest(model="shapes", prompt="b", seed=1)], output=service.folder / "other"
+    )
+    assert other.wait(WAIT_SECONDS).succeeded == 1
+    cancelled.cancel()
+    assert cancelled.wait(WAIT_SECONDS).cancelled == 3
+    assert jobs.progress().record.pending == 3
+    answers.set()
+    assert jobs.wait(WAIT_SECONDS).succeeded == 3
+    assert not service.service._opening
 
 
 def test_submitting_again_under_an_id_runs_nothing_twice(service: Service) -> None:

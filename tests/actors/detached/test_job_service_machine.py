@@ -98,6 +98,8 @@ class SteppedService(JobService):
         super().__init__(journal, lambda: pytest.fail("the test connects"))
         self._thread.join()
         self._writers.shutdown()
+        self._openers.shutdown()
+        self._openers = InlineExecutor()
         self._writers = InlineExecutor()  # type: ignore[assignment]
 
     def _run(self) -> None: ...

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.actors.outputs import objects as objects_module
 from modelpool.actors.outputs import store as store_module
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
 from modelpool.actors.outputs.file_content import pixels_sha256
 from modelpool.actors.outputs.folder import FinishedOutput
 from modelpool.actors.outputs.objects import ObjectPrefix
@@ -193,6 +195,27 @@ def test_a_merge_that_is_killed_lists_nothing_twice(url: str, monkeypatch: pytes
     assert len(opened(url).entries()) == 3
 
 
+def test_a_reader_misses_no_entry_that_is_merged_while_it_reads(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it meets several merges, and if the store lists an object for ever that it does not have."""
+    monkeypatch.setattr(store_module, "MERGED_RECORDS", 2)
+    writer, reader = opened(url), opened(url)
+    for seed in range(5):
+        writer.write(image(seed=seed))
+    later = [image(seed=seed) for seed in range(5, 9)]
+    sizes = reader._objects.sizes
+
+    def merged_after(below: str = "") -> dict[str, int]:
+        listed = sizes(below)
+        if below:
+            listed[f"{MANIFEST_FOLDER}ghost.json"] = 1
+            for _ in later[:2]:  # the first is merged with a record that was listed, the second is a new record
+                writer.write(later.pop())
+        return listed
+
+    monkeypatch.setattr(reader._objects, "sizes", merged_after)
+    assert sorted(entry.recipe.seed for entry in reader.entries()) == list(range(9))
+
+
 def test_damaged_and_missing_objects_are_found_and_replaced(any_url: str) -> None:
     store, objects = opened(any_url), ObjectPrefix(any_url)
     names = [store.write(image(seed=seed, index=seed)).path.rpartition("/")[2] for seed in range(4)]
@@ -213,6 +236,42 @@ def test_damaged_and_missing_objects_are_found_and_replaced(any_url: str) -> Non
     later.write(other_pixels(image(seed=1)))  # on another device: the entry changes with the object
     assert list(opened(any_url).damaged()) == []
     assert len(opened(any_url).entries()) == 4
+
+
+@pytest.mark.parametrize("merged", [1, 1000], ids=["in a part", "in a record"])
+@pytest.mark.parametrize("has_written", [True, False])
+def test_a_writer_that_has_read_nothing_lists_a_damaged_output_again(
+    url: str, merged: int, has_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the writer of a driver does, on another device; also if the output was stored after it read the manifest."""
+    monkeypatch.setattr(store_module, "MERGED_RECORDS", merged)
+    late, other = opened(url), []
+    if has_written:
+        other = [late.write(image(seed=1)).pixels_sha256]
+    earlier = opened(url)
+    earlier._run = 1  # both began at the same time
+    first = earlier.write(image())
+    ObjectPrefix(url).replace(file_name(image().recipe), b"damaged")
+    again = late.write(other_pixels(image()))
+    assert again.pixels_sha256 == pixels_sha256(pixels_of(other_pixels(image()))) != first.pixels_sha256
+    assert list(opened(url).damaged()) == []
+    assert [entry.pixels_sha256 for entry in opened(url).entries()] == [*other, again.pixels_sha256]
+
+
+def test_a_writer_does_not_replace_what_another_one_has_repaired(url: str) -> None:
+    first, second = opened(url), opened(url)
+    first.write(image())
+    assert second.kept()
+    ObjectPrefix(url).replace(file_name(image().recipe), b"damaged")
+    repaired = first.write(other_pixels(image()))
+    assert second.write(image()) == repaired
+    assert list(opened(url).damaged()) == []
+
+
+def test_each_driver_has_its_own_run_number(url: str) -> None:
+    for seed in range(3):
+        opened(url).write(image(seed=seed))
+    assert [(entry.recipe.seed, entry.run) for entry in opened(url).entries()] == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_repair_takes_out_damaged_lines_and_lists_what_is_complete(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,11 +338,66 @@ def test_writers_that_are_killed_at_any_request(steps: list[tuple[int, int, bool
         assert later.damaged_line_count == 0
 
 
+@pytest.mark.parametrize("refusal", [NotImplementedError, TypeError])
+def test_a_store_whose_library_has_no_conditions_is_checked_by_each_submission(
+    url: str, refusal: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = MemoryFileSystem.pipe_file
+
+    def without_mode(self: MemoryFileSystem, path: str, value: bytes, **kwargs: Any) -> None:
+        if kwargs:
+            raise refusal(f"no {kwargs}")
+        put(self, path, value)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", without_mode)
+    store = opened(url)
+    store.prepare()  # as the second submission does
+    assert opened(url).write(other_pixels(image())) == store.write(image())
+    store.prepare()
+    assert list(opened(url).damaged()) == []
+    assert len(ObjectPrefix(url).sizes()) == 2
+
+
+def test_temporary_objects_of_killed_runs_are_removed_a_day_later(
+    any_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise WriterKilled
+
+    objects = ObjectPrefix(any_url)
+    objects.replace(f"{objects_module.TEMPORARY_FOLDER}probe-1{TEMPORARY_SUFFIX}", b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectPrefix, "_has_own_put", lambda self: False)
+        patch.setattr(type(objects._system), "mv", refused)
+        with pytest.raises(WriterKilled):
+            opened(any_url).write(image())
+
+    def temporary() -> list[str]:
+        return [key for key in objects._system.find(objects._root) if key.endswith(TEMPORARY_SUFFIX)]
+
+    opened(any_url)
+    assert len(temporary()) == 2  # perhaps of a process that runs
+    monkeypatch.setattr(objects_module, "_LEFTOVER_SECONDS", -3600.0)
+    opened(any_url).write(image())
+    assert temporary() == []
+    assert len(objects.sizes()) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         ("http://127.0.0.1/x", "cannot be written"),
         ("s3://key:secret@bucket/x", "without user name and password"),
+        ("s3://user:pa/secret@bucket/x", r"s3://...@bucket', expected a URL without user name and password"),
+        ("s3://user/pa:secret@bucket/x", "without user name and password"),
+        ("s3://user:secret", "without user name and password"),
+        ("s3://user:pa?secret@bucket/x", "without user name and password"),
+        ("s3://user:pa#/secret@bucket?secret", "without user name and password"),
+        ("s3://user:[secret@bucket", "without user name and password"),
+        ("sftp://user:12/secret@host/x", "without user name and password"),
+        ("s3://[x/?secret", "with a host or bucket"),
+        ("s3://bucket/x#secret", "without parameters"),
+        (Path("s3://user:secret@bucket"), "as text"),
         ("s3://bucket/x?X-Amz-Signature=secret", "without parameters"),
         ("s3:///x", "with a bucket"),
         (Path("s3://bucket/x"), "as text"),
@@ -298,7 +412,13 @@ def test_wrong_urls_are_refused_without_their_secrets(given: str | Path, expecte
 def test_addresses_of_folders_are_paths(tmp_path: Path) -> None:
     assert output_address(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
     assert output_address("out/pictures") == Path("out/pictures")
+    assert output_address(f"file://{tmp_path}/a:b@c") == tmp_path / "a:b@c"
     assert output_address("s3://bucket/folder/") == "s3://bucket/folder"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a@b", "hf://org/name@main/a:b", "sftp://host:22/x", "sftp://[::1]:22/x"])
+def test_an_at_sign_in_a_path_and_a_port_are_no_credentials(url: str) -> None:
+    assert output_address(url) == url
 
 
 def test_unusable_stores_are_refused_with_what_to_do(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,11 +435,12 @@ def test_unusable_stores_are_refused_with_what_to_do(server: Any, monkeypatch: p
             return getattr(real, name)
 
         def pipe_file(self, *args: Any, **kwargs: Any) -> None:
-            raise PermissionError("at s3://key:secret@bucket/")
+            raise PermissionError("at s3://key:se/secret@bucket/ and s3://b, a@b")
 
     monkeypatch.setattr(objects_module, "open_file_system", lambda *args, **kwargs: Refusing())
     with pytest.raises(FolderFailed, match="access is refused") as caught:
         check_store("memory://x/y")
+    assert "s3://...@bucket/ and s3://b, a@b" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 

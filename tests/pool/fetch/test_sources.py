@@ -164,10 +164,21 @@ def test_a_fetch_stops_when_asked_and_resumes(folder: Path, tmp_path: Path) -> N
 
 
 def test_urls_that_cannot_be_sources_are_told() -> None:
-    for text in ("models", "s3://", "https://" + "user:secret@server/models/"):
+    refused = (
+        "user:secret@server/models/",
+        "user:pa/secret@server/models/",
+        "user:1/secret@server/",
+        "[secret@server/",
+    )
+    for text in ("models", "s3://", "s3://[x", *(f"https://{rest}" for rest in refused)):
         with pytest.raises(UnusableField, match=r"sources: found .*, expected ") as raised:
             checked_source("sources", text)
         assert "secret" not in str(raised.value)
+
+
+def test_sources_with_a_port_or_a_revision_are_accepted() -> None:
+    for text in ("http://127.0.0.1:8000/models/", "https://[::1]:8000/x", "hf://org/name@main/", "file:///a:b@c/"):
+        assert checked_source("sources", text) == text
 
 
 def test_a_url_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
