@@ -549,8 +549,7 @@ class Controller:
             pack = submission.held.pop(0)
             submission.held_jobs -= len(pack)
             if self._parked.may_enter(pack):
-                for job in pack.jobs():
-                    self._queue(submission, job)
+                self._queue_pack(submission, pack)
             else:
                 self._parked.park(pack)
                 submission.parked[pack] = None
@@ -566,14 +565,18 @@ class Controller:
             await self._has_room.wait()
             self._has_room.clear()
             while not self._broken and (pack := self._parked.take_next()) is not None:
-                submission = self._clients[pack.client_id].submissions[pack.submission_id]
-                del submission.parked[pack]
-                try:
-                    for job in pack.jobs():
-                        self._queue(submission, job)
-                except Exception:  # a bug: everything that is parked would wait for ever
-                    self._break(traceback.format_exc())
+                with self._checking(pack.client_id, pack.submission_id) as submission:
+                    del submission.parked[pack]
+                    try:
+                        self._queue_pack(submission, pack)
+                    except Exception:  # a bug: everything that is parked would wait for ever
+                        self._break(traceback.format_exc())
                 await asyncio.sleep(0)
+
+    def _queue_pack(self, submission: _Submission, pack: JobPack) -> None:
+        """Queue the jobs of a pack. The submission must be kept meanwhile: a job may end at once."""
+        for job in pack.jobs():
+            self._queue(submission, job)
 
     def _queue(self, submission: _Submission, job: QueuedJob) -> None:
         spec = job.graph.job

@@ -15,7 +15,7 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, Submission, SubmissionId
 from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.specs.spec import JobId, Stage
+from modelpool.pool.specs.spec import JobId, RunError, RunErrorKind, Stage, TaskSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Outcome
 from modelpool.scheduler.tables.node_groups import NodeGroup
@@ -127,6 +127,31 @@ async def test_a_driver_that_leaves_leaves_nothing() -> None:
     while desk.fleet.running:
         await desk.finish(*desk.fleet.running)
     assert not desk.controller._parked._flows
+    assert not desk.controller._jobs
+
+
+@dialogue
+async def test_jobs_leave_with_their_driver_though_the_first_of_their_pack_ends_at_once() -> None:
+    """The submission has nothing else left when the core refuses the first job of its only pack."""
+    desk = await Desk().open()
+    demand = desk.state.demand
+    fits = demand._unfit
+
+    def unfit(spec: TaskSpec) -> RunError | None:
+        entered = [job_id for job_id in demand.jobs if job_id.startswith("second-")]
+        return RunError(RunErrorKind.OUT_OF_VRAM, "too large") if entered == ["second-0"] else fits(spec)
+
+    desk.state.demand._unfit = unfit  # type: ignore[method-assign]
+    await desk.submit(*requests(WINDOW), submission="first")
+    await desk.submit(*requests(JOBS_IN_PACK, 1000), submission="second")
+    while len(desk.controller._parked):
+        await desk.finish(*desk.fleet.running)
+    queued = [job_id for job_id in desk.controller._jobs if job_id.startswith("second-")]
+    assert len(queued) == JOBS_IN_PACK - 1
+    assert "second" in desk.controller._clients[ME].submissions
+    await desk.controller.cancel(ME, SubmissionId("second"))
+    ended = await desk.run_dry()
+    assert sum(end.outcome is Outcome.CANCELLED for end in ended) == JOBS_IN_PACK - 1
     assert not desk.controller._jobs
 
 
