@@ -567,23 +567,31 @@ class Controller:
             while not self._broken and (pack := self._parked.take_next()) is not None:
                 with self._checking(pack.client_id, pack.submission_id) as submission:
                     del submission.parked[pack]
-                    try:
-                        self._queue_pack(submission, pack)
-                    except Exception:  # a bug: everything that is parked would wait for ever
-                        self._break(traceback.format_exc())
+                    self._queue_pack(submission, pack)
                 await asyncio.sleep(0)
 
     def _queue_pack(self, submission: _Submission, pack: JobPack) -> None:
-        """Queue the jobs of a pack. The submission must be kept meanwhile: a job may end at once."""
-        for job in pack.jobs():
-            self._queue(submission, job)
+        """Queue the jobs of a pack; once the core has failed, end those that are left. The submission must be kept
+        meanwhile: a job may end at once."""
+        queued = 0
+        try:
+            for job in pack.jobs():
+                if self._broken:
+                    break
+                queued += 1
+                self._queue(submission, job)
+        except Exception:  # a bug: this job, and everything that is parked, would wait for ever
+            self._break(traceback.format_exc())
+        if self._broken:
+            self._end_unqueued(pack, pack.indexes[queued:])
 
     def _queue(self, submission: _Submission, job: QueuedJob) -> None:
         spec = job.graph.job
-        if spec.job_id not in self._jobs and spec.job_id not in self._state.demand.ended:  # the core ignores others
-            self._parked.entered(job.flow)
+        is_known = spec.job_id in self._jobs or spec.job_id in self._state.demand.ended
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
+        if not is_known:  # the core ignores others
+            self._parked.entered(job.flow)
         self._send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
         found = [saved for saved, state in job.found if self._hold_found(saved, state)]  # a task may start at once
@@ -609,24 +617,25 @@ class Controller:
 
     def _end_held(self, submission: _Submission) -> None:
         held, submission.held, submission.held_jobs = submission.held, [], 0
-        self._end_unqueued(held)
+        for pack in held:
+            self._end_unqueued(pack, pack.indexes)
 
-    def _end_unqueued(self, packs: Iterable[JobPack]) -> None:
-        """End jobs that never reached the core: the submission was cancelled in between, or the core failed. Does not
-        unpack them."""
+    def _end_unqueued(self, pack: JobPack, indexes: Iterable[int]) -> None:
+        """End jobs of a pack that never reached the core: the submission was cancelled in between, or the core failed.
+        Does not unpack them."""
         error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
         outcome = Outcome.FAILED if error else Outcome.CANCELLED
-        for pack in packs:
-            for index in pack.indexes:
-                job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
-                end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
-                self._send_end(pack.client_id, end)
+        for index in indexes:
+            job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
+            end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
+            self._send_end(pack.client_id, end)
 
     def _cancel(self, submission: _Submission, withdraw: bool = False) -> None:
         submission.cancelled = True
         parked, submission.parked = submission.parked, {}
         self._parked.remove(parked)
-        self._end_unqueued(parked)
+        for pack in parked:
+            self._end_unqueued(pack, pack.indexes)
         self._end_held(submission)
         for job_id in tuple(submission.live):
             if not (withdraw and self._tasks.is_running(job_id)):
@@ -740,7 +749,8 @@ class Controller:
     def _break(self, traceback_text: str) -> None:
         """Handle a failure of the core: fail all unfinished jobs."""
         self._recorder.flush()
-        self._broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
+        if not self._broken:  # what follows from the first failure explains nothing
+            self._broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
         jobs, self._jobs = tuple(self._jobs.values()), {}
         error = RunError(RunErrorKind.INTERNAL, self._broken)
         for job in jobs:
@@ -750,7 +760,8 @@ class Controller:
             client = self._clients.get(pack.client_id)
             if client is not None and pack.submission_id in client.submissions:
                 client.submissions[pack.submission_id].parked.pop(pack, None)
-        self._end_unqueued(parked)
+        for pack in parked:
+            self._end_unqueued(pack, pack.indexes)
 
     async def _keep_beating(self, interval_seconds: float) -> None:
         while True:

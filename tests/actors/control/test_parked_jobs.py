@@ -15,9 +15,9 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, Submission, SubmissionId
 from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.specs.spec import JobId, RunError, RunErrorKind, Stage, TaskSpec
+from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.tables.messages import Command, Event, Outcome, Submitted
 from modelpool.scheduler.tables.node_groups import NodeGroup
 from tests.actors.fake_fleet import ME, Desk, dialogue
 from tests.actors.fakes import FAIL, FakeCatalog
@@ -199,6 +199,58 @@ async def test_a_failure_of_the_core_fails_parked_jobs_too() -> None:
     ended = await desk.hear()
     assert sorted(end.index for end in ended) == list(range(3 * WINDOW))
     assert all(end.error is not None and "planted" in end.error.message for end in ended)
+
+
+@pytest.mark.parametrize("failing", [JOBS_IN_PACK + 5, 2 * WINDOW + 5])
+def test_a_core_that_fails_while_jobs_are_queued_ends_all_of_them(failing: int) -> None:
+    """On their arrival, and when their turn is near."""
+
+    @dialogue
+    async def talk() -> None:
+        desk = await Desk().open()
+        handle = desk.state.handle
+
+        def failing_handle(event: Event) -> list[Command]:
+            if isinstance(event, Submitted) and event.job.job_id == f"s-{failing}":
+                raise RuntimeError("planted")
+            return handle(event)
+
+        desk.state.handle = failing_handle  # type: ignore[method-assign]
+        await desk.submit(*requests(3 * WINDOW))
+        while desk.fleet.running and not desk.controller._broken:
+            await desk.finish(*desk.fleet.running)
+        await require_all_failed(desk)
+
+    talk()
+
+
+@dialogue
+async def test_a_job_that_cannot_be_queued_ends_with_all_others() -> None:
+    """A bug outside of the core."""
+    desk = await Desk().open()
+    await desk.submit(*requests(3 * WINDOW))
+    add = desk.controller._tasks.add
+
+    def failing_add(spec: JobSpec, *args: Any) -> None:
+        if spec.job_id == f"s-{2 * WINDOW + 5}":
+            raise RuntimeError("planted")
+        add(spec, *args)
+
+    desk.controller._tasks.add = failing_add  # type: ignore[method-assign]
+    while desk.fleet.running and not desk.controller._broken:
+        await desk.finish(*desk.fleet.running)
+    await require_all_failed(desk)
+
+
+async def require_all_failed(desk: Desk) -> None:
+    """Every job has ended, at least one of them by the planted failure, and nothing is left."""
+    ended = await desk.hear()
+    assert sorted(end.index for end in ended) == list(range(3 * WINDOW))
+    failed = [end for end in ended if end.outcome is not Outcome.SUCCEEDED]
+    assert failed
+    assert all(end.error is not None and "planted" in end.error.message for end in failed)
+    assert not desk.controller._jobs
+    assert desk.controller._clients[ME].submissions == {}
 
 
 @dialogue
