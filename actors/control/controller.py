@@ -218,18 +218,22 @@ class Controller:
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
         self._is_open = asyncio.Event()
+        #: set once the fleet knows the workers of earlier controllers: where groups of nodes grow, jobs start workers
+        self._has_taken_over = asyncio.Event()
         self._pinned_at_start = tuple(pins)
         #: the weights of pinned models, by the name that a user gave
         self._pins: dict[str, PinnableModel] = {}
 
     async def open(self) -> None:
-        """Request the workers; they start while drivers already submit. Call once. Raises OutputFailed for the event
+        """Request the workers; they start while drivers already submit. What is submitted before the workers of an
+        earlier controller are found waits for them. Call once. Raises OutputFailed for the event
         log, and UserError for a model to pin.
         """
         self._opened_at = self._clock.now()
         self._recorder.open()
         await self._checkpoints.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
+        self._has_taken_over.set()
         for model, replicas in self._pinned_at_start:
             try:
                 await self._pin((model,), replicas)
@@ -267,6 +271,7 @@ class Controller:
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
+            await self._has_taken_over.wait()
             jobs = []
             images = await self._catalog.build_requests(wanted, first, self._capacity_bytes())
             self._tasks.catalog_address = self._catalog.files_address
@@ -291,6 +296,7 @@ class Controller:
         """Check and queue one stage; return its warnings. Raises UserError."""
         job_id = job_id_for(wanted.submission_id, 0)
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
+            await self._has_taken_over.wait()
             graph = await self._catalog.build_stage(
                 wanted.order, job_id, frozenset(wanted.given), self._capacity_bytes()
             )
