@@ -163,6 +163,24 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     assert service.service._journal.pins() == {}
 
 
+def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
+    """The file of the model was gone when the controller started, or an earlier service was lost between the controller
+    and the journal."""
+    controller, kept = service.line.controller, service.service._journal.pins
+    for name in ("shapes", "forms"):
+        service.pool.pin(name)
+    del controller._pins["shapes"]
+    with pytest.raises(UserError, match="unknown"):
+        service.pool.unpin("shapes", "forms", "unknown")
+    assert kept() == {"forms": 1, "shapes": 1}
+    assert [pinned.model for pinned in service.pool.unpin("shapes")] == ["forms"]
+    assert kept() == {"forms": 1, "shapes": 0}
+    service.pool.pin("shapes")
+    del controller._pins["shapes"]
+    assert service.pool.unpin("forms", "shapes") == ()
+    assert kept() == {"forms": 0, "shapes": 0}
+
+
 def test_jobs_run_without_their_driver(service: Service) -> None:
     jobs = service.submit(prompts(20))
     service.pool.close()
