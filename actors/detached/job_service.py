@@ -560,8 +560,8 @@ class _Link:
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
         self.connection.call(Controller.leave, CLIENT)
+        self._service.pin_again(self.connection)  # first: it may take long, and a driver that has entered must poll
         self.connection.call(Controller.enter, CLIENT)
-        self._service.pin_again(self.connection)
         # the loss of the controller is noticed without submissions, too
         self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
         self._reader.start()

@@ -20,6 +20,7 @@ import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.detached import job_service
 from modelpool.actors.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.detached.journal import Journal
@@ -179,6 +180,23 @@ def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
     del controller._pins["shapes"]
     assert service.pool.unpin("forms", "shapes") == ()
     assert kept() == {"forms": 0, "shapes": 0}
+
+
+def test_slow_pins_do_not_cost_the_service_its_place(service: Service) -> None:
+    """The controller drops drivers that do not poll, and the service polls only once it has pinned everything."""
+    service.pool.pin("shapes")
+    service.crash()
+    controller = service.line.controller
+    pin, while_pinning = controller._pin, []
+
+    async def slow_pin(models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
+        while_pinning.append(CLIENT in controller._clients)
+        return await pin(models, replicas)
+
+    controller._pin = slow_pin  # type: ignore[method-assign]
+    service.reopen()
+    require_complete(service, service.submit(prompts(2)), 2)
+    assert while_pinning == [False]
 
 
 def test_jobs_run_without_their_driver(service: Service) -> None:
