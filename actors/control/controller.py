@@ -453,14 +453,13 @@ class Controller:
 
     def _history_of_parked(self, job_id: JobId, pack: JobPack) -> JobHistory:
         """Return the history of a job that the core does not know yet."""
-        submission = self._clients[pack.client_id].submissions[pack.submission_id]
         user, priority = pack.flow
         before = self._parked.place_of(job_id, pack)
         return JobHistory(
             job_id=job_id,
             status="active",
             at=self._clock.now(),
-            submitted_at=submission.began_at,
+            submitted_at=pack.parked_at,
             note=f"waits for its turn: {before} earlier jobs of its user and priority have not ended",
             priority=priority,
             user=user,
@@ -557,7 +556,7 @@ class Controller:
             if self._parked.may_enter(pack):
                 self._queue_pack(submission, pack)
             else:
-                self._parked.park(pack)
+                self._parked.park(pack, self._dispatcher.now)
                 submission.parked[pack] = None
             if submission.held:
                 await asyncio.sleep(0)
@@ -585,13 +584,13 @@ class Controller:
                 if self._broken:
                     break
                 queued += 1
-                self._queue(submission, job)
+                self._queue(submission, job, pack.parked_at)
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self._break(traceback.format_exc())
         if self._broken:
             self._end_unqueued(pack, pack.indexes[queued:])
 
-    def _queue(self, submission: _Submission, job: QueuedJob) -> None:
+    def _queue(self, submission: _Submission, job: QueuedJob, submitted_at: float | None) -> None:
         spec = job.graph.job
         is_known = spec.job_id in self._jobs or spec.job_id in self._state.demand.ended
         self._jobs[spec.job_id] = job
@@ -601,7 +600,7 @@ class Controller:
         self._send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
         found = [saved for saved, state in job.found if self._hold_found(saved, state)]  # a task may start at once
-        self._dispatcher.post(Submitted(self._dispatcher.now, spec))
+        self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at))
         for saved in found:
             self._dispatcher.state_kept(saved)
         if spec.deadline is not None:

@@ -19,7 +19,7 @@ from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, St
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Event, Outcome, Submitted
 from modelpool.scheduler.tables.node_groups import NodeGroup
-from tests.actors.fake_fleet import ME, Desk, dialogue
+from tests.actors.fake_fleet import ME, Desk, Sent, dialogue
 from tests.actors.fakes import FAIL, FakeCatalog
 
 WINDOW = 2 * JOBS_IN_PACK
@@ -42,6 +42,15 @@ def started(desk: Desk) -> list[str]:
     """The prompts of sampling runs, in order."""
     works = [sent.request for sent in desk.fleet.sent if sent.request.task.stage is Stage.SAMPLE]
     return [f"a {work.work.seed}" for work in works]
+
+
+async def run_of(desk: Desk, seed: int) -> Sent:
+    """The sampling run of this seed, once it runs; others end meanwhile."""
+    while True:
+        for sent in desk.fleet.running:
+            if sent.request.task.stage is Stage.SAMPLE and sent.request.work.seed == seed:
+                return sent
+        await desk.finish(*desk.fleet.running)
 
 
 @dialogue
@@ -176,6 +185,26 @@ async def test_why_knows_jobs_whose_turn_is_far() -> None:
         await desk.controller.history("abc-")
     with pytest.raises(UnknownName, match="nothing"):
         await desk.controller.history("nothing")
+
+
+@dialogue
+async def test_jobs_count_as_submitted_from_their_submission_wherever_they_wait() -> None:
+    """Their history says so, and they age from then on."""
+    ageing_seconds, last = 100.0, f"s-{3 * WINDOW - 1}"
+    desk = await Desk(workers=2, config=SchedulerConfig(ageing_seconds=ageing_seconds)).open()
+    await desk.clock.advance(5.0)
+    await desk.submit(*requests(3 * WINDOW))
+    assert (await desk.controller.history(last)).submitted_at == 5.0
+    await desk.submit(request(1000, priority=9), submission="high")
+    high = await run_of(desk, 1000)
+    for _ in range(7):
+        await desk.clock.advance(0.5 * ageing_seconds)
+        await desk.hear()
+    while last not in desk.controller._jobs:
+        await desk.finish(*(sent for sent in desk.fleet.running if sent is not high))
+    history = await desk.controller.history(last)
+    assert (history.submitted_at, history.status) == (5.0, "active")
+    assert desk.state.demand.jobs[JobId(last)].priority == 3
 
 
 @dialogue
