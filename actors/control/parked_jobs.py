@@ -1,8 +1,11 @@
 """`ParkedJobs`: queued jobs whose turn is far, packed to a few hundred bytes each; the core does not know them yet.
 
 The jobs of one user and one priority are a flow: of two of them, the one that was submitted first goes first. So those
-behind `WINDOW` others of their flow change nothing that the core decides now, and wait here. Knows neither the core nor
+behind `WINDOW` others of their flow do not change which task is next, and wait here. Knows neither the core nor
 drivers.
+
+Limit: equal tasks are shared by jobs that are in the core at the same time. A parked job computes what an equal one in
+the core, or one that has ended meanwhile, has computed already.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Jobs whose turn is far are not in the core: nobody can tell, except by the memory that they take."""
+"""Jobs whose turn is far are not in the core: their order, their ends and their history are as if they were. Only work
+that is equal to theirs is not shared before they enter.
+"""
 
 from __future__ import annotations
 
