@@ -218,18 +218,22 @@ class Controller:
         self._upkeep: list[asyncio.Task[None]] = []
         self._opened_at = 0.0
         self._is_open = asyncio.Event()
+        #: set once the fleet knows the workers of earlier controllers: where groups of nodes grow, jobs start workers
+        self._has_taken_over = asyncio.Event()
         self._pinned_at_start = tuple(pins)
         #: the weights of pinned models, by the name that a user gave
         self._pins: dict[str, PinnableModel] = {}
 
     async def open(self) -> None:
-        """Request the workers; they start while drivers already submit. Call once. Raises OutputFailed for the event
+        """Request the workers; they start while drivers already submit. What is submitted before the workers of an
+        earlier controller are found waits for them. Call once. Raises OutputFailed for the event
         log, and UserError for a model to pin.
         """
         self._opened_at = self._clock.now()
         self._recorder.open()
         await self._checkpoints.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
+        self._has_taken_over.set()
         for model, replicas in self._pinned_at_start:
             try:
                 await self._pin((model,), replicas)
@@ -267,6 +271,7 @@ class Controller:
         job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
         wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
+            await self._has_taken_over.wait()
             jobs = []
             images = await self._catalog.build_requests(wanted, first, self._capacity_bytes())
             self._tasks.catalog_address = self._catalog.files_address
@@ -291,6 +296,7 @@ class Controller:
         """Check and queue one stage; return its warnings. Raises UserError."""
         job_id = job_id_for(wanted.submission_id, 0)
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
+            await self._has_taken_over.wait()
             graph = await self._catalog.build_stage(
                 wanted.order, job_id, frozenset(wanted.given), self._capacity_bytes()
             )
@@ -447,14 +453,13 @@ class Controller:
 
     def _history_of_parked(self, job_id: JobId, pack: JobPack) -> JobHistory:
         """Return the history of a job that the core does not know yet."""
-        submission = self._clients[pack.client_id].submissions[pack.submission_id]
         user, priority = pack.flow
         before = self._parked.place_of(job_id, pack)
         return JobHistory(
             job_id=job_id,
             status="active",
             at=self._clock.now(),
-            submitted_at=submission.began_at,
+            submitted_at=pack.parked_at,
             note=f"waits for its turn: {before} earlier jobs of its user and priority have not ended",
             priority=priority,
             user=user,
@@ -549,10 +554,9 @@ class Controller:
             pack = submission.held.pop(0)
             submission.held_jobs -= len(pack)
             if self._parked.may_enter(pack):
-                for job in pack.jobs():
-                    self._queue(submission, job)
+                self._queue_pack(submission, pack)
             else:
-                self._parked.park(pack)
+                self._parked.park(pack, self._dispatcher.now)
                 submission.parked[pack] = None
             if submission.held:
                 await asyncio.sleep(0)
@@ -566,25 +570,37 @@ class Controller:
             await self._has_room.wait()
             self._has_room.clear()
             while not self._broken and (pack := self._parked.take_next()) is not None:
-                submission = self._clients[pack.client_id].submissions[pack.submission_id]
-                del submission.parked[pack]
-                try:
-                    for job in pack.jobs():
-                        self._queue(submission, job)
-                except Exception:  # a bug: everything that is parked would wait for ever
-                    self._break(traceback.format_exc())
+                with self._checking(pack.client_id, pack.submission_id) as submission:
+                    del submission.parked[pack]
+                    self._queue_pack(submission, pack)
                 await asyncio.sleep(0)
 
-    def _queue(self, submission: _Submission, job: QueuedJob) -> None:
+    def _queue_pack(self, submission: _Submission, pack: JobPack) -> None:
+        """Queue the jobs of a pack; once the core has failed, end those that are left. The submission must be kept
+        meanwhile: a job may end at once."""
+        queued = 0
+        try:
+            for job in pack.jobs():
+                if self._broken:
+                    break
+                queued += 1
+                self._queue(submission, job, pack.parked_at)
+        except Exception:  # a bug: this job, and everything that is parked, would wait for ever
+            self._break(traceback.format_exc())
+        if self._broken:
+            self._end_unqueued(pack, pack.indexes[queued:])
+
+    def _queue(self, submission: _Submission, job: QueuedJob, submitted_at: float | None) -> None:
         spec = job.graph.job
-        if spec.job_id not in self._jobs and spec.job_id not in self._state.demand.ended:  # the core ignores others
-            self._parked.entered(job.flow)
+        is_known = spec.job_id in self._jobs or spec.job_id in self._state.demand.ended
         self._jobs[spec.job_id] = job
         submission.live[spec.job_id] = None
+        if not is_known:  # the core ignores others
+            self._parked.entered(job.flow)
         self._send_components(job.graph.components)  # first: it may forget the files of components without a task
         self._tasks.add(spec, job.graph.works, job.given, job.graph.fingerprints)
         found = [saved for saved, state in job.found if self._hold_found(saved, state)]  # a task may start at once
-        self._dispatcher.post(Submitted(self._dispatcher.now, spec))
+        self._dispatcher.post(Submitted(self._dispatcher.now, spec, submitted_at))
         for saved in found:
             self._dispatcher.state_kept(saved)
         if spec.deadline is not None:
@@ -606,24 +622,25 @@ class Controller:
 
     def _end_held(self, submission: _Submission) -> None:
         held, submission.held, submission.held_jobs = submission.held, [], 0
-        self._end_unqueued(held)
+        for pack in held:
+            self._end_unqueued(pack, pack.indexes)
 
-    def _end_unqueued(self, packs: Iterable[JobPack]) -> None:
-        """End jobs that never reached the core: the submission was cancelled in between, or the core failed. Does not
-        unpack them."""
+    def _end_unqueued(self, pack: JobPack, indexes: Iterable[int]) -> None:
+        """End jobs of a pack that never reached the core: the submission was cancelled in between, or the core failed.
+        Does not unpack them."""
         error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
         outcome = Outcome.FAILED if error else Outcome.CANCELLED
-        for pack in packs:
-            for index in pack.indexes:
-                job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
-                end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
-                self._send_end(pack.client_id, end)
+        for index in indexes:
+            job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
+            end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
+            self._send_end(pack.client_id, end)
 
     def _cancel(self, submission: _Submission, withdraw: bool = False) -> None:
         submission.cancelled = True
         parked, submission.parked = submission.parked, {}
         self._parked.remove(parked)
-        self._end_unqueued(parked)
+        for pack in parked:
+            self._end_unqueued(pack, pack.indexes)
         self._end_held(submission)
         for job_id in tuple(submission.live):
             if not (withdraw and self._tasks.is_running(job_id)):
@@ -737,7 +754,8 @@ class Controller:
     def _break(self, traceback_text: str) -> None:
         """Handle a failure of the core: fail all unfinished jobs."""
         self._recorder.flush()
-        self._broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
+        if not self._broken:  # what follows from the first failure explains nothing
+            self._broken = f"the scheduler failed, and the pool must be restarted:\n{traceback_text}"
         jobs, self._jobs = tuple(self._jobs.values()), {}
         error = RunError(RunErrorKind.INTERNAL, self._broken)
         for job in jobs:
@@ -747,7 +765,8 @@ class Controller:
             client = self._clients.get(pack.client_id)
             if client is not None and pack.submission_id in client.submissions:
                 client.submissions[pack.submission_id].parked.pop(pack, None)
-        self._end_unqueued(parked)
+        for pack in parked:
+            self._end_unqueued(pack, pack.indexes)
 
     async def _keep_beating(self, interval_seconds: float) -> None:
         while True:

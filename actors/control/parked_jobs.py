@@ -1,8 +1,11 @@
 """`ParkedJobs`: queued jobs whose turn is far, packed to a few hundred bytes each; the core does not know them yet.
 
 The jobs of one user and one priority are a flow: of two of them, the one that was submitted first goes first. So those
-behind `WINDOW` others of their flow change nothing that the core decides now, and wait here. Knows neither the core nor
+behind `WINDOW` others of their flow do not change which task is next, and wait here. Knows neither the core nor
 drivers.
+
+Limit: equal tasks are shared by jobs that are in the core at the same time. A parked job computes what an equal one in
+the core, or one that has ended meanwhile, has computed already.
 """
 
 from __future__ import annotations
@@ -56,7 +59,18 @@ class QueuedJob:
 class JobPack:
     """Consecutive jobs of one submission and one flow. Equal only to itself."""
 
-    __slots__ = ("_content", "_jobs", "_refs", "client_id", "flow", "indexes", "is_bound", "stages", "submission_id")
+    __slots__ = (
+        "_content",
+        "_jobs",
+        "_refs",
+        "client_id",
+        "flow",
+        "indexes",
+        "is_bound",
+        "parked_at",
+        "stages",
+        "submission_id",
+    )
 
     def __init__(self, jobs: Sequence[QueuedJob]) -> None:
         first = jobs[0]
@@ -66,6 +80,8 @@ class JobPack:
         self.stages: StageCounts = tuple(Counter(task.stage for job in jobs for task in job.graph.job.tasks).items())
         #: whether the core must know them at once, because of a deadline
         self.is_bound = any(job.graph.job.deadline is not None for job in jobs)
+        #: when they were submitted, on the core's clock; None if they were not parked
+        self.parked_at: float | None = None
         self._jobs: tuple[QueuedJob, ...] = tuple(jobs)
         self._content = b""
         #: references, which cannot be packed
@@ -146,9 +162,10 @@ class ParkedJobs:
             return True
         return not flow.packs and self._has_room(flow, pack)
 
-    def park(self, pack: JobPack) -> None:
-        """Add jobs behind those of their flow."""
+    def park(self, pack: JobPack, at: float) -> None:
+        """Add jobs behind those of their flow, at this time on the core's clock."""
         pack.pack()
+        pack.parked_at = at
         if len(self._stages) < MOST_STAGES:
             pack.stages = self._stages.setdefault(pack.stages, pack.stages)
         self._flows.setdefault(pack.flow, _FlowState()).packs[pack] = None

@@ -51,7 +51,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.output_address import file_of, output_address
 from modelpool.actors.wire.messages import ClientId, JobEnded, Submission, SubmissionId, TaskProgress
-from modelpool.pool.core.errors import OutputFailed, UserError
+from modelpool.pool.core.errors import OutputFailed, UnknownName, UserError, unknown_name
 from modelpool.pool.specs.spec import RunErrorKind
 from modelpool.scheduler.tables.messages import Outcome
 
@@ -234,11 +234,29 @@ class JobService:
         self._journal.remove(self._journal.find(submission_id).submission_id)
 
     def pin(self, models: Sequence[str], replicas: int) -> tuple[PinnedModel, ...]:
-        """As `Controller.pin`, for the next controllers too. Raises UserError, and PoolLost without a controller."""
+        """As `Controller.pin`, for the next controllers too. Raises UserError, and PoolLost without a controller. A
+        model that only the journal knows can be unpinned."""
         with self._pinning:
-            pinned = self._connect().call(Controller.pin, tuple(models), replicas)
+            connection = self._connect()
+            try:
+                pinned = connection.call(Controller.pin, tuple(models), replicas)
+            except UnknownName:
+                if replicas:
+                    raise
+                pinned = self._unpin_known(connection, models)
             self._journal.keep_pins(models, replicas)
         return pinned
+
+    def _unpin_known(self, connection: Connection, models: Sequence[str]) -> tuple[PinnedModel, ...]:
+        """Unpin those of `models` that the controller has pinned. The others may be in the journal only: their file was
+        gone when the controller started, or the service was lost before it noted that they are unpinned. Raises
+        UnknownName for any other; nothing changes then."""
+        known = {pinned.model for pinned in connection.call(Controller.status).pins}
+        kept = self._journal.pins()
+        unknown = next((model for model in models if model not in known and model not in kept), None)
+        if unknown is not None:
+            raise unknown_name("pinned model", unknown, known | {model for model in kept if kept[model]})
+        return connection.call(Controller.pin, tuple(model for model in models if model in known), 0)
 
     def pin_again(self, connection: Connection) -> None:
         """Have a controller pin what users have pinned, in place of what its configuration says. A model whose file is
@@ -561,8 +579,8 @@ class _Link:
     def enter(self) -> None:
         """Register with the controller, in place of an earlier service. Raises PoolLost."""
         self.connection.call(Controller.leave, CLIENT)
+        self._service.pin_again(self.connection)  # first: it may take long, and a driver that has entered must poll
         self.connection.call(Controller.enter, CLIENT)
-        self._service.pin_again(self.connection)
         # the loss of the controller is noticed without submissions, too
         self._reader.listen(_NO_SUBMISSION, _Listener(self, _NO_SUBMISSION, self._service))
         self._reader.start()

@@ -133,15 +133,18 @@ def history_of(state: SchedulerState, job_id: JobId, now: float | None = None) -
     mine = list(state.log.entries({job_id}))
     status = live.status.value if live is not None else state.demand.ended[job_id].value
     submitted = next((e for e in mine if e[3] is None), None)
+    submitted_at = None if submitted is None else submitted[0]
     spec = live.spec if live is not None else None
     if submitted is not None and isinstance(submitted[1], Submitted):
         spec = submitted[1].job
+        if submitted[1].submitted_at is not None:
+            submitted_at = submitted[1].submitted_at
     ended = None if live is not None else next((e for e in reversed(mine) if e[3] is not e[4]), None)
     history = JobHistory(
         job_id=job_id,
         status=status,
         at=state.at if now is None else now,
-        submitted_at=None if submitted is None else submitted[0],
+        submitted_at=submitted_at,
         ended_at=None if ended is None else ended[0],
         note=str(ended[5]) if ended is not None and isinstance(ended[5], str) else "",
         complete=submitted is not None,

@@ -186,7 +186,8 @@ class SchedulerState:
                 if self.costs.nodes.lacking:
                     for node in self.costs.nodes.try_again(self.at):
                         self._update_restriction(node)
-                self.demand.submit(event.job, self._hopeless())
+                submitted_at = self.at if event.submitted_at is None else min(event.submitted_at, self.at)
+                self.demand.submit(event.job, self._hopeless(), submitted_at)
             case CancelRequested():
                 self.demand.cancel(event.job_id)
             case StateKept():

@@ -77,8 +77,9 @@ class Demand:
         self.resolved = dict.fromkeys(Outcome, 0)
         self._submissions = 0
 
-    def submit(self, spec: JobSpec, hopeless: str | None) -> None:
-        """Accept a job; `hopeless` is the reason if none can run at present. A known id has no effect."""
+    def submit(self, spec: JobSpec, hopeless: str | None, submitted_at: float) -> None:
+        """Accept a job that waits since `submitted_at`; `hopeless` is the reason if none can run at present. A known id
+        has no effect."""
         if spec.job_id in self.jobs or spec.job_id in self.ended:
             for task_id in spec.given:
                 self.results.stray(task_id)
@@ -98,7 +99,7 @@ class Demand:
         else:
             self._demand(job)
             if spec.job_id in self.jobs:
-                self.fair_queue.join(job, self.at)
+                self.fair_queue.join(job, self.at, submitted_at)
 
     def cancel(self, job_id: JobId) -> None:
         """Resolve the job, at once or when the runs have ended that only it wanted."""

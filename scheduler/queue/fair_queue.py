@@ -84,16 +84,20 @@ class FairQueue:
 
     # ---- jobs --------------------------------------------------------------------------------------------------------
 
-    def join(self, job: Job, at: float) -> None:
-        """Add a new job, whose tasks exist."""
+    def join(self, job: Job, at: float, submitted_at: float) -> None:
+        """Add a new job, whose tasks exist, and which has waited since `submitted_at`."""
         job.joined = True
         priority = job.spec.priority
         self._priorities[priority] = self._priorities.get(priority, 0) + 1
-        if self._config.ageing_seconds is not None:
-            heappush(self._raises, (at + self._config.ageing_seconds, job.number, job))
+        raises, ageing_seconds = 0, self._config.ageing_seconds
+        if ageing_seconds is not None:
+            raises = int((at - submitted_at) / ageing_seconds)
+            heappush(self._raises, (submitted_at + (raises + 1) * ageing_seconds, job.number, job))
         if job.spec.deadline is not None:
             self._add_deadline(job, job.spec.deadline, at)
         self._update_positions(self.shares.join(job))
+        if raises and priority < (highest := max(self._priorities)):
+            self._update_positions([job, *self.shares.move(job, min(priority + raises, highest))])
 
     def leave(self, job: Job, outcome: Outcome, at: float) -> None:
         """Remove a job that ended."""

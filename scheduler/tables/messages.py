@@ -82,10 +82,11 @@ class PruneComponents(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class Submitted(WireValue):
-    """A driver submitted `job`."""
+    """A driver submitted `job`: at `submitted_at`, if it has waited outside of the core since, or else now."""
 
     at: float
     job: JobSpec
+    submitted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

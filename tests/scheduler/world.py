@@ -266,11 +266,13 @@ class Shell:
         self.old.append(report)
         return self.report(report)
 
-    def submit(self, job: JobSpec) -> list[Command]:
+    def submit(self, job: JobSpec, waited_seconds: float | None = None) -> list[Command]:
+        """Submit a job, which may have waited outside of the core before."""
         self.held.update(job.given)
         self.jobs.setdefault(job.job_id, job)
         self.tasks.update((task.task_id, task) for task in job.tasks)
-        return self.feed(Submitted(self.tick(), job))
+        now = self.tick()
+        return self.feed(Submitted(now, job, None if waited_seconds is None else now - waited_seconds))
 
     def pin(self, components: tuple[ComponentKey, ...], replicas: int) -> list[Command]:
         return self.feed(PinComponents(self.tick(), components, replicas))

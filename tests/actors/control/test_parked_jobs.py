@@ -1,4 +1,6 @@
-"""Jobs whose turn is far are not in the core: nobody can tell, except by the memory that they take."""
+"""Jobs whose turn is far are not in the core: their order, their ends and their history are as if they were. Only work
+that is equal to theirs is not shared before they enter.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, Submission, SubmissionId
 from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.specs.spec import JobId, Stage
+from modelpool.pool.specs.spec import JobId, JobSpec, RunError, RunErrorKind, Stage, TaskSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.scheduler.tables.messages import Command, Event, Outcome, Submitted
 from modelpool.scheduler.tables.node_groups import NodeGroup
-from tests.actors.fake_fleet import ME, Desk, dialogue
+from tests.actors.fake_fleet import ME, Desk, Sent, dialogue
 from tests.actors.fakes import FAIL, FakeCatalog
 
 WINDOW = 2 * JOBS_IN_PACK
@@ -42,6 +44,15 @@ def started(desk: Desk) -> list[str]:
     """The prompts of sampling runs, in order."""
     works = [sent.request for sent in desk.fleet.sent if sent.request.task.stage is Stage.SAMPLE]
     return [f"a {work.work.seed}" for work in works]
+
+
+async def run_of(desk: Desk, seed: int) -> Sent:
+    """The sampling run of this seed, once it runs; others end meanwhile."""
+    while True:
+        for sent in desk.fleet.running:
+            if sent.request.task.stage is Stage.SAMPLE and sent.request.work.seed == seed:
+                return sent
+        await desk.finish(*desk.fleet.running)
 
 
 @dialogue
@@ -131,6 +142,31 @@ async def test_a_driver_that_leaves_leaves_nothing() -> None:
 
 
 @dialogue
+async def test_jobs_leave_with_their_driver_though_the_first_of_their_pack_ends_at_once() -> None:
+    """The submission has nothing else left when the core refuses the first job of its only pack."""
+    desk = await Desk().open()
+    demand = desk.state.demand
+    fits = demand._unfit
+
+    def unfit(spec: TaskSpec) -> RunError | None:
+        entered = [job_id for job_id in demand.jobs if job_id.startswith("second-")]
+        return RunError(RunErrorKind.OUT_OF_VRAM, "too large") if entered == ["second-0"] else fits(spec)
+
+    desk.state.demand._unfit = unfit  # type: ignore[method-assign]
+    await desk.submit(*requests(WINDOW), submission="first")
+    await desk.submit(*requests(JOBS_IN_PACK, 1000), submission="second")
+    while len(desk.controller._parked):
+        await desk.finish(*desk.fleet.running)
+    queued = [job_id for job_id in desk.controller._jobs if job_id.startswith("second-")]
+    assert len(queued) == JOBS_IN_PACK - 1
+    assert "second" in desk.controller._clients[ME].submissions
+    await desk.controller.cancel(ME, SubmissionId("second"))
+    ended = await desk.run_dry()
+    assert sum(end.outcome is Outcome.CANCELLED for end in ended) == JOBS_IN_PACK - 1
+    assert not desk.controller._jobs
+
+
+@dialogue
 async def test_a_failure_makes_room_as_a_success_does() -> None:
     desk = await Desk().open()
     wanted = [request(number, prompt=f"{FAIL} {number}") for number in range(3 * WINDOW)]
@@ -154,6 +190,26 @@ async def test_why_knows_jobs_whose_turn_is_far() -> None:
 
 
 @dialogue
+async def test_jobs_count_as_submitted_from_their_submission_wherever_they_wait() -> None:
+    """Their history says so, and they age from then on."""
+    ageing_seconds, last = 100.0, f"s-{3 * WINDOW - 1}"
+    desk = await Desk(workers=2, config=SchedulerConfig(ageing_seconds=ageing_seconds)).open()
+    await desk.clock.advance(5.0)
+    await desk.submit(*requests(3 * WINDOW))
+    assert (await desk.controller.history(last)).submitted_at == 5.0
+    await desk.submit(request(1000, priority=9), submission="high")
+    high = await run_of(desk, 1000)
+    for _ in range(7):
+        await desk.clock.advance(0.5 * ageing_seconds)
+        await desk.hear()
+    while last not in desk.controller._jobs:
+        await desk.finish(*(sent for sent in desk.fleet.running if sent is not high))
+    history = await desk.controller.history(last)
+    assert (history.submitted_at, history.status) == (5.0, "active")
+    assert desk.state.demand.jobs[JobId(last)].priority == 3
+
+
+@dialogue
 async def test_the_core_knows_every_deadline_at_once_and_all_work_where_nodes_follow_it() -> None:
     """A deadline must not be missed unnoticed; groups of nodes grow by the work that waits."""
     desk = await Desk().open()
@@ -174,6 +230,58 @@ async def test_a_failure_of_the_core_fails_parked_jobs_too() -> None:
     ended = await desk.hear()
     assert sorted(end.index for end in ended) == list(range(3 * WINDOW))
     assert all(end.error is not None and "planted" in end.error.message for end in ended)
+
+
+@pytest.mark.parametrize("failing", [JOBS_IN_PACK + 5, 2 * WINDOW + 5])
+def test_a_core_that_fails_while_jobs_are_queued_ends_all_of_them(failing: int) -> None:
+    """On their arrival, and when their turn is near."""
+
+    @dialogue
+    async def talk() -> None:
+        desk = await Desk().open()
+        handle = desk.state.handle
+
+        def failing_handle(event: Event) -> list[Command]:
+            if isinstance(event, Submitted) and event.job.job_id == f"s-{failing}":
+                raise RuntimeError("planted")
+            return handle(event)
+
+        desk.state.handle = failing_handle  # type: ignore[method-assign]
+        await desk.submit(*requests(3 * WINDOW))
+        while desk.fleet.running and not desk.controller._broken:
+            await desk.finish(*desk.fleet.running)
+        await require_all_failed(desk)
+
+    talk()
+
+
+@dialogue
+async def test_a_job_that_cannot_be_queued_ends_with_all_others() -> None:
+    """A bug outside of the core."""
+    desk = await Desk().open()
+    await desk.submit(*requests(3 * WINDOW))
+    add = desk.controller._tasks.add
+
+    def failing_add(spec: JobSpec, *args: Any) -> None:
+        if spec.job_id == f"s-{2 * WINDOW + 5}":
+            raise RuntimeError("planted")
+        add(spec, *args)
+
+    desk.controller._tasks.add = failing_add  # type: ignore[method-assign]
+    while desk.fleet.running and not desk.controller._broken:
+        await desk.finish(*desk.fleet.running)
+    await require_all_failed(desk)
+
+
+async def require_all_failed(desk: Desk) -> None:
+    """Every job has ended, at least one of them by the planted failure, and nothing is left."""
+    ended = await desk.hear()
+    assert sorted(end.index for end in ended) == list(range(3 * WINDOW))
+    failed = [end for end in ended if end.outcome is not Outcome.SUCCEEDED]
+    assert failed
+    assert all(end.error is not None and "planted" in end.error.message for end in failed)
+    assert not desk.controller._jobs
+    assert desk.controller._clients[ME].submissions == {}
 
 
 @dialogue

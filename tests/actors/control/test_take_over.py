@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,12 +12,15 @@ import pytest
 
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.pool_plan import plan_pool, worker_kind
+from modelpool.actors.graph.orders import EncodeOrder
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.wire.messages import StateSaved
+from modelpool.actors.wire.messages import StageSubmission, StartedWorker, StateSaved, Submission, SubmissionId
 from modelpool.pool.core.results import RunState, SamplerState
 from modelpool.pool.specs.spec import ComponentKey, Stage, WorkerId
+from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.kept_states import state_id
-from tests.actors.fake_fleet import Desk, FakeRef, dialogue
+from modelpool.scheduler.tables.node_groups import NodeGroup
+from tests.actors.fake_fleet import ME, Desk, FakeRef, dialogue, settle
 from tests.actors.fakes import FakeEngine
 from tests.actors.loop_connection import LoopConnection
 
@@ -133,3 +137,38 @@ def test_workers_of_another_configuration_are_of_another_kind(changed: dict[str,
     assert worker_kind(plans[0], "no such group") is None
     assert worker_kind(plans[0], "", ("other code",)) != kinds[0]
     assert WorkerId("gpu-0") in plans[0].worker_ids
+
+
+@dialogue
+async def test_jobs_start_no_workers_before_those_of_the_earlier_controller_are_found() -> None:
+    """Groups of nodes grow with the jobs that wait."""
+    desk = Desk(workers=0, config=SchedulerConfig(groups=(NodeGroup("a", max_nodes=4),)))
+    found = asyncio.Event()
+    taken_over = []
+    start = desk.fleet.start
+
+    async def take_over() -> int:
+        await found.wait()
+        return 1
+
+    async def noted_start(worker_id: WorkerId, incarnation: int, group: str = "") -> StartedWorker:
+        taken_over.append(found.is_set())
+        return await start(worker_id, incarnation, group)
+
+    desk.fleet.take_over = take_over  # type: ignore[method-assign]
+    desk.fleet.start = noted_start  # type: ignore[method-assign]
+    opening = asyncio.ensure_future(desk.controller.open())
+    await settle()
+    await desk.controller.enter(ME)
+    request = GenerateRequest(model="shapes", prompt="a circle", seed=1, steps=2)
+    sent = asyncio.ensure_future(desk.controller.submit(Submission(ME, SubmissionId("s"), 0, (request,))))
+    stage = StageSubmission(ME, SubmissionId("t"), EncodeOrder("shapes", (), "a red circle"), {})
+    sent_stage = asyncio.ensure_future(desk.controller.submit_stage(stage))
+    await settle()
+    await desk.clock.advance(2.0)
+    found.set()
+    await asyncio.gather(opening, sent, sent_stage)
+    await desk.clock.advance(2.0)
+    await settle()
+    assert taken_over
+    assert all(taken_over)

@@ -20,6 +20,7 @@ import pytest
 
 from modelpool import GenerateRequest, ModelPool, UserError
 from modelpool.actors.control.controller import Controller
+from modelpool.actors.control.status import PinnedModel
 from modelpool.actors.detached import job_service
 from modelpool.actors.detached.job_service import CHUNK, CLIENT, LEAST_WINDOW, WINDOW, JobService, window_after
 from modelpool.actors.detached.journal import Journal
@@ -161,6 +162,41 @@ def test_pins_outlive_the_controller_and_the_service_and_end_with_the_pool(servi
     service.service.close()
     service.reopen()
     assert service.service._journal.pins() == {}
+
+
+def test_a_pin_that_only_the_journal_has_is_unpinned(service: Service) -> None:
+    """The file of the model was gone when the controller started, or an earlier service was lost between the controller
+    and the journal."""
+    controller, kept = service.line.controller, service.service._journal.pins
+    for name in ("shapes", "forms"):
+        service.pool.pin(name)
+    del controller._pins["shapes"]
+    with pytest.raises(UserError, match="unknown"):
+        service.pool.unpin("shapes", "forms", "unknown")
+    assert kept() == {"forms": 1, "shapes": 1}
+    assert [pinned.model for pinned in service.pool.unpin("shapes")] == ["forms"]
+    assert kept() == {"forms": 1, "shapes": 0}
+    service.pool.pin("shapes")
+    del controller._pins["shapes"]
+    assert service.pool.unpin("forms", "shapes") == ()
+    assert kept() == {"forms": 0, "shapes": 0}
+
+
+def test_slow_pins_do_not_cost_the_service_its_place(service: Service) -> None:
+    """The controller drops drivers that do not poll, and the service polls only once it has pinned everything."""
+    service.pool.pin("shapes")
+    service.crash()
+    controller = service.line.controller
+    pin, while_pinning = controller._pin, []
+
+    async def slow_pin(models: tuple[str, ...], replicas: int) -> tuple[PinnedModel, ...]:
+        while_pinning.append(CLIENT in controller._clients)
+        return await pin(models, replicas)
+
+    controller._pin = slow_pin  # type: ignore[method-assign]
+    service.reopen()
+    require_complete(service, service.submit(prompts(2)), 2)
+    assert while_pinning == [False]
 
 
 def test_jobs_run_without_their_driver(service: Service) -> None:

@@ -48,6 +48,8 @@ PATCHES = st.sampled_from(["", "", "x", "y"])
 ANY = st.integers(0, 10_000)
 USERS = st.sampled_from([UserId(name) for name in ("", "ann", "ann", "bob", "eve")])
 DEADLINES = st.sampled_from([None, None, None, 0.5, 12.0, 40.0, 200.0])
+#: seconds that a job has waited outside of the core
+WAITED = st.sampled_from([None, 5.0, 500.0])
 SHARES = st.builds(
     lambda ann, bob, others: (
         UserShare(user=UserId("ann"), weight=2.0, running_limit=ann),
@@ -139,12 +141,12 @@ class CoreMachine(RuleBasedStateMachine):
 
     # ---- drivers ----
 
-    @rule(what=job_tasks(), priority=st.integers(0, 2), user=USERS, seconds=DEADLINES)
-    def submit(self, what, priority: int, user: UserId, seconds: float | None) -> None:
+    @rule(what=job_tasks(), priority=st.integers(0, 2), user=USERS, seconds=DEADLINES, waited=WAITED)
+    def submit(self, what, priority: int, user: UserId, seconds: float | None, waited: float | None) -> None:
         tasks, wanted, given = what
         deadline = None if seconds is None else self.shell.at + seconds
         name = JobId(f"j{len(self.shell.jobs)}")
-        self.shell.submit(JobSpec(name, tasks, wanted, given, priority, user, deadline))
+        self.shell.submit(JobSpec(name, tasks, wanted, given, priority, user, deadline), waited)
 
     @rule(count=st.integers(2, 4), model=st.sampled_from([PAINT, DRAW]), priority=st.integers(0, 1), user=USERS)
     def submit_series(self, count: int, model: ComponentKey, priority: int, user: UserId) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from modelpool.pool.specs.spec import JobSpec, TaskId, UserId, WorkerId
+from modelpool.pool.specs.spec import JobId, JobSpec, TaskId, UserId, WorkerId
 from modelpool.scheduler.placement.batching import Batching
 from modelpool.scheduler.queue.deadlines import SAFETY, Deadlines
 from modelpool.scheduler.queue.shares import Shares
@@ -77,6 +77,22 @@ def test_priorities_age_no_further_than_the_highest() -> None:
         shell.tick(10.0)
         shell.submit(job(f"more{shell.at}", int(shell.at), priority=1))
     assert {each.priority for each in shell.state.demand.jobs.values()} == {1}
+
+
+@pytest.mark.parametrize(("waited_seconds", "priority"), [(0.0, 0), (9.0, 0), (25.0, 2), (90.0, 3)])
+def test_a_job_that_has_waited_outside_of_the_core_joins_as_old_as_it_is(waited_seconds: float, priority: int) -> None:
+    shell = Shell(SchedulerConfig(story_length=None, ageing_seconds=10.0))
+    shell.workers(gpu=64)
+    for number in range(2):
+        shell.submit(job(f"high{number}", number, priority=3))
+    shell.tick(100.0)
+    shell.submit(job("low", 9), waited_seconds)
+    low = shell.state.demand.jobs[JobId("low")]
+    assert low.priority == priority
+    until = shell.at + 10.0
+    while shell.at < until:
+        shell.tick_comes()
+    assert low.priority == min(priority + 1, 3)
 
 
 def test_a_shared_task_falls_back_when_the_higher_priority_goes() -> None:
