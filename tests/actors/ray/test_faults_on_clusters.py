@@ -26,8 +26,9 @@ pytestmark = pytest.mark.ray
 WANTED = shapes_requests(10)
 #: some seconds: long enough to lose a machine in between
 LONG = shapes_requests(1, steps=150)
-#: longer than a notice of six seconds, of which a run may use three
-VERY_LONG = shapes_requests(1, steps=400)
+#: longer than a notice of six seconds, of which a run may use three, on a fast machine too: with 400 steps, a run ended
+#: in time on a machine without other work, and none was stopped
+VERY_LONG = shapes_requests(1, steps=900)
 NOTICE_SECONDS = 6.0
 READY_SECONDS = 200
 
