@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -127,6 +128,25 @@ class Compared:
         merged.engine.close()
         assert not np.allclose(without, expected, atol=1e-3)
         np.testing.assert_allclose(patched, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
+
+
+class FamilyTests:
+    """The tests of a family; a class of its test module inherits them and sets `case`."""
+
+    case: Compared
+
+    @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+    def test_texts_latents_and_images_are_those_of_the_pipeline(self, tmp_path: Path) -> None:
+        self.case.check_run(tmp_path)
+
+    def test_both_namings_are_one_model(self) -> None:
+        self.case.check_namings()
+
+    def test_files_and_folders_are_the_same_model(self, tmp_path: Path) -> None:
+        self.case.check_files(tmp_path)
+
+    def test_a_lora_gives_what_the_merged_file_gives(self, tmp_path: Path) -> None:
+        self.case.check_lora(tmp_path)
 
 
 def noise_of(whole: Whole) -> Tensor:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import diffusers
-import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from modelpool.pool.core.stage_params import Encoded
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.modules.compared import Compared, noise_of, states
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, kl_vae
 from tests.pool.families.whole_transformer import Whole
 from tests.pool.models.diffusion import image_published as layouts
@@ -74,18 +72,5 @@ CASES = {
 (CASE,) = CASES.values()
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_texts_latents_and_images_are_those_of_the_pipeline(tmp_path: Path) -> None:
-    CASE.check_run(tmp_path)
-
-
-def test_both_namings_are_one_model() -> None:
-    CASE.check_namings()
-
-
-def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
-    CASE.check_files(tmp_path)
-
-
-def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
-    CASE.check_lora(tmp_path)
+class TestBria(FamilyTests):
+    case = CASE

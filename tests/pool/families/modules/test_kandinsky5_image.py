@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import diffusers
 import numpy as np
-import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
@@ -18,7 +16,7 @@ from modelpool.pool.families.modules import defined_families, kandinsky5_image
 from modelpool.pool.models.diffusion.build import architecture_of
 from modelpool.pool.models.text.lengths import context_tokens
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.modules.compared import Compared, noise_of, states
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, kl_vae, seeded, words
 from tests.pool.families.whole_transformer import STEPS, Whole
 from tests.pool.models.text import cases as texts
@@ -88,21 +86,8 @@ CASES = {
 (CASE,) = CASES.values()
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_texts_latents_and_images_are_those_of_the_pipeline(tmp_path: Path) -> None:
-    CASE.check_run(tmp_path)
-
-
-def test_both_namings_are_one_model() -> None:
-    CASE.check_namings()
-
-
-def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
-    CASE.check_files(tmp_path)
-
-
-def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
-    CASE.check_lora(tmp_path)
+class TestKandinsky5Image(FamilyTests):
+    case = CASE
 
 
 def test_images_may_be_larger_than_the_tables_of_diffusers() -> None:

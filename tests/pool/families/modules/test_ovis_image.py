@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from safetensors.torch import save_file
@@ -18,7 +17,7 @@ from modelpool.pool.families.modules import ovis_image
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
-from tests.pool.families.modules.compared import Compared, noise_of, states
+from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_pairs import write_tokenizers
 from tests.pool.families.tiny_transformers import WIDTH, TinyFamily, kl_vae, words
 from tests.pool.families.whole_transformer import STEPS, Whole
@@ -99,17 +98,8 @@ CASES = {
 (CASE,) = CASES.values()
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_texts_latents_and_images_are_those_of_the_pipeline(tmp_path: Path) -> None:
-    CASE.check_run(tmp_path)
-
-
-def test_both_namings_are_one_model() -> None:
-    CASE.check_namings()
-
-
-def test_files_and_folders_are_the_same_model(tmp_path: Path) -> None:
-    CASE.check_files(tmp_path)
+class TestOvisImage(FamilyTests):
+    case = CASE
 
 
 def test_the_saved_tokenizer_adds_the_instruction_once(tmp_path: Path) -> None:
@@ -121,7 +111,3 @@ def test_the_saved_tokenizer_adds_the_instruction_once(tmp_path: Path) -> None:
     (message,) = _pipeline(None, tokenizer, None, None)._get_messages("a cat")
     (reading,) = ovis_image.FAMILIES[0].texts
     assert message == reading.template.format("a cat")
-
-
-def test_a_lora_draws_what_the_merged_file_draws(tmp_path: Path) -> None:
-    CASE.check_lora(tmp_path)
