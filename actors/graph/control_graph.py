@@ -32,7 +32,7 @@ def _with_hole(order: ControlOrder, ref: ControlRef) -> ControlRef:
     if ref.mask_mode is None and order.has_own_mask:
         raise UnusableField(f"controls.mask: not supported by ControlNet {ref.name!r}, which reads no mask")
     if order.mask is not None:
-        if ref.mask_mode is ControlMaskMode.BESIDE and order.start_image is None:
+        if ref.mask_mode is ControlMaskMode.SEPARATE and order.start_image is None:
             reason = f"ControlNet {ref.name!r} reads the inpainted image in addition to its control image"
             raise missing_field("image", reason)
         return ref
@@ -53,7 +53,7 @@ def control_inputs(order: SampleOrder, refs: Sequence[ControlRef]) -> Iterator[t
             )
             encoded = EncodeImageOrder(control.image, order.model, *size, hidden, order.scale)
             yield numbered(CONTROL, number), replace(encoded, bright=ref.bright, black=hidden is not None)
-            if ref.mask_mode is ControlMaskMode.BESIDE:
+            if ref.mask_mode is ControlMaskMode.SEPARATE:
                 assert control.start_image is not None, f"ControlNet {ref.name} reads a start image"
                 masked = replace(encoded, image=control.start_image, hidden=control.mask)
                 yield numbered(CONTROL_MASKED_IMAGE, number), masked

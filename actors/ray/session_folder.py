@@ -125,9 +125,9 @@ def _without_fork_server(arguments: list[str]) -> list[str]:
 
 
 def _is_ray_of(process: psutil.Process, folder: Path) -> bool:
-    """Whether a process is one of Ray's for this folder: a program of its package, or a worker or agent, which replace
-    their arguments by a title; with the folder in its arguments, or an open file there. The folder of a fork server is
-    none of a Ray: its forks may serve one that goes on, and another controller.
+    """Return whether a process belongs to the Ray of this folder: a program of Ray's package, or a worker or agent,
+    which replace their arguments by a title, with the folder in its arguments or an open file there. Arguments that
+    name a fork server's folder do not count: its forks may serve another controller, whose Ray still runs.
     """
     arguments = _without_fork_server(process.cmdline())
     if process.pid == os.getpid() or not any(map(_OF_RAY.search, arguments)):

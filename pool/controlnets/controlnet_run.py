@@ -189,7 +189,7 @@ def _images_of(read: TaskInputs, work: SampleParams, kinds: Sequence[ControlKind
             latent_CHW = torch.from_numpy(read.read(image, Latent).samples_CHW.copy())
             if mask_HW is not None:
                 hidden_CHW = None
-                if ref.mask_mode is ControlMaskMode.BESIDE:
+                if ref.mask_mode is ControlMaskMode.SEPARATE:
                     hidden_CHW = torch.from_numpy(read.read(numbered(CONTROL_MASKED_IMAGE, number), Latent).samples_CHW)
                 latent_CHW = with_mask(latent_CHW, mask_HW, hidden_CHW)
             yield latent_CHW

@@ -18,7 +18,7 @@ from modelpool.pool.specs.spec import Role
 #: properties that a ControlNet and its model must share, in words
 Traits: TypeAlias = Mapping[str, Any]
 #: channels of the mask of inpainting ControlNets
-_BESIDE = "mask channels"
+_MASK_CHANNELS = "mask channels"
 
 
 def check_fits(name: str, kind: ControlKind, control: nn.Module, model: OpenModel) -> None:
@@ -88,10 +88,10 @@ def _of_transformers(kind: ControlKind, control: Any, model: Any, channels: int)
     config = control.config
     found = {"latent channels": kind.latent_channels(control), **_sizes(config)}
     extra = kind.extra_channels(control)
-    expected = {"latent channels": channels, **_sizes(model.config), _BESIDE: kind.patch if extra else 0}
+    expected = {"latent channels": channels, **_sizes(model.config), _MASK_CHANNELS: kind.patch if extra else 0}
     if "transformer_num_layers" in config:  # each of its residuals is for one block
         found["blocks"], expected["blocks"] = config["transformer_num_layers"], model.config["num_layers"]
-    found[_BESIDE] = extra
+    found[_MASK_CHANNELS] = extra
     # without text input it fits any text width
     found["text width"] = found["text width"] or expected["text width"]
     return found, expected

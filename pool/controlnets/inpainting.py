@@ -46,7 +46,7 @@ def mask_form(
     if kind.extra_channels(control):
         return ControlMaskMode.ALWAYS
     if kind.reads_masked_latent(control):
-        return ControlMaskMode.BESIDE
+        return ControlMaskMode.SEPARATE
     if kind.modes == UNION_MODES and mode == _REPAINT:
         return ControlMaskMode.MASKED
     return None

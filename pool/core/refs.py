@@ -59,7 +59,7 @@ class ControlMaskMode(StrEnum):
     #: its image is masked if there is a mask; otherwise it is used unchanged
     MASKED = "masked"
     #: if there is a mask, it reads the masked start image in addition to its own image
-    BESIDE = "beside"
+    SEPARATE = "separate"
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,6 @@ def controlnet_inputs(control: ControlRef, number: int) -> tuple[str, ...]:
     names = [numbered(CONTROL, number)]
     if control.mask_mode is not None:
         names.append(numbered(CONTROL_MASK, number))
-    if control.reads_latent and control.mask_mode is ControlMaskMode.BESIDE:
+    if control.reads_latent and control.mask_mode is ControlMaskMode.SEPARATE:
         names.append(numbered(CONTROL_MASKED_IMAGE, number))
     return tuple(names)

@@ -91,7 +91,7 @@ CONTROLS = ("canny", "depth", "union", "inpaint", "repaint", "beside")
 #: those that read latents; the first has modes
 READS_LATENT = ("union", "beside")
 #: those that are told a hole, and how
-HOLES = {"inpaint": ControlMaskMode.ALWAYS, "repaint": ControlMaskMode.MASKED, "beside": ControlMaskMode.BESIDE}
+HOLES = {"inpaint": ControlMaskMode.ALWAYS, "repaint": ControlMaskMode.MASKED, "beside": ControlMaskMode.SEPARATE}
 #: models of videos, one that may begin with an image and one that must, and one of audio
 VIDEOS, BEGINS, AUDIOS = "films", "moves", "sounds"
 #: a model that makes no image's latent, and the one that makes one of it

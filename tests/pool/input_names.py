@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from modelpool.pool.core import task_inputs as names
+from modelpool.pool.core.refs import ControlMaskMode
 from modelpool.pool.core.stage_params import (
     ControlVideoCondition,
     DecodeParams,
@@ -72,7 +73,7 @@ def _latents(work: StageParams) -> Iterator[str]:
         for number, control in enumerate(work.controls):
             if control.reads_latent:
                 yield names.numbered(names.CONTROL, number)
-                if control.mask_mode == "beside":
+                if control.mask_mode is ControlMaskMode.SEPARATE:
                     yield names.numbered(names.CONTROL_MASKED_IMAGE, number)
 
 

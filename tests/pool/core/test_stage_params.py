@@ -124,7 +124,7 @@ def test_conditions_name_the_inputs_that_they_read() -> None:
         "start", "image", "mask", "mask", "masked_image", "reference.0", "prior", "control_video", "region.0",
         "region_mask.0", "control.0", "reference.1", "region.1",
     ]  # fmt: skip
-    masked = dataclasses.replace(CONTROL, reads_latent=True, mask_mode=ControlMaskMode.BESIDE)
+    masked = dataclasses.replace(CONTROL, reads_latent=True, mask_mode=ControlMaskMode.SEPARATE)
     assert list(condition_inputs((CONTROL, masked))) == [
         "control.0", "control.1", "control_mask.1", "control_masked_image.1",
     ]  # fmt: skip
@@ -156,7 +156,7 @@ def test_every_part_of_a_controlnet_separates_batches_and_tasks() -> None:
         "end": 0.9,
         "mode": 2,
         "config_overrides": (("a", "b"),),
-        "mask_mode": "beside",
+        "mask_mode": ControlMaskMode.SEPARATE,
     }
     for name, value in parts.items():
         other = dataclasses.replace(

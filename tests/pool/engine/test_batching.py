@@ -254,7 +254,9 @@ def test_neither_order_nor_company_changes_a_image(bench: Bench) -> None:
 
 def test_unlike_members_are_run_apart(bench: Bench) -> None:
     members = bench.samples(3)
-    other = replace(members[1], work=changed_work(members[1].work, cfg=2.0))  # type: ignore[arg-type]
+    work = members[1].work
+    assert isinstance(work, SampleParams)
+    other = replace(members[1], work=changed_work(work, cfg=2.0))
     outcomes = bench.engine.run_batch([members[0], other, members[2]])
     assert [o[1].batched for o in outcomes if isinstance(o, tuple)] == [2, 1, 2]
     assert np.array_equal(array(outcomes[1]), array(bench.alone(other)))
