@@ -292,9 +292,8 @@ class RayFleet:
             await watch.renew.remote(self._epoch)
         except RayError as failed:
             self._note_epoch(failed)
-            if (
-                self._demand_watch is watch
-            ):  # it was lost with its node; the next start that has to wait creates another one
+            # the watch was lost with its node: the next start that has to wait creates another one
+            if self._demand_watch is watch:
                 self._demand_watch = None
 
     async def _watch_demand(self) -> None:
