@@ -128,8 +128,9 @@ def _encoded(frames_THWC: FrameArray, frames_per_second: float, encoding: _Encod
         coded.color_primaries, coded.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
         for pixels_HWC in frames_THWC:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels_HWC), format="rgb24")
+            # one thread: it is faster than starting one per core for each frame, and the bytes depend on no timing
             coloured = frame.reformat(
-                format=stream.pix_fmt, dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG
+                format=stream.pix_fmt, dst_colorspace=Colorspace.ITU709, dst_color_range=ColorRange.MPEG, threads=1
             )
             container.mux(stream.encode(coloured))
         container.mux(stream.encode(None))

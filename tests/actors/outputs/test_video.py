@@ -117,7 +117,13 @@ def test_a_video_is_written_whole_under_its_name(kind: VideoKind, tmp_path: Path
     path = tmp_path / f"film{kind.value.upper()}"
     path.write_bytes(b"what was there before")
     assert write_video(path, frames(3), 8, comment="x") == path
-    assert path.read_bytes() == encode_video(frames(3), 8, kind, comment="x")
+    if kind is VideoKind.GIF:
+        assert path.read_bytes() == encode_video(frames(3), 8, kind, comment="x")
+    else:  # read back: an encoder of another project need not write the same bytes twice
+        shown, rate, told = read(path.read_bytes())
+        assert (shown.shape, float(rate)) == (frames(3).shape, 8)
+        assert "x" in {told.get("comment"), told.get("COMMENT")}
+        assert np.abs(shown.astype(int) - frames(3).astype(int)).mean() < NEAR[kind]
     assert [file.name for file in tmp_path.iterdir()] == [path.name], "nothing is left over"
 
 
