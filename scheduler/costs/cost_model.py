@@ -154,6 +154,7 @@ class Costs:
     def release(self, cost_class: CostClass) -> None:
         """A task of the class is forgotten. The latest classes without tasks are kept for later tasks."""
         cost_class.tasks -= 1
+        self.rates.ended(cost_class.components, self.at)
         if cost_class.tasks == 0:
             cost_class.prior_seconds = 0.0  # without the rounding errors of the sum
             self._spare[cost_class] = None

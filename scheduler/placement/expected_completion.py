@@ -267,7 +267,8 @@ def _cheapest(reservations: Reservations, oldest: Task, latest_start: float) -> 
     for _, _, _, candidate in ranked[:MOST_CHECKED]:
         reservations.considered = []
         line, worker = candidate.line, candidate.worker
-        place = first_to_start(reservations, line, worker, candidate.extra_seconds)
+        # wasted load time counts twice here too: a copy is worth a wait that is longer by its load
+        place = first_to_start(reservations, line, worker, candidate.extra_seconds + candidate.wasted_seconds)
         if place is not None and (place == 0 or _justifies_copy(query, line, place, worker, candidate.wasted_seconds)):
             spent_seconds = _spent_budget(query, candidate, candidates, weight)
             return make_decision(
