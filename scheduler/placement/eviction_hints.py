@@ -56,19 +56,21 @@ def expected(
         demand.tasks,
         demand.results.readers,
     )
-    return (*known, *by_demand(worker, (*known, *task.cost_class.components), costs))[:MOST_HINTS]
+    return (*known, *by_demand(task, worker, known, costs))[:MOST_HINTS]
 
 
-def by_demand(worker: Worker, known: Container[ComponentKey], costs: Costs) -> list[ComponentKey]:
-    """The other components on the worker, those first that cost most per second to be without: the rate of tasks that
-    need them times the bytes that a byte of room saves on the bus."""
+def by_demand(task: Task, worker: Worker, known: Container[ComponentKey], costs: Costs) -> list[ComponentKey]:
+    """The other components that are on the worker or arrive with the task, those first that cost most per second to be
+    without: the rate of demand for them times the bytes that a byte of room saves on the bus. Complete ones first: what
+    is left of a component saves a load no time before the rest is there too."""
     rates, components, at = costs.rates, costs.components, costs.at
+    used, entries = task.cost_class.components, worker.entries
     found: list[tuple[bool, float, ComponentKey]] = []
-    for key, entry in worker.entries.items():
+    for key in dict.fromkeys((*entries, *used)):
         if key not in known:
             spec, rate = components.get(key), rates.per_second(key, at)
             if rate and spec is not None:
-                is_part = entry.resident_bytes < spec.weight_bytes
+                is_part = key not in used and entries[key].resident_bytes < spec.weight_bytes
                 found.append((is_part, -rate * spec.upload_bytes / spec.weight_bytes, key))
     found.sort()
     return [key for _, _, key in found]

@@ -122,7 +122,7 @@ class PreloadPlanner:
         for cost_class, preloaded in worker.preloaded.items():
             if cost_class is begun:
                 seconds = self._costs.at - preloaded.sent_at
-                self._uses.of(cost_class.kind).was_used(seconds, preloaded.expected_seconds)
+                self._uses.was_used(cost_class.kind, seconds, preloaded.expected_seconds)
             elif cost_class.tasks and not worker.entries.keys().isdisjoint(cost_class.components):
                 pending[cost_class] = preloaded
             else:
@@ -215,8 +215,11 @@ class PreloadPlanner:
             if hidden_bytes < least_bytes:
                 continue
             until_seconds = run_left_seconds if task.ready_at is None else here_seconds
-            if task is not deferred and self._value(worker, task, ahead, hidden_bytes, until_seconds) <= 0.0:
-                continue
+            if task is not deferred:
+                is_worth_it = self._value(worker, task, ahead, hidden_bytes, until_seconds) > 0.0
+                self._uses.of(task.cost_class.kind).decided(is_worth_it)
+                if not is_worth_it:
+                    continue
             if needed is None:
                 needed = expected(running, worker, costs, self._demand, self._worker_table.worker_index)
             assert worker.residency is not None, f"{worker.name} is not up"
@@ -237,16 +240,17 @@ class PreloadPlanner:
 
     def _value(self, worker: Worker, task: Task, plan: PreloadPlan, hidden_bytes: int, until_seconds: float) -> float:
         """`preload_value` of bringing this much of the plan for a task that should begin after that time."""
-        use, holders = self._uses.of(task.cost_class.kind), self._worker_table.worker_index.holders
+        kind, holders = task.cost_class.kind, self._worker_table.worker_index.holders
         costs, link_bytes_per_second = self._costs, worker.link_bytes_per_second
+        delay = self._uses.delay(kind)
         victims: list[Victim] = []
         for move in plan.evict:
             key = move.component
             # demand is shared by those that have the weights
-            seconds = use.delay * until_seconds / max(1, len(holders.get(key, ())))
+            seconds = delay * until_seconds / max(1, len(holders.get(key, ())))
             probability = costs.rates.needed_within(key, seconds, costs.at)
             victims.append(Victim(probability, worker.entries[key].resident_bytes / link_bytes_per_second))
-        return preload_value(hidden_bytes / link_bytes_per_second, use.used_part, victims)
+        return preload_value(hidden_bytes / link_bytes_per_second, self._uses.of(kind).used_part, victims)
 
     def _candidates(
         self, worker: Worker, window_seconds: float, sooner: dict[ComponentKey, None]

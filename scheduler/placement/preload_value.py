@@ -16,6 +16,8 @@ from modelpool.scheduler.tables.run_kinds import RunKind
 
 #: preloads of one kind that count
 REMEMBERED = 16
+#: refusals in a row after which what was learned of a kind is forgotten
+MOST_REFUSED = 256
 #: kinds of run that are remembered
 MOST_KINDS = 1024
 #: delays that are learned: a preload that is used at once says nothing about the next one
@@ -51,11 +53,12 @@ def preload_value(hidden_seconds: float, used_part: float, victims: Iterable[Vic
 class PreloadUse:
     """How the latest preloads of one kind of run were used."""
 
-    __slots__ = ("_delays", "_used")
+    __slots__ = ("_delays", "_refused", "_used")
 
     def __init__(self) -> None:
         self._used: deque[bool] = deque(maxlen=REMEMBERED)
         self._delays = Estimate()
+        self._refused = 0
 
     @property
     def used_part(self) -> float:
@@ -63,27 +66,47 @@ class PreloadUse:
         return (1 + sum(self._used)) / (1 + len(self._used))
 
     @property
-    def delay(self) -> float:
-        """Seconds until the use over the expected seconds; 1 without any."""
-        return self._delays.value or LEAST_DELAY
+    def delay(self) -> float | None:
+        """Seconds until the use over the expected seconds; None if none was used."""
+        return self._delays.value
 
-    def was_used(self, seconds: float, expected_seconds: float) -> None:
-        """A preload was used that long after it was sent."""
+    def was_used(self, delay: float) -> None:
+        """A preload was used."""
         self._used.append(True)
-        if expected_seconds > 0.0:
-            self._delays.add(min(max(seconds / expected_seconds, LEAST_DELAY), MOST_DELAY))
+        self._delays.add(delay)
 
     def was_not_used(self) -> None:
         """The weights left, or all tasks that waited for them ran elsewhere."""
         self._used.append(False)
 
+    def decided(self, is_sent: bool) -> None:
+        """A preload was sent or refused. After many refusals in a row nothing is known any more: what is never sent
+        would never be learned again."""
+        self._refused = 0 if is_sent else self._refused + 1
+        if self._refused == MOST_REFUSED:
+            self._refused, self._delays = 0, Estimate()
+            self._used.clear()
+
 
 class PreloadUses:
-    """`PreloadUse` of each kind of run."""
+    """`PreloadUse` of each kind of run, and the delay of all kinds, for those of which none was used."""
 
     def __init__(self) -> None:
         self._uses: LruCache[RunKind, PreloadUse] = LruCache(MOST_KINDS)
+        self._delays = Estimate()
 
     def of(self, kind: RunKind) -> PreloadUse:
         """The one object for this kind."""
         return self._uses.get(kind, PreloadUse)
+
+    def delay(self, kind: RunKind) -> float:
+        """Seconds until a preload of this kind is used over the expected seconds; 1 while no preload was used."""
+        return self.of(kind).delay or self._delays.value or LEAST_DELAY
+
+    def was_used(self, kind: RunKind, seconds: float, expected_seconds: float) -> None:
+        """A preload was used that long after it was sent."""
+        delay = LEAST_DELAY
+        if expected_seconds > 0.0:
+            delay = min(max(seconds / expected_seconds, LEAST_DELAY), MOST_DELAY)
+        self.of(kind).was_used(delay)
+        self._delays.add(delay)
