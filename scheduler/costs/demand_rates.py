@@ -15,8 +15,8 @@ from math import exp, inf
 
 from modelpool.pool.specs.spec import ComponentKey
 
-#: times without demand that count. With 4 the closed loops of benchmarks/closed_loop.py load up to a quarter more often,
-#: with 64 as often, and a popularity that shifts is learned four times as slowly
+#: times without demand that count. In benchmarks/closed_loop.py pools load up to a quarter more often with 4, and as
+#: often with 64; but a popularity that shifts is then learned four times as slowly
 REMEMBERED = 16
 #: components not in demand that are remembered, those that were needed last
 MOST_COMPONENTS = 4096

@@ -116,8 +116,8 @@ class PreloadPlanner:
         self._started.append((worker, decision.preload_first))
 
     def _learn(self, worker: Worker, begun: CostClass) -> None:
-        """A run of `begun` was placed on the worker, and the residency after it is assumed: learn from the preloads that
-        it uses, or that are of no use any more."""
+        """A run of `begun` was placed on the worker, and the residency after it is assumed: learn from the preloads
+        that it uses, or that are of no use any more."""
         pending = dict[CostClass, PendingPreload]()
         for cost_class, preloaded in worker.preloaded.items():
             if cost_class is begun:
