@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
 #: in place of a worker: no run ends, but the patience of one may
 _LOOK = -1
 

@@ -249,7 +249,9 @@ class PreloadPlanner:
             # demand is shared by those that have the weights
             seconds = delay * until_seconds / max(1, len(holders.get(key, ())))
             probability = costs.rates.needed_within(key, seconds, costs.at)
-            victims.append(Victim(probability, worker.entries[key].resident_bytes / link_bytes_per_second))
+            spec = costs.components.get(key)
+            reload_bytes = move.bytes if spec is None else move.bytes * spec.upload_bytes / spec.weight_bytes
+            victims.append(Victim(probability, reload_bytes / link_bytes_per_second))
         return preload_value(hidden_bytes / link_bytes_per_second, self._uses.of(kind).used_part, victims)
 
     def _candidates(
