@@ -6,6 +6,7 @@ from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
 from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_HINTS, by_demand, followers, needed_next
 from tests.scheduler.placement.test_rules import Scene, whole
+from tests.scheduler.scene import AT
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, image, sample
 from tests.simulation.hints import moved_gib
 
