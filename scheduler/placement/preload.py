@@ -108,12 +108,21 @@ class PreloadPlanner:
         self._notified.discard(worker.worker_id)
         if worker.preloaded:
             self._learn(worker, cost_class)
-        why = decision.why
-        if why.streamed_bytes or worker.expected_end is None:
+        if worker.expected_end is None or self._streams(worker, cost_class):
             worker.loaded_at = None
             return
-        worker.loaded_at = self._costs.at + why.chosen.extra_seconds
+        worker.loaded_at = self._costs.at + decision.why.chosen.extra_seconds
         self._started.append((worker, decision.preload_first))
+
+    def _streams(self, worker: Worker, cost_class: CostClass) -> bool:
+        """Whether the run that began on the worker streams: by what it is assumed to leave there, since a component of
+        one pass also streams where weights that are needed more often stay instead."""
+        entries, components = worker.entries, self._costs.components
+        for key in cost_class.components:
+            entry = entries.get(key)
+            if entry is None or entry.resident_bytes < components[key].weight_bytes:
+                return True
+        return False
 
     def _learn(self, worker: Worker, begun: CostClass) -> None:
         """A run of `begun` was placed on the worker, and the residency after it is assumed: learn from the preloads

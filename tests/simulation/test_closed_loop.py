@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from random import Random
 
-from benchmarks.closed_loop import LOOPS, MODEL_BYTES, run_loop
+from benchmarks.closed_loop import LOOPS, run_loop
+from benchmarks.ray_trace import MODEL_BYTES
 from modelpool.pool.core.errors import GIB
 from modelpool.pool.specs.spec import WorkerId
 from modelpool.scheduler.core.state import SchedulerState
