@@ -24,6 +24,7 @@ from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatu
 from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
@@ -372,6 +373,11 @@ class ModelPool:
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
         return self._connection.call(Controller.status)
+
+    def metrics(self) -> tuple[MetricFamily, ...]:
+        """Return the metrics of the pool; `metrics_text` of `modelpool.actors.metrics.exposition` writes them in
+        Prometheus' format."""
+        return self._connection.call(Controller.metrics)
 
     def history(self, job: str) -> JobHistory:
         """Return the history of a job, by its id or a unique part of it: each start of its tasks with the reason,

@@ -22,6 +22,7 @@ from modelpool.actors.cli.generate import generate
 from modelpool.actors.cli.inspect import inspect_file
 from modelpool.actors.cli.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.merge import merge
+from modelpool.actors.cli.metrics import metrics
 from modelpool.actors.cli.models import models_app
 from modelpool.actors.cli.pin import pin, unpin
 from modelpool.actors.cli.plan import plan_memory
@@ -70,6 +71,7 @@ def build_app() -> typer.Typer:
     app.command()(up)
     app.command()(status)
     app.command()(top)
+    app.command()(metrics)
     app.command()(pin)
     app.command(no_args_is_help=True)(unpin)
     app.command(no_args_is_help=True)(why)

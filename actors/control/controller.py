@@ -32,10 +32,13 @@ from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status, with_parked
+from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status, waiting_with_parked, with_parked
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.metrics.families import MetricFamily
+from modelpool.actors.metrics.gauges import PoolGauges
+from modelpool.actors.metrics.pool_metrics import PoolMetrics
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
@@ -69,12 +72,14 @@ from modelpool.pool.specs.spec import (
     WorkerId,
 )
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
-from modelpool.scheduler.core.snapshot import take_snapshot
+from modelpool.scheduler.core.snapshot import take_snapshot, waiting_by_model
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.kept_states import state_id
 from modelpool.scheduler.tables.messages import (
     CancelRequested,
+    Command,
     ComponentsKnown,
+    Event,
     Outcome,
     PinComponents,
     PoolEnding,
@@ -191,6 +196,7 @@ class Controller:
         self._broken = ""
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
+        self._metrics, self._gauges = PoolMetrics(state.demand), PoolGauges()
         self._checkpoints = checkpoints or CheckpointArchive()
         #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
         self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}
@@ -204,7 +210,7 @@ class Controller:
             self._resolved,
             self._note_change,
             self._break,
-            self._recorder.note,
+            self._note_handled,
             heartbeat_seconds,
         )
         self._heartbeat_seconds = heartbeat_seconds
@@ -390,6 +396,14 @@ class Controller:
             if (pin := known.get(weights.keys)) is not None
         ]
         return with_parked(replace(status, pins=tuple(pins)), self._parked.waiting(), len(self._parked))
+
+    async def metrics(self) -> tuple[MetricFamily, ...]:
+        """Return the metrics of the pool, from the start of this controller."""
+        now = self._clock.now()
+        snapshot = take_snapshot(self._state, now)
+        by_user, parked = waiting_with_parked(snapshot.waiting_by_user, self._parked.waiting()), len(self._parked)
+        by_model = waiting_by_model(self._state.demand.tasks.values())
+        return (*self._metrics.families(now), *self._gauges.families(snapshot, by_user, by_model, parked))
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -745,6 +759,10 @@ class Controller:
                     )
                 )
         return tuple(running)
+
+    def _note_handled(self, event: Event, commands: Sequence[Command]) -> None:
+        self._recorder.note(event, commands)
+        self._metrics.note(event, commands)
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -215,13 +215,21 @@ def with_parked(status: PoolStatus, waiting: Mapping[UserId, Mapping[Stage, int]
     """Return `status` with jobs that the core does not know yet, and their tasks by user and stage."""
     if not jobs:
         return status
-    total, by_user = Counter(status.waiting), {user: Counter(tasks) for user, tasks in status.waiting_by_user.items()}
-    for user, tasks in waiting.items():
-        plain = {stage.value: count for stage, count in tasks.items()}
-        total.update(plain)
-        by_user.setdefault(user, Counter()).update(plain)
+    total, by_user = Counter(status.waiting), waiting_with_parked(status.waiting_by_user, waiting)
+    for tasks in waiting.values():
+        total.update({stage.value: count for stage, count in tasks.items()})
     live = status.jobs["live"] + jobs
     return replace(status, waiting=dict(total), waiting_by_user=by_user, jobs={**status.jobs, "live": live})
+
+
+def waiting_with_parked(
+    by_user: Mapping[str, Mapping[str, int]], parked: Mapping[UserId, Mapping[Stage, int]]
+) -> dict[str, dict[str, int]]:
+    """Return the waiting tasks by user and stage, with those of parked jobs."""
+    sums = {str(user): Counter(tasks) for user, tasks in by_user.items()}
+    for user, tasks in parked.items():
+        sums.setdefault(str(user), Counter()).update({stage.value: count for stage, count in tasks.items()})
+    return {user: dict(tasks) for user, tasks in sums.items()}
 
 
 def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:

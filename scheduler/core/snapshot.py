@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: payer of a task (the user of the first job that wants it), its stage rank, its status
 _KIND = attrgetter("payer", "cost_class.rank", "status")
+#: cost class and status of a task
+_CLASS = attrgetter("cost_class", "status")
 #: reasons of one machine
 MOST_REASONS = 8
 _STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
@@ -233,6 +235,22 @@ def _scaling(state: SchedulerState, autoscaler: Autoscaler, at: float) -> Scalin
         autoscaler.cost_per_hour,
         tuple(autoscaler.decisions),
     )
+
+
+def waiting_by_model(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
+    """Return the numbers of tasks that have not started, by the model of their first component, and by stage."""
+    by_model: dict[str, dict[str, int]] = {}
+    for (cost_class, status), count in Counter(map(_CLASS, tasks)).items():
+        if status in (TaskStatus.READY, TaskStatus.BLOCKED) and cost_class.components:
+            stage = _STAGES[cost_class.rank].value
+            mine = by_model.setdefault(model_of(cost_class.components[0]), {})
+            mine[stage] = mine.get(stage, 0) + count
+    return by_model
+
+
+def model_of(component: ComponentKey) -> str:
+    """Return the name of the model or file that a component belongs to, for users."""
+    return component.split("@")[0].rsplit("/", 1)[0]
 
 
 def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict[str, dict[str, int]]]:

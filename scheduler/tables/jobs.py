@@ -177,6 +177,8 @@ class Task:
     batch: str
     #: time since when it could start, kept when it is queued again; None before, and once it has started
     ready_at: float | None
+    #: seconds for which it could have started, before it was sent to its latest worker
+    queue_seconds: float
     #: times that it was sent to a worker
     attempt: int
     #: failed runs that count against the limit
@@ -240,6 +242,7 @@ class Task:
         self.urgent_by = inf
         self.batch = batch
         self.ready_at = None
+        self.queue_seconds = 0.0
         self.attempt = 0
         self.failures = 0
         self.memory_failures = ()

@@ -59,6 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "wire",
         "step_checkpoints",
         "worker",
+        "metrics",
         "control",
         "inputs",
         "detached",
