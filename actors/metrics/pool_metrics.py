@@ -221,13 +221,13 @@ class PoolMetrics:
             counter(
                 "modelpool_worker_start_failures_total",
                 "Starts of workers that failed, by cause.",
-                {(cause.value,): count for cause, count in self._start_failures.items()},
+                {(cause.name.lower(),): count for cause, count in self._start_failures.items()},
                 "cause",
             ),
             counter(
                 "modelpool_worker_losses_total",
                 "Workers that were lost, by cause.",
-                {(cause.value,): count for cause, count in self._losses.items()},
+                {(cause.name.lower(),): count for cause, count in self._losses.items()},
                 "cause",
             ),
             counter(
