@@ -32,7 +32,14 @@ from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status, waiting_with_parked, with_parked
+from modelpool.actors.control.status import (
+    PinnedModel,
+    PoolStatus,
+    Whereabouts,
+    pool_status,
+    waiting_with_parked,
+    with_parked,
+)
 from modelpool.actors.control.task_store import TaskStore
 from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
@@ -196,7 +203,8 @@ class Controller:
         self._broken = ""
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
-        self._metrics, self._gauges = PoolMetrics(state.demand), PoolGauges()
+        self._metrics = PoolMetrics(state.demand, [group.name for group in state.config.groups])
+        self._gauges = PoolGauges()
         self._checkpoints = checkpoints or CheckpointArchive()
         #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
         self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}

@@ -120,9 +120,7 @@ def gauge(name: str, text: str, samples: Mapping[tuple[str, ...], float], *label
 
 def histogram(name: str, text: str, samples: Iterable[HistogramSample], *label_names: str) -> MetricFamily:
     """Return a family of histograms of durations."""
-    return MetricFamily(
-        name, MetricKind.HISTOGRAM, text, label_names, histograms=tuple(samples), bounds=SECONDS_BOUNDS
-    )
+    return MetricFamily(name, MetricKind.HISTOGRAM, text, label_names, histograms=tuple(samples), bounds=SECONDS_BOUNDS)
 
 
 def _samples(samples: Mapping[tuple[str, ...], float]) -> tuple[Sample, ...]:

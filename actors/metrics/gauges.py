@@ -155,8 +155,6 @@ def _scaling_families(now: ScalingSnapshot) -> tuple[MetricFamily, ...]:
     )
 
 
-def _by_label(
-    counts: Mapping[str, Mapping[str, int]], labels: BoundedLabels
-) -> dict[tuple[str, ...], float]:
+def _by_label(counts: Mapping[str, Mapping[str, int]], labels: BoundedLabels) -> dict[tuple[str, ...], float]:
     sums = labelled(((name or NO_NAME, sum(stages.values())) for name, stages in counts.items()), labels)
     return {(label,): count for label, count in sums.items()}

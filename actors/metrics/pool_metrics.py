@@ -6,7 +6,7 @@ are bounded: stages, kinds of errors, causes and rules are fixed; groups are con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from modelpool.actors.metrics.families import Distribution, MetricFamily, counter, histogram
@@ -34,6 +34,8 @@ from modelpool.scheduler.tables.scaling_record import ScalingRule, ScalingWhy
 
 #: the outcome of a task that succeeded; others are a `RunErrorKind`
 _DONE = "succeeded"
+#: what autoscaling does with nodes
+_ACTIONS = ("requested", "given_up")
 #: the ways that weights take, and the field of `RunCost` with the bytes
 _PATHS = {
     "source_to_disk": "fetched_bytes",
@@ -81,12 +83,14 @@ class _StageMetrics:
 class PoolMetrics:
     """The metrics of one controller, from its start."""
 
-    def __init__(self, demand: Demand) -> None:
-        """`demand` has the live jobs and tasks of the core; they are only read."""
+    def __init__(self, demand: Demand, groups: Iterable[str] = ()) -> None:
+        """`demand` has the live jobs and tasks of the core; they are only read. `groups` are the names of the groups of
+        nodes: their counters exist from the start, since Prometheus computes no increase for the first value that it
+        sees."""
         self._live_jobs, self._live_tasks = demand.jobs, demand.tasks
         self._stages = {stage: _StageMetrics() for stage in Stage}
         self._tasks: dict[tuple[Stage, RunErrorKind | None], int] = {
-            (stage, kind): 0 for stage in Stage for kind in (None, RunErrorKind.WORKER_LOST)
+            (stage, kind): 0 for stage in Stage for kind in (None, *RunErrorKind)
         }
         self._workers: dict[WorkerId, _Worker] = {}
         self._moved_bytes = dict.fromkeys(_PATHS, 0)
@@ -98,7 +102,9 @@ class PoolMetrics:
         self._starts = 0
         self._losses: dict[LossCause, int] = dict.fromkeys(LossCause, 0)
         self._start_failures: dict[LossCause, int] = dict.fromkeys(LossCause, 0)
-        self._decisions: dict[tuple[str, ScalingRule, str], int] = {}
+        self._decisions: dict[tuple[str, ScalingRule, str], int] = {
+            (group, rule, action): 0 for group in groups for rule in ScalingRule for action in _ACTIONS
+        }
         handlers: dict[type, Callable[[Any], None]] = {
             RunEnded: self._run_ended,
             Submitted: self._job_submitted,
@@ -368,7 +374,7 @@ class PoolMetrics:
             del self._workers[command.worker_id]
 
     def _scaled(self, why: ScalingWhy) -> None:
-        key = (why.group, why.rule, "requested" if why.nodes > 0 else "given_up")
+        key = (why.group, why.rule, _ACTIONS[why.nodes < 0])
         self._decisions[key] = self._decisions.get(key, 0) + abs(why.nodes)
 
     def _lose(self, worker: _Worker, at: float) -> None:

@@ -93,7 +93,9 @@ async def test_bytes_that_come_and_go_are_counted_with_the_hits() -> None:
     assert after("modelpool_gpu_resident_bytes", worker="gpu-0", node="") == status.workers[0].used_bytes > 0
     free = status.workers[0].capacity_bytes - status.workers[0].used_bytes
     assert after("modelpool_gpu_free_bytes", worker="gpu-0", node="") == free
-    hits = sum(after("modelpool_residency_total", stage=stage, result="hit") for stage in ("encode", "sample", "decode"))
+    hits = sum(
+        after("modelpool_residency_total", stage=stage, result="hit") for stage in ("encode", "sample", "decode")
+    )
     assert hits == status.tasks_resident
 
 
