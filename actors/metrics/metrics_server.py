@@ -41,7 +41,7 @@ class MetricsServer:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, *_: object) -> None:
                 """Write nothing: there is one request every few seconds."""
 
         try:

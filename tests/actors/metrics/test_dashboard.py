@@ -22,7 +22,6 @@ from modelpool.actors.metrics.exposition import metrics_text
 from modelpool.actors.metrics.metrics_server import MetricsServer
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.scheduler.tables.config import SchedulerConfig
-from modelpool.scheduler.tables.messages import LossCause
 from modelpool.scheduler.tables.node_groups import NodeGroup
 from tests.actors.fake_fleet import Desk, settle
 from tests.actors.fakes import AUDIOS, FAIL, VIDEOS
@@ -145,17 +144,17 @@ def test_every_panel_has_data_in_a_real_prometheus(tmp_path: Path) -> None:
         nonlocal latest
         group = NodeGroup("a100", max_nodes=1, price_per_hour=3.6, start_seconds=1.0)
         desk = await Desk(workers=0, config=SchedulerConfig(groups=(group,))).open()
-        desk.fleet.silence = LossCause.CRASH
         for number in range(ROUNDS):
-            await work(desk, number)
             latest = metrics_text(await desk.controller.metrics())
-            await asyncio.to_thread(wait_for_scrapes, api, 2 * number + 3)
+            await asyncio.to_thread(wait_for_scrapes, api, 2 * number + 2)
+            await work(desk, number)
+        latest = metrics_text(await desk.controller.metrics())
+        await asyncio.to_thread(wait_for_scrapes, api, 2 * ROUNDS + 2)
 
     with (
         MetricsServer(lambda: latest, 0) as server,
         prometheus(server.url.removeprefix("http://").removesuffix("/metrics"), tmp_path) as api,
     ):
-        wait_for_scrapes(api, 1)
         asyncio.run(pool(api))
         shown = {(title, query): values(api, query) for title, query in QUERIES}
     assert not [title for (title, _), found in shown.items() if not found]
