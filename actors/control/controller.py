@@ -46,6 +46,7 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.metrics.gauges import PoolGauges
 from modelpool.actors.metrics.pool_metrics import PoolMetrics
+from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
@@ -171,13 +172,14 @@ class Controller:
         heartbeat_seconds: float | None = None,
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
+        traces: TraceExport | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
-        is larger than that of every earlier controller of the pool.
+        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job.
         """
         self._state = state
         self._fleet = fleet
@@ -205,6 +207,9 @@ class Controller:
         self._recorder = recorder or Recorder()
         self._metrics = PoolMetrics(state.demand, [group.name for group in state.config.groups])
         self._gauges = PoolGauges()
+        self._traces = traces
+        if traces is not None:
+            traces.follow(state.demand)
         self._checkpoints = checkpoints or CheckpointArchive()
         #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
         self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}
@@ -526,6 +531,8 @@ class Controller:
         self._catalog.close()
         self._checkpoints.close()
         self._recorder.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)  # sends what is waiting
 
     def _follow_cluster(self, view: ClusterView) -> None:
         """Have one worker for each GPU of the nodes that stay."""
@@ -771,6 +778,8 @@ class Controller:
     def _note_handled(self, event: Event, commands: Sequence[Command]) -> None:
         self._recorder.note(event, commands)
         self._metrics.note(event, commands)
+        if self._traces is not None:
+            self._traces.note(event, commands)
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -58,7 +58,7 @@ async def work(desk: Desk, round_number: int) -> None:
     for _ in range(6):
         await desk.clock.advance(0.5)
         for sent in desk.fleet.running:
-            desk.fleet.finish(sent, run_seconds=0.5)
+            desk.fleet.finish(sent, run_seconds=0.5, load_seconds=0.1)
         await settle()
 
 
@@ -158,6 +158,5 @@ def test_every_panel_has_data_in_a_real_prometheus(tmp_path: Path) -> None:
         asyncio.run(pool(api))
         shown = {(title, query): values(api, query) for title, query in QUERIES}
     assert not [title for (title, _), found in shown.items() if not found]
-    # nothing else is zero: the fake workers load and start in no time, and none of their starts fails
     zero = {title for (title, _), found in shown.items() if max(found) <= 0.0}
-    assert zero == {"Time spent with loads", "Failed starts of workers", "Start of a node"}
+    assert zero == {"Failed starts of workers"}  # none failed; the test can see everything else
