@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import (
+    FailedJob,
     PinnedModel,
     PoolStatus,
     Whereabouts,
@@ -108,6 +110,8 @@ SWEEP_SECONDS = 10.0
 ARCHIVE_SECONDS = 4.0
 #: starts of workers whose node is remembered; more than run at a time
 PLACES_KEPT = 4096
+#: failed jobs that the status names
+FAILURES_KEPT = 8
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
 
@@ -207,6 +211,8 @@ class Controller:
         self._recorder = recorder or Recorder()
         self._metrics = PoolMetrics(state.demand, [group.name for group in state.config.groups])
         self._gauges = PoolGauges()
+        #: the latest failed jobs: time, id and message, oldest first
+        self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
         self._traces = traces
         if traces is not None:
             traces.follow(state.demand)
@@ -408,7 +414,9 @@ class Controller:
             for name, weights in self._pins.items()
             if (pin := known.get(weights.keys)) is not None
         ]
-        return with_parked(replace(status, pins=tuple(pins)), self._parked.waiting(), len(self._parked))
+        failures = tuple(FailedJob(job_id, message, now - at) for at, job_id, message in self._failures)
+        status = replace(status, pins=tuple(pins), failures=failures)
+        return with_parked(status, self._parked.waiting(), len(self._parked))
 
     async def metrics(self) -> tuple[MetricFamily, ...]:
         """Return the metrics of the pool, from the start of this controller."""
@@ -734,6 +742,8 @@ class Controller:
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)
+        if command.error is not None and command.outcome is Outcome.FAILED:
+            self._failures.append((self._clock.now(), command.job_id, command.error.message))
         if self._parked.left(job.flow):
             self._has_room.set()
         result = None if command.result is None else self._tasks.result(command.result)

@@ -23,6 +23,9 @@ from modelpool.scheduler.tables.messages import (
 )
 from modelpool.scheduler.tables.placement_record import Why
 
+#: of a run that has not ended, or whose worker was lost
+NO_COST = RunCost()
+
 
 @dataclass(frozen=True, slots=True)
 class TracedRun:
@@ -42,7 +45,7 @@ class TracedRun:
     ended_at: float | None = None
     end: str = "running"
     message: str = ""
-    cost: RunCost = RunCost()
+    cost: RunCost = NO_COST
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class JobTraces:
 
     def _worker_lost(self, worker_id: WorkerId, at: float, reason: str) -> None:
         for task_id in tuple(self._running.get(worker_id, ())):
-            self._end(task_id, worker_id, at, RunErrorKind.WORKER_LOST.value, reason, RunCost())
+            self._end(task_id, worker_id, at, RunErrorKind.WORKER_LOST.value, reason, NO_COST)
 
     def _end(self, task_id: TaskId, worker_id: WorkerId, at: float, end: str, message: str, cost: RunCost) -> None:
         """End the run of the task on this worker, if it has one."""

@@ -87,7 +87,11 @@ def test_why_names_the_worker_that_a_task_waits_for_and_the_choice_that_it_did_n
     out = command("why", "patient", "--pool", "mine", pool=pool).out
     assert re.search(rf"^encode: waits for {first}: .*on {other}, which was idle", out, re.M)
     assert re.search(rf"^waits for it +{first} ", out, re.M)
-    assert re.search(rf"^at the last placement +{other} +0\.00 s +1\.00 s", out, re.M)
+    assert re.search(rf"^ +{other} +0\.00 s +1\.00 s", out, re.M)
+    pool.now = shell.at + 0.25
+    out = command("why", "patient", "--pool", "mine", pool=pool).out
+    assert re.search(rf"^waits for it +{first} ", out, re.M)
+    assert re.search(rf"^at the last placement +{first} +0\.50 s", out, re.M)
     [found] = command("why", "patient", "--pool", "mine", "--json", pool=pool).objects
     assert found["tasks"][0]["wait"]["worker_id"] == first
     assert {option["worker_id"] for option in found["tasks"][0]["wait"]["options"]} == {"a", "b"}

@@ -116,7 +116,9 @@ async def test_nothing_is_kept_of_jobs_that_have_ended() -> None:
     await desk.submit(*(request(seed=seed) for seed in range(5)))
     await run_slowly(desk)
     collected = desk.controller._traces._jobs
-    assert not (collected._jobs or collected._tasks or collected._running)
+    assert not collected._jobs
+    assert not collected._tasks
+    assert not collected._running
 
 
 def test_an_exporter_that_is_not_installed_is_named_with_those_that_are() -> None:
