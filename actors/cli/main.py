@@ -29,6 +29,7 @@ from modelpool.actors.cli.plan import plan_memory
 from modelpool.actors.cli.plan_cluster import plan_cluster
 from modelpool.actors.cli.repair import repair
 from modelpool.actors.cli.replay import replay, trace
+from modelpool.actors.cli.report import report
 from modelpool.actors.cli.serve import down, status, up
 from modelpool.actors.cli.session import Session, new_session
 from modelpool.actors.cli.simulate import simulate
@@ -68,6 +69,7 @@ def build_app() -> typer.Typer:
     app.add_typer(jobs_app(), name="jobs")
     app.command(no_args_is_help=True)(repair)
     app.command(no_args_is_help=True)(verify)
+    app.command(no_args_is_help=True)(report)
     app.command()(up)
     app.command()(status)
     app.command()(top)
