@@ -114,9 +114,7 @@ def _figure(output: ReportOutput, local_file: LocalFile) -> str:
     recipe = output.recipe
     picture = _thumbnail(output.file, local_file)
     label = escape(recipe.prompt or "(empty prompt)")
-    shown = (
-        '<p class="faint">no preview</p>' if picture is None else f'<img src="{picture}" alt="{label}" loading="lazy">'
-    )
+    shown = f'<img src="{picture}" alt="{label}" loading="lazy">' if picture else '<p class="faint">no preview</p>'
     lines = "".join(f"<li>{escape(line)}</li>" for line in _task_lines(output))
     why = f"<details><summary>why and how long</summary><ul>{lines}</ul></details>" if lines else ""
     facts = escape(f"seed {recipe.seed}, {recipe.steps} steps, {output.seconds:.2f} s")
