@@ -21,7 +21,7 @@ class MetricsServer:
     def __init__(self, read: Callable[[], bytes], port: int) -> None:
         """Listen on `port` of loopback; 0 chooses a free one. Raises UserError if that is impossible."""
 
-        class Handler(BaseHTTPRequestHandler):
+        class MetricsHandler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path.partition("?")[0] != "/metrics":
                     self._answer(HTTPStatus.NOT_FOUND, b"expected /metrics\n", "text/plain; charset=utf-8")
@@ -45,7 +45,7 @@ class MetricsServer:
                 """Write nothing: there is one request every few seconds."""
 
         try:
-            self._server = ThreadingHTTPServer((LOOPBACK, port), Handler)
+            self._server = ThreadingHTTPServer((LOOPBACK, port), MetricsHandler)
         except OSError as error:
             raise UserError(f"port {port} of {LOOPBACK}: cannot be listened on ({error.strerror or error})") from None
         self._server.daemon_threads = True

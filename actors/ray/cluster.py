@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import re
 import signal
@@ -56,6 +57,8 @@ from modelpool.pool.core.stage_params import Result, RunState
 from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
+
+logger = logging.getLogger(__name__)
 
 #: rule 1; and no record of each call in Ray's task list, which costs a fifth of a call: the event log has one
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
@@ -147,7 +150,11 @@ class ControllerActor(Controller):
         """Pass the metrics on to Ray, at longer intervals if they take much time: a queue may be very long."""
         while True:
             began = time.thread_time()
-            self._ray_metrics.export(await self.metrics())
+            try:
+                self._ray_metrics.export(await self.metrics())
+            except Exception:  # Ray's part of it: the pool works without
+                logger.exception("metrics are no longer passed on to Ray")
+                return
             spent_seconds = time.thread_time() - began
             await asyncio.sleep(max(interval_seconds, spent_seconds / EXPORT_SHARE))
 
