@@ -118,10 +118,8 @@ def _figure(output: ReportOutput, local_file: LocalFile) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in _task_lines(output))
     why = f"<details><summary>why and how long</summary><ul>{lines}</ul></details>" if lines else ""
     facts = escape(f"seed {recipe.seed}, {recipe.steps} steps, {output.seconds:.2f} s")
-    return (
-        f'<figure>{shown}<figcaption>{label}<br><span class="faint">{facts}<br>{escape(output.file)}</span></figcaption>'
-        f"{why}</figure>"
-    )
+    caption = f'{label}<br><span class="faint">{facts}<br>{escape(output.file)}</span>'
+    return f"<figure>{shown}<figcaption>{caption}</figcaption>{why}</figure>"
 
 
 def _task_lines(output: ReportOutput) -> Iterator[str]:
