@@ -81,7 +81,8 @@ def _keep_evaluation(
     reservations: Reservations, task: Task, idle: Worker, extra_seconds: float, first_considered: int
 ) -> None:
     """Keep, for users, what was considered for a task that waits now."""
-    busy = [(worker.worker_id, wait, extra) for wait, extra, worker in reservations.considered[first_considered:]]
+    considered = reservations.considered[first_considered:]
+    busy = tuple([(worker.worker_id, wait, extra) for wait, extra, worker in considered])
     task.evaluation = WaitEvaluation(reservations.query.at, idle.worker_id, extra_seconds, busy)
 
 

@@ -52,8 +52,8 @@ class PlacementOption(WireValue):
         return self.wait_seconds + self.extra_seconds + self.run_seconds
 
 
-@dataclass(slots=True, init=False)
-class WaitEvaluation:
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class WaitEvaluation(WireValue):
     """The evaluation with which a placement let a task wait for a busy worker. Kept raw: placements are frequent, and
     few evaluations are read.
 
@@ -64,10 +64,10 @@ class WaitEvaluation:
     at: Final[float]
     idle: Final[WorkerId]
     idle_extra_seconds: Final[float]
-    busy: Final[list[tuple[WorkerId, float, float]]]
+    busy: Final[tuple[tuple[WorkerId, float, float], ...]]
 
     def __init__(
-        self, at: float, idle: WorkerId, idle_extra_seconds: float, busy: list[tuple[WorkerId, float, float]]
+        self, at: float, idle: WorkerId, idle_extra_seconds: float, busy: tuple[tuple[WorkerId, float, float], ...]
     ) -> None:
         self.at = at
         self.idle = idle
