@@ -22,19 +22,19 @@ from modelpool.pool.core.sampling_facts import (
 )
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen_vision_config
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.cascade_families import CASCADES
-from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import (
     FamilyDefinition,
     TextVision,
 )
+from modelpool.pool.families.parts.family import SEEING_PARTS, Architecture, Family, is_weight
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.diffusion import recognise_diffusion
-from modelpool.pool.families.cascade_families import CASCADES
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number
 from modelpool.pool.specs.spec import Role

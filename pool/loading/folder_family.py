@@ -15,18 +15,16 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.detection.diffusion import recognise_diffusion
-from modelpool.pool.families.family import (
+from modelpool.pool.families.modules.stable_diffusion_xl import (
     COSXL_EDIT,
-    FAMILIES,
     PLAYGROUND_25,
     SDXL,
     SDXL_INSTRUCT,
     SDXL_REFINER,
     VELOCITY_EDM_NOISE,
-    Architecture,
-    Family,
 )
-from modelpool.pool.families.video_unet_families import VIDEO_UNETS
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape

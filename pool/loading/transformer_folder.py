@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
-from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_vision

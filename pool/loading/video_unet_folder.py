@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.formats.strict_json import brief, finite_number

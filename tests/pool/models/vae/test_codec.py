@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.vaes import HUNYUAN_IMAGE_REFINER
 from modelpool.pool.families.parts.latent_format import LatentFormat
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.models.vae.build import plan_vae
 from modelpool.pool.models.vae.codec import LTX_DECODE_TIMESTEP, VaeCodec, cells_for
 from tests.pool.models.vae.cases import CASES, Case, decode, encode
