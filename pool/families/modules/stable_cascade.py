@@ -278,7 +278,7 @@ def with_text_encoder(family: Family, keys: Iterable[str]) -> Family:
     families unchanged."""
     if not family.sampling.is_decoder_stage:
         return family
-        prefix = f"{Role.TEXT_ENCODER.value}." if family.configs else _TEXT_PREFIX
+    prefix = f"{Role.TEXT_ENCODER.value}." if family.configs else _TEXT_PREFIX
     if not any(key.startswith(prefix) for key in keys):
         return family
     return replace(

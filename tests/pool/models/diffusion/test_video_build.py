@@ -45,7 +45,7 @@ NOISE = {
     **{name: facts.noise for name, facts in SAMPLING.items()},
 }
 #: what stage C of Stable Cascade may read, and need not
-MAY_READ = {"cascade_c": {"image_context"}}
+MAY_READ: dict[str, set[str]] = {"cascade_c": {"image_context"}}
 #: lists of published keys that are built here
 BUILT = [
     "sd_x4_upscaler", "svd_img2vid", "sv3d_u", "sv3d_p",
@@ -237,7 +237,7 @@ def test_facts_say_what_the_call_reads(case: Case) -> None:
         may_read = MAY_READ.get(case.name, set())
         reads = SAMPLING[case.name].reads - may_read
     else:
-        reads, may_read = set(facts.reads), set(facts.may_read)
+        reads, may_read = frozenset(facts.reads), set(facts.may_read)
     x, level, told = case.inputs()
     assert reads <= set(told) <= reads | may_read
     module = plain(case, case.module())
