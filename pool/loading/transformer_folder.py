@@ -49,6 +49,10 @@ _BY_PIPELINE = {
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     family.name: family.text_folders for family in defined_families() if family.text_folders
 }
+#: families whose pipeline does not pass the size of an image to the scheduler
+_FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+#: the prediction of a flow in schedulers for several kinds of models
+_FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
 #: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
 _IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"
@@ -86,6 +90,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
+    _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
@@ -138,6 +143,20 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
             f"{_IMAGE_CONDITION_KEY}: found {_REPLACED!r}, expected none or 'latent_concat'; "
             f"not supported: {missing}"
         )
+
+
+def _check_scheduler(base: Family, config: FolderConfig) -> None:
+    """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
+    if base.sampling.noise.kind is not NoiseKind.FLOW:
+        return
+    name = str(config.get(CLASS_KEY, ""))
+    is_flow = config.get("use_flow_sigmas") is True or config.get("prediction_type") == _FLOW_PREDICTION
+    if name and not name.startswith("Flow") and not is_flow:
+        expected = f"a scheduler of flows, as {base.title} was trained with, such as FlowMatchEulerDiscreteScheduler"
+        raise _wrong(SCHEDULER, CLASS_KEY, name, expected)
+    if base.name in _FIXED_SHIFTS and config.get("use_dynamic_shifting") is True:
+        expected = f"false: the pipeline of {base.title} does not pass the size of an image to the scheduler"
+        raise _wrong(SCHEDULER, "use_dynamic_shifting", True, expected)
 
 
 def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
@@ -248,4 +267,4 @@ def _number(name: str, config: FolderConfig, key: str, default: float) -> float:
 
 
 def _wrong(name: str, key: str, found: object, expected: str) -> UnknownArchitecture:
-    return UnknownArchitecture(f"configuration of {name}: {key}: found {brief(found)}, expected {expected}")
+    return UnknownArchitecture(f"configuration of {name}: {key.lstrip('_')}: found {brief(found)}, expected {expected}")
