@@ -158,8 +158,9 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
     """Return what distinguishes a file from those that this version runs, if its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
     has_ends = EDM_SIGMA_MAX in header.tensors
-    has_edm = family.sampling.prediction is Prediction.EDM
-    if (is_edm and not has_edm) or (has_ends and UNETS[family.name].edm_noise is None):
+    if (is_edm and EDM_MEAN not in UNETS[family.name].extra_keys) or (
+        has_ends and UNETS[family.name].edm_noise is None
+    ):
         return " with another noise schedule (EDM)"
     if ZERO_TERMINAL_MARK in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
         # pure noise contains no information about the noise that a model must predict

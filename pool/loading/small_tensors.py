@@ -44,10 +44,12 @@ def refine_family(family: Family, header: Header) -> Family:
     if header.configs:  # the configurations of a diffusers folder specify all of it
         return family
     family = _with_noise_range(family, header)
-    if family.sampling.prediction is Prediction.EDM:
-        return _with_latent_measures(family, header)
     unet = UNETS.get(family.name)
-    if unet is not None and unet.velocity_pixels and _has_wide_spread(family, header):
+    if unet is None:
+        return family
+    if EDM_MEAN in unet.extra_keys:
+        return _with_latent_measures(family, header)
+    if unet.velocity_pixels and _has_wide_spread(family, header):
         sampling = replace(family.sampling, prediction=Prediction.VELOCITY)
         return replace(family, sampling=sampling, native_pixels=unet.velocity_pixels)
     return family

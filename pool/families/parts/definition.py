@@ -99,8 +99,8 @@ class FamilyDefinition:
     pipeline_entries  further entries of the pipeline's index
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
-    shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting are
-                      refused otherwise
+    shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
+                      are refused otherwise
     guiders           guiders of the pipeline, by folder
     same_folder_as    another family whose folders have equal tensors: the pipeline distinguishes them
     vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
