@@ -30,9 +30,9 @@ from diffusers.loaders.single_file_utils import (
 )
 from torch import Tensor
 
-from modelpool.pool.detection.layouts.unet import LDM_UNET
 from modelpool.pool.families.modules import defined_unets
 from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.infer_config import Config
@@ -59,8 +59,8 @@ _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Ten
     "wan": (convert_wan_transformer_to_diffusers, ""),
     "z_image": (convert_z_image_transformer_checkpoint_to_diffusers, ""),
 }
-#: families whose diffusion model is a UNet of latent diffusion, by the names that LoRAs know
-_UNETS = frozenset(unet.lora_family for unet in defined_unets() if unet.layout is LDM_UNET)
+#: UNets of latent diffusion that read texts, by the names that LoRAs know
+_UNETS = frozenset(unet.lora_family for unet in defined_unets() if unet.lora is UNET)
 _UNET_PREFIX = "model.diffusion_model."
 
 

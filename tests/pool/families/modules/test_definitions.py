@@ -104,13 +104,14 @@ def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> Non
 
 
 def recorded_shapes() -> Iterator[tuple[str, Shapes]]:
-    """The published models whose keys are recorded, in both namings, and the tiny ones of the tests."""
+    """The published models whose keys are recorded, in both namings, and the tiny ones of which no keys are."""
     for model in FOUND:
         yield model, shapes_of(model)
     for model in models_in_diffusers_naming():
         yield f"{model} in diffusers", shapes_in_diffusers_naming(model)
-    for name, case in {**image_cases.CASES, **video_cases.CASES}.items():
-        yield name, {key: tuple(value.shape) for key, value in case.file(case.empty()).items()}
+    for name, case in (*image_cases.CASES.items(), *video_cases.CASES.items()):
+        if not case.golden:
+            yield name, {key: tuple(value.shape) for key, value in case.file(case.empty()).items()}
 
 
 def test_families_that_take_several_reference_images_are_those_of_the_graph() -> None:
