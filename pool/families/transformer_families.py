@@ -14,7 +14,6 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import (
     AudioFacts,
-    Guidance,
     ReferenceMode,
     SamplingDefaults,
     SamplingFacts,
@@ -224,8 +223,3 @@ def _encoders(
             if name in members:
                 yield name, prefix
                 break
-
-
-def needs_negative(guidance: Guidance) -> bool:
-    """Return whether a model with this kind of guidance reads a negative prompt."""
-    return guidance not in (Guidance.DISTILLED, Guidance.NONE)
