@@ -22,7 +22,7 @@ from modelpool.pool.core.stage_params import (
     SamplingSchedule,
 )
 from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE
-from modelpool.pool.families.cascade_families import prior_cells
+from modelpool.pool.families.modules.stable_cascade import prior_cells
 
 #: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
 _LAST_SEED = 2**64 - 1

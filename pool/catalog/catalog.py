@@ -34,7 +34,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.estimates.activation_estimator import ActivationEstimator
-from modelpool.pool.families.cascade_families import pooled_width
+from modelpool.pool.families.modules.stable_cascade import pooled_width
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.weights_file import files_of
 from modelpool.pool.loading.content_digest import component_digests

@@ -54,10 +54,10 @@ from modelpool.pool.estimates.stage_peak_bytes import (
     tile_slowdown,
     vision_encode_bytes,
 )
+from modelpool.pool.families.modules.stable_cascade import empty_text
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.models.diffusion.cascade_model import empty_text
 from modelpool.pool.models.text.lengths import context_tokens, empty_text_kwargs, length_read
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.models.vision.preprocess import states_shape

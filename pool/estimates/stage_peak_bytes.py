@@ -47,12 +47,12 @@ from modelpool.pool.core.stage_params import (
     Stopped,
     VisionEncodeParams,
 )
+from modelpool.pool.families.modules.stable_cascade import prior_channels
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.guidance.call_model import call_model, number_inputs
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
-from modelpool.pool.models.diffusion.cascade_model import prior_channels
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
 from modelpool.pool.models.vision.qwen import empty_patches, grid_of, read_patches

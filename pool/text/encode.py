@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
+from modelpool.pool.families.parts.text_join import ReadText as ReadText
 from modelpool.pool.families.parts.text_reading import MaskMode, Padding, Pooled, Reading, check_layers, reading_of
 from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
@@ -42,22 +43,6 @@ AnyTokenizer: TypeAlias = ClipTokenizer | TextTokenizer
 #: rows of vectors of each learned token, by name
 Embeddings: TypeAlias = Mapping[str, Tensor]
 NO_VECTORS: Embeddings = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadText:
-    """A text encoded by one text encoder, float32.
-
-    context_LD  its states; with a leading dimension for layers if the reading has every layer
-    pooled_V    None unless the reading has a pooled vector
-    mask_L      mask of real tokens; None if all are real, or if the reading returns no mask
-    cut_tokens  text tokens that were truncated
-    """
-
-    context_LD: Tensor
-    pooled_V: Tensor | None = None
-    mask_L: Tensor | None = None
-    cut_tokens: int = 0
 
 
 def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:

@@ -56,8 +56,8 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
     control_key,
 )
-from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.two_experts import TWO_EXPERTS
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.specs.eviction_hints import EvictionHints

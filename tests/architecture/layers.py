@@ -20,7 +20,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "detection/layouts",
         "families/parts",
         "families/modules",
-        "detection/known",
         "detection",
         "tracing",
         "patches",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.families.parts.text_reading import Padding, Pooled, Reading
-from modelpool.pool.families.text_readings import ROW_OF, readings_of
+from modelpool.pool.families.text_readings import JOINS, ROW_OF, readings_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.text.chunks import split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
@@ -21,8 +21,6 @@ from modelpool.pool.text.encode import AnyTokenizer, ReadText, text_with_images
 from modelpool.pool.text.templates import real_positions, state_positions
 
 META = torch.device("meta")
-#: rows of the reading table whose encoders' states are concatenated
-_CONCATENATED = frozenset({"sd3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,16 @@ def context_tokens(text_set: str, lengths: Sequence[int]) -> int:
     `text_kwargs`)."""
     readings = readings_of(text_set)
     assert readings is not None, f"{text_set}: no text readings are defined"
-    if ROW_OF[text_set] in _CONCATENATED:
+    if _is_appended(text_set):
         *clips, last = lengths
         return max(clips) + (last or readings[-1].least_tokens)
     return lengths[_place_of_context(readings)]
+
+
+def _is_appended(text_set: str) -> bool:
+    """Return whether the states of the last encoder follow those of the others."""
+    join = JOINS.get(ROW_OF[text_set])
+    return join is not None and join.is_appended
 
 
 def _place_of_context(readings: Sequence[Reading]) -> int:
@@ -95,10 +99,9 @@ def empty_text_kwargs(text_set: str, encoders: Mapping[int, nn.Module], tokens: 
 
 def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
     """Return whether all texts that a model reads are equally long."""
-    row = ROW_OF[text_set]
     own = readings[_place_of_context(readings)]
     is_fixed = own.least_tokens == own.most_tokens > 0 and own.padding is not Padding.DROPPED
-    return row not in _CONCATENATED and not own.is_clip and is_fixed and not own.images_every
+    return not _is_appended(text_set) and not own.is_clip and is_fixed and not own.images_every
 
 
 def _empty(reading: Reading, encoder: nn.Module, tokens: int) -> ReadText:

@@ -28,7 +28,8 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StartCondition,
 )
-from modelpool.pool.families.family import SD1_INSTRUCT, SD_X4
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1_INSTRUCT
+from modelpool.pool.families.modules.stable_diffusion_2 import SD_X4
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
 

@@ -1,7 +1,4 @@
-"""Value types that describe a diffusers pipeline: the rows of the tables in `pipelines` and `transformer_pipelines`.
-
-Torch-free.
-"""
+"""Types that describe a pipeline of diffusers as `pool.saving` writes it. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from modelpool.pool.families.parts.definition import NOTHING as NOTHING
 from modelpool.pool.specs.spec import Role
 
 INDEX_FILE = "model_index.json"
+#: entry of a pipeline's index for a missing component
+NOTHING = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,7 @@ class SchedulerFacts:
     """A scheduler or guider of diffusers: its class, and its arguments for the model."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
