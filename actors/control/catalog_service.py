@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
+from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
@@ -138,7 +139,7 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """See `CatalogService`."""
 
@@ -211,12 +212,12 @@ class CatalogService:
         return await self._run(build_each)
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """Convert one stage and everything it needs except the `given` results. Raises UserError."""
 
         def graph(catalog: GraphCatalog) -> JobGraph:
-            job = build_stage_graph(order, job_id, catalog, given)
+            job = build_stage_graph(stage, job_id, catalog, given)
             if capacity_bytes is not None:
                 check_fits(job.job, capacity_bytes)
             return self._with_fingerprints(job)
