@@ -28,8 +28,9 @@ from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.installed_versions import installed_versions
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, StageParams
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
@@ -374,10 +375,8 @@ class CachedCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        return self._catalog.text_tokens(model, text, seen, numbered)
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        return self._catalog.tokenize(work)
 
     def execution_modes(
         self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()

@@ -115,7 +115,7 @@ class _GraphBuilder:
         """Return the tasks of the stage, except those in `given`. Raises UserError."""
         match self._stage.stage:
             case Stage.ENCODE:
-                wanted = self._encode(self._prompts[POSITIVE])
+                wanted, _ = self._encode(self._prompts[POSITIVE])
             case Stage.SAMPLE:
                 wanted, _ = self._sample(self._passes[-1])
             case Stage.DECODE:
@@ -127,8 +127,9 @@ class _GraphBuilder:
 
     def _encode(
         self, prompt: Prompt, embeds: Sequence[TaskId] = (), references: ReferenceInputs = NO_REFERENCES
-    ) -> TaskId:
-        """Add the encoding of a text, with image embeddings where the text encoder reads images."""
+    ) -> tuple[TaskId, int]:
+        """Add the encoding of a text, with image embeddings where the text encoder reads images. Return the task, and
+        the number of tokens that the diffusion model reads."""
         request, catalog = prompt.request, self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
@@ -139,7 +140,9 @@ class _GraphBuilder:
         named = catalog.embeddings.of(prompt.text)
         seen = references.seen, references.numbered
         work = EncodeParams(model, loras, prompt.text, request.clip_skip, is_negative, named, *seen)
-        return self._tasks.add(work, _numbered(IMAGE, embeds))
+        tokenized = catalog.tokenize(work)
+        task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
+        return task, tokenized.length
 
     def _sample(self, one_pass: SamplingRun) -> tuple[TaskId, SampleParams]:
         """Add the sampling of one pass; return the last task and its work."""
@@ -160,12 +163,11 @@ class _GraphBuilder:
         self.warnings |= dict.fromkeys(unread_text_warnings(run, self._prompts, cfg))
         started = self._start_inputs(run, work)
         embeds = [self._add(each) for each in references.embeds]
-        texts = texts_read(self._prompts, self._facts, cfg)
-        needs: dict[str, TaskId] = {}
-        for name, prompt in texts.items():
+        texts: dict[str, tuple[TaskId, int]] = {}
+        for name, prompt in texts_read(self._prompts, self._facts, cfg).items():
             seen = self._image_embeds(is_model_input=False, is_negative=prompt.is_negative)
-            needs[name] = self._encode(prompt, embeds if seen is None else [seen], references)
-        needs |= started
+            texts[name] = self._encode(prompt, embeds if seen is None else [seen], references)
+        needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
             needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape))
         if (images := self._image_embeds()) is not None:
@@ -178,10 +180,7 @@ class _GraphBuilder:
             needs[name] = self._add(control) if isinstance(control, StageTask) else control
         missing = set(condition_inputs(work.conditions)) - needs.keys()
         assert not missing, f"{work} reads {sorted(missing)}, which nothing provides"
-        lengths = image_context_lengths(self._facts, cfg) or tuple(
-            self._catalog.text_tokens(self._model, prompt.text, references.seen, references.numbered)
-            for prompt in texts.values()
-        )
+        lengths = image_context_lengths(self._facts, cfg) or [length for _, length in texts.values()]
         return self._tasks.add(work, {**needs, **resumed}, lengths), work
 
     def _start_inputs(self, run: SamplingRun, work: SampleParams) -> dict[str, TaskId]:
@@ -249,10 +248,9 @@ class _GraphBuilder:
         name = "" if self._stage.vae_model == self._request.model else self._stage.vae_model
         model = self._catalog.find_decoder(self._model, name if decoder is None else decoder.model or name)
         second = decoder_params(model, work, decoder, self._catalog.model_defaults(model).sampling)
-        texts = decoder_prompts(self._prompts, decoder)
-        lengths = [self._catalog.text_tokens(self._model, prompt.text) for prompt in texts.values()]
-        needs = {**{name: self._encode(prompt) for name, prompt in texts.items()}, PRIOR: prior}
-        return self._tasks.add(second, needs, lengths), second
+        texts = {name: self._encode(prompt) for name, prompt in decoder_prompts(self._prompts, decoder).items()}
+        needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
+        return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
 
     def _loras(self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role]) -> tuple[LoraRef, ...]:
         """Return the LoRAs of `request` that change one of these components of `model`."""
