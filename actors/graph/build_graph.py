@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from modelpool.actors.graph.control_graph import control_inputs
 from modelpool.actors.graph.control_video_graph import control_video_task
-from modelpool.actors.graph.decoder_graph import check_decodes, decoder_params, decoder_prompts
+from modelpool.actors.graph.decoder_graph import check_decodes, decoder_params
 from modelpool.actors.graph.expert_graph import check_expert_loras, expert_lora_warnings, expert_runs
 from modelpool.actors.graph.graph_catalog import GraphCatalog
 from modelpool.actors.graph.graph_recipe import recipe_of
@@ -25,10 +25,8 @@ from modelpool.actors.graph.reference_graph import NO_REFERENCES, ReferenceInput
 from modelpool.actors.graph.request_checks import check_request
 from modelpool.actors.graph.sample_graph import sample_params
 from modelpool.actors.graph.sampling_runs import (
-    Prompt,
     SamplingRun,
     StageTask,
-    prompts_of,
     sampling_passes,
     start_image_task,
 )
@@ -37,10 +35,10 @@ from modelpool.actors.graph.task_collector import JobGraph, TaskCollector
 from modelpool.actors.graph.vision_graph import (
     first_frame_task,
     image_context_lengths,
-    texts_read,
     unread_text_warnings,
     vision_images,
 )
+from modelpool.actors.request.image_fields import Region
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sample_conditions import condition_inputs
@@ -63,9 +61,11 @@ from modelpool.pool.core.task_inputs import (
     LATENT,
     MASK,
     MASKED_IMAGE,
+    NEGATIVE,
     POSITIVE,
     PRIOR,
     REFERENCE,
+    REGION,
     REGION_MASK,
     SAMPLER_STATE,
     START,
@@ -104,7 +104,6 @@ class _GraphBuilder:
         self._model = catalog.find_model(stage.request.model)
         self._defaults = catalog.model_defaults(self._model)
         self._facts = self._defaults.sampling
-        self._prompts = prompts_of(stage)
         self._passes = sampling_passes(self._request, self._model, self._defaults)
         self._tasks = TaskCollector(catalog)
         self.warnings: dict[str, None] = {}
@@ -115,7 +114,7 @@ class _GraphBuilder:
         """Return the tasks of the stage, except those in `given`. Raises UserError."""
         match self._stage.stage:
             case Stage.ENCODE:
-                wanted, _ = self._encode(self._prompts[POSITIVE])
+                wanted, _ = self._encode(self._request, self._request.prompt)
             case Stage.SAMPLE:
                 wanted, _ = self._sample(self._passes[-1])
             case Stage.DECODE:
@@ -126,23 +125,48 @@ class _GraphBuilder:
         return self._tasks.add(task.work, task.needs)
 
     def _encode(
-        self, prompt: Prompt, embeds: Sequence[TaskId] = (), references: ReferenceInputs = NO_REFERENCES
+        self,
+        request: GenerateRequest,
+        text: str,
+        references: ReferenceInputs = NO_REFERENCES,
+        embeds: Sequence[TaskId] = (),
+        is_negative: bool = False,
     ) -> tuple[TaskId, int]:
-        """Add the encoding of a text, with image embeddings where the text encoder reads images. Return the task, and
-        the number of tokens that the diffusion model reads."""
-        request, catalog = prompt.request, self._catalog
+        """Add the encoding of a text by the model of `request` with its LoRAs, and with image embeddings where the text
+        encoder reads images. Return the task, and the number of tokens that the diffusion model reads."""
+        catalog = self._catalog
         model = self._model if request.model == self._request.model else catalog.find_model(request.model)
         roles = tuple(role for role in catalog.components(model) if role.is_text_encoder)
         if not roles:
             raise unusable_field("model", request.model, "a model that reads prompts")
         loras = self._loras(request, model, roles)
-        is_negative = prompt.is_negative and catalog.model_defaults(model).sampling.words_negative
-        named = catalog.embeddings.of(prompt.text)
-        seen = references.seen, references.numbered
-        work = EncodeParams(model, loras, prompt.text, request.clip_skip, is_negative, named, *seen)
+        if is_negative:
+            is_negative = catalog.model_defaults(model).sampling.words_negative
+        named, seen = catalog.embeddings.of(text), (references.seen, references.numbered)
+        work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *seen)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
         return task, tokenized.length
+
+    def _texts(
+        self, cfg: float, regions: Sequence[Region] = (), references: ReferenceInputs = NO_REFERENCES
+    ) -> dict[str, tuple[TaskId, int]]:
+        """Add the encoding of the texts that a run with this CFG scale reads: the prompt, the negative prompt with
+        guidance, and the prompts of `regions`. Return them by name; none for a model that reads only images."""
+        if not self._facts.reads_text:
+            return {}
+        embeds = [self._add(each) for each in references.embeds]
+        request, positive, negative = self._request, self._stage.positive_request, self._stage.negative
+        seen = embeds or self._image_embeds(is_model_input=False)
+        texts = {POSITIVE: self._encode(positive, positive.prompt, references, seen)}
+        if cfg != 1 and negative is not None:
+            texts[NEGATIVE] = self._encode(negative, negative.prompt, references, seen)
+        elif cfg != 1:
+            unseen = embeds or self._image_embeds(is_model_input=False, is_negative=True)
+            texts[NEGATIVE] = self._encode(request, request.negative, references, unseen, is_negative=True)
+        for number, region in enumerate(regions):
+            texts[numbered(REGION, number)] = self._encode(request, region.prompt, references, seen)
+        return texts
 
     def _sample(self, one_pass: SamplingRun) -> tuple[TaskId, SampleParams]:
         """Add the sampling of one pass; return the last task and its work."""
@@ -160,18 +184,15 @@ class _GraphBuilder:
         loras = self._loras(self._request, self._model, (run.role,))
         work, references = sample_params(run, loras, self._catalog.controls)
         cfg = work.guidance.cfg
-        self.warnings |= dict.fromkeys(unread_text_warnings(run, self._prompts, cfg))
+        texts_set = self._stage.positive_request.prompt, self._stage.negative_prompt
+        self.warnings |= dict.fromkeys(unread_text_warnings(run, *texts_set, cfg))
         started = self._start_inputs(run, work)
-        embeds = [self._add(each) for each in references.embeds]
-        texts: dict[str, tuple[TaskId, int]] = {}
-        for name, prompt in texts_read(self._prompts, self._facts, cfg).items():
-            seen = self._image_embeds(is_model_input=False, is_negative=prompt.is_negative)
-            texts[name] = self._encode(prompt, embeds if seen is None else [seen], references)
+        texts = self._texts(cfg, self._request.regions, references)
         needs = {name: task for name, (task, _) in texts.items()} | started
         if work.has(ControlVideoCondition):
             needs[CONTROL_VIDEO] = self._add(control_video_task(self._request, self._model, work.shape))
-        if (images := self._image_embeds()) is not None:
-            needs[IMAGE_EMBEDS] = images
+        for embeds in self._image_embeds():
+            needs[IMAGE_EMBEDS] = embeds
         needs |= _numbered(REFERENCE, [self._add(each) for each in references.encodes])
         for number, region in enumerate(self._request.regions):
             if region.mask is not None:
@@ -212,15 +233,15 @@ class _GraphBuilder:
         pixels = self._tasks.add(_decode_params(self._model, work), {LATENT: need})
         return self._tasks.add(EncodeImageParams(self._model, *run.size(run.scale)), {IMAGE: pixels})
 
-    def _image_embeds(self, is_model_input: bool = True, is_negative: bool = False) -> TaskId | None:
+    def _image_embeds(self, is_model_input: bool = True, is_negative: bool = False) -> list[TaskId]:
         """Add the embeddings of the images that the vision encoder reads, if the model (`is_model_input`), or else its
         text encoder, reads them; of no image for a negative prompt."""
         vision_use, video = self._facts.vision_use, self._facts.video
         if vision_use is None or video is None or vision_use.is_model_input is not is_model_input:
-            return None
+            return []
         images = () if is_negative else vision_images(self._request)
         work = VisionEncodeParams(self._model, video.images_encoded)
-        return self._tasks.add(work, _numbered(IMAGE, images))
+        return [self._tasks.add(work, _numbered(IMAGE, images))]
 
     def _decode(self) -> TaskId:
         stage, catalog = self._stage, self._catalog
@@ -248,7 +269,7 @@ class _GraphBuilder:
         name = "" if self._stage.vae_model == self._request.model else self._stage.vae_model
         model = self._catalog.find_decoder(self._model, name if decoder is None else decoder.model or name)
         second = decoder_params(model, work, decoder, self._catalog.model_defaults(model).sampling)
-        texts = {name: self._encode(prompt) for name, prompt in decoder_prompts(self._prompts, decoder).items()}
+        texts = self._texts(second.guidance.cfg)
         needs = {**{name: task for name, (task, _) in texts.items()}, PRIOR: prior}
         return self._tasks.add(second, needs, [length for _, length in texts.values()]), second
 

@@ -5,10 +5,7 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from modelpool.actors.graph.output_shape import output_plural
-from modelpool.actors.graph.sampling_runs import Prompt
 from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
@@ -22,7 +19,6 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE
 from modelpool.pool.families.cascade_families import prior_cells
 
 #: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
@@ -54,13 +50,6 @@ def check_decodes(model: str, facts: SamplingFacts) -> None:
     if facts.is_prior_stage:
         expected = f"a result of sample(): latents of {model!r} are decoded by another model, which reads the text too"
         raise unusable_field("latent", "an array", expected)
-
-
-def decoder_prompts(prompts: Mapping[str, Prompt], decoder: Decoder | None) -> dict[str, Prompt]:
-    """Return the texts that the decoder reads, as the prior's text encoder encodes them: the prompt, and with guidance
-    the negative prompt."""
-    names = (POSITIVE,) if _cfg(decoder) == 1 else (POSITIVE, NEGATIVE)
-    return {name: prompts[name] for name in names}
 
 
 def decoder_params(model: ModelRef, prior: SampleParams, decoder: Decoder | None, facts: SamplingFacts) -> SampleParams:

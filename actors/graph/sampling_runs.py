@@ -1,5 +1,4 @@
-"""The sampling runs of a request: the passes over it, the tasks and the prompts that they read. Values and pure
-functions."""
+"""The sampling runs of a request, and the tasks that they read. Values and pure functions."""
 
 from __future__ import annotations
 
@@ -8,12 +7,11 @@ from dataclasses import dataclass
 
 from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.graph.output_shape import size_of
-from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.request.image_fields import skipped_steps
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingFacts
 from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, StageParams
-from modelpool.pool.core.task_inputs import IMAGE, MASK, NEGATIVE, POSITIVE, REGION, numbered
+from modelpool.pool.core.task_inputs import IMAGE, MASK
 from modelpool.pool.specs.spec import Role, TaskId
 
 
@@ -69,15 +67,6 @@ class StageTask:
     needs: Mapping[str, TaskId]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text to encode with the text encoders, the LoRAs and the skipped layers of `request`."""
-
-    request: GenerateRequest
-    text: str
-    is_negative: bool = False
-
-
 def sampling_passes(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> tuple[SamplingRun, ...]:
     """Return the passes over `request`: one, or with `hires` a second one over the scaled result of the first. Raises
     UnusableField for a strength that leaves no step."""
@@ -88,16 +77,6 @@ def sampling_passes(request: GenerateRequest, model: ModelRef, defaults: ModelDe
     steps = hires.steps or request.steps
     skipped = skipped_steps("hires.strength", hires.strength, steps, rounds_up)
     return first, SamplingRun(request, model, defaults, steps, request.cfg, skipped, hires.scale, is_second=True)
-
-
-def prompts_of(stage: StageRequest) -> dict[str, Prompt]:
-    """Return the texts of a stage by name: the prompt, the negative prompt, and the prompts of regions."""
-    request, positive, negative = stage.request, stage.positive or stage.request, stage.negative
-    regions = {
-        numbered(REGION, number): Prompt(request, region.prompt) for number, region in enumerate(request.regions)
-    }
-    against = Prompt(request, request.negative, True) if negative is None else Prompt(negative, negative.prompt)
-    return {POSITIVE: Prompt(positive, positive.prompt), NEGATIVE: against, **regions}
 
 
 def start_image_task(run: SamplingRun, is_masked: bool = False) -> StageTask:

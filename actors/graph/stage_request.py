@@ -33,3 +33,13 @@ class StageRequest:
     negative: GenerateRequest | None = None
     vae_model: str = ""
     latent: InputLatent | None = None
+
+    @property
+    def positive_request(self) -> GenerateRequest:
+        """The request whose prompt, model and LoRAs make the prompt."""
+        return self.positive or self.request
+
+    @property
+    def negative_prompt(self) -> str:
+        """The negative prompt."""
+        return self.request.negative if self.negative is None else self.negative.prompt

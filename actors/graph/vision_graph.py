@@ -5,16 +5,16 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from modelpool.actors.graph.input_ids import input_image_id
-from modelpool.actors.graph.sampling_runs import Prompt, SamplingRun, StageTask, start_image_task
+from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask, start_image_task
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
 from modelpool.pool.core.stage_params import EncodeImageParams
-from modelpool.pool.core.task_inputs import LAST_IMAGE, NEGATIVE, POSITIVE
+from modelpool.pool.core.task_inputs import LAST_IMAGE
 from modelpool.pool.specs.spec import TaskId
 
 #: conditioning numbers of requests, and the kinds of models that accept them
@@ -62,19 +62,12 @@ def video_conditioning(request: GenerateRequest, facts: SamplingFacts) -> VideoC
     )
 
 
-def texts_read(prompts: Mapping[str, Prompt], facts: SamplingFacts, cfg: float) -> dict[str, Prompt]:
-    """Return those of `prompts` that a run with this CFG scale reads; none for a model that reads only images."""
-    if not facts.reads_text:
-        return {}
-    return {name: prompt for name, prompt in prompts.items() if name != NEGATIVE or cfg != 1}
-
-
-def unread_text_warnings(run: SamplingRun, prompts: Mapping[str, Prompt], cfg: float) -> Iterator[str]:
+def unread_text_warnings(run: SamplingRun, positive: str, negative: str, cfg: float) -> Iterator[str]:
     """Yield warnings about texts that are set but not read with `cfg`, the CFG scale of the model."""
     model, reads_text = run.model.name, run.facts.reads_text
-    if prompts[POSITIVE].text and not reads_text:
+    if positive and not reads_text:
         yield f"prompt: ignored, model {model!r} reads no prompt"
-    if run.cfg != 1 and prompts[NEGATIVE].text and (cfg == 1 or not reads_text):
+    if run.cfg != 1 and negative and (cfg == 1 or not reads_text):
         yield f"negative: ignored, model {model!r} reads no negative prompt with these settings"
 
 
