@@ -114,11 +114,11 @@ def encode_batch(
     by_text = list(zip(*read, strict=True))
     if text_set:
         places = [encoder.place for encoder in encoders]
-        return tuple(_told(text_set, dict(zip(places, parts, strict=True))) for parts in by_text)
+        return tuple(_joined_states(text_set, dict(zip(places, parts, strict=True))) for parts in by_text)
     return tuple(_encoded(parts) for parts in by_text)
 
 
-def _told(text_set: str, parts: Mapping[int, ReadText]) -> Encoded:
+def _joined_states(text_set: str, parts: Mapping[int, ReadText]) -> Encoded:
     """Combine the outputs of the available encoders for one text, as the family requires."""
     members = readings_of(text_set)
     assert members is not None, f"no readings are defined for {text_set}"

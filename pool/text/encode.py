@@ -131,7 +131,7 @@ def read_texts(
         kept = None
         if reading.images_every and isinstance(tokenizer, TextTokenizer):
             kept = state_positions(prompt[0], reading, tokenizer, counts)
-        read.append(_told(states, pooled_V, prompt, reading, kept))
+        read.append(_read_text(states, pooled_V, prompt, reading, kept))
         first += len(prompt)
     return tuple(read)
 
@@ -265,7 +265,7 @@ def _pooled(found: Any, pooled: Pooled) -> Tensor | None:
     return vector.float()
 
 
-def _told(
+def _read_text(
     z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], reading: Reading, kept: Sequence[int] | None
 ) -> ReadText:
     """Return the conditioning from one text's rows: states without those of the template and, by the reading, without
