@@ -1,4 +1,4 @@
-"""`TaskCollector`: the tasks of one job and what running them needs, which a catalog tells. Equal work is one task."""
+"""`TaskCollector`: the tasks of one job and what running them needs, from a catalog. Equal work is one task."""
 
 from __future__ import annotations
 
