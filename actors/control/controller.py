@@ -43,8 +43,8 @@ from modelpool.actors.control.status import (
     with_parked,
 )
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.metrics.gauges import PoolGauges
 from modelpool.actors.metrics.pool_metrics import PoolMetrics
@@ -323,7 +323,7 @@ class Controller:
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
             await self._has_taken_over.wait()
             graph = await self._catalog.build_stage(
-                wanted.order, job_id, frozenset(wanted.given), self._capacity_bytes()
+                wanted.stage, job_id, frozenset(wanted.given), self._capacity_bytes()
             )
             graph = with_qos(graph, wanted.submission_id, wanted.user)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
