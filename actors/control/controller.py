@@ -34,8 +34,8 @@ from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, Qu
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status, with_parked
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
@@ -298,7 +298,7 @@ class Controller:
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
             await self._has_taken_over.wait()
             graph = await self._catalog.build_stage(
-                wanted.order, job_id, frozenset(wanted.given), self._capacity_bytes()
+                wanted.stage, job_id, frozenset(wanted.given), self._capacity_bytes()
             )
             graph = with_qos(graph, wanted.submission_id, wanted.user)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}

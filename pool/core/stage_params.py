@@ -13,10 +13,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from modelpool.pool.core.prompt_tokens import PromptTokens
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
 from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
@@ -58,6 +59,8 @@ class EncodeParams:
     embeddings      textual inversions that the text names
     seen            width and height in which each reference image was encoded
     numbered        the text refers to the images by number
+    tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
+                    text, so they are not part of the identity
     """
 
     model: ModelRef
@@ -69,6 +72,7 @@ class EncodeParams:
     embeddings: tuple[EmbeddingRef, ...] = ()
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
+    tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,9 +407,9 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         DecodeParams: frozenset(),
     }
 )
-#: the names of all fields by class, and of those that tasks of one batch share
+#: the names of all fields of the identity by class, and of those that tasks of one batch share
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
-    {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in get_args(StageParams)}
+    {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
@@ -413,7 +417,7 @@ _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 #: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(field.name for field in dataclasses.fields(kind))
+        kind: tuple(one.name for one in dataclasses.fields(kind))
         for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
         if kind is not ControlRef
     }

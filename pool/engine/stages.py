@@ -95,7 +95,7 @@ def encode_batch(
     """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are the textual inversions
     that the texts name, `images` the reference images that the text encoders read."""
     texts, negative, read = [work.text for work in works], [work.is_negative for work in works], []
-    for encoder in encoders:
+    for number, encoder in enumerate(encoders):
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
             facts = reading_with_images(facts, len(images), works[0].numbered)
@@ -108,6 +108,7 @@ def encode_batch(
             image_states = [ImageStates(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in images]
             sees = isinstance(facts, Reading) and facts.sees
             how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
+            how["tokens"] = [work.tokens[number] if work.tokens else None for work in works]
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
