@@ -14,12 +14,13 @@ from modelpool.actors.graph.recipe import (
     RecipeImages,
     RecipeLora,
     RecipeLowNoise,
+    RecipeNoise,
     RecipeRegion,
 )
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import EncodeParams, LoraRef, SampleParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, SampleParams, SamplingSchedule
 
 
 def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef]) -> Recipe:
@@ -54,8 +55,14 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         clip_skip=request.clip_skip,
         embeddings=tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings})),
         decoder=None if decoder is None else _decoder(decoder),
+        noise=_noise(sample.schedule),
         low_noise=_low_noise(request.low_noise),
     )
+
+
+def _noise(schedule: SamplingSchedule) -> RecipeNoise | None:
+    noise = RecipeNoise(schedule.eta, schedule.s_noise, schedule.s_churn)
+    return None if noise == RecipeNoise() else noise
 
 
 def _decoder(work: SampleParams) -> RecipeDecoder:

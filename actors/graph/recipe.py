@@ -79,6 +79,16 @@ class RecipeLowNoise:
 
 
 @dataclass(frozen=True, slots=True)
+class RecipeNoise:
+    """The noise that the sampler drew in its steps, where it differs from the sampler's default. The names are the
+    fields of a request."""
+
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeImages:
     """The input images of an output; the names are the fields of a request. Hashes are of the pixels as used; file
     names are informative and not part of the digest."""
@@ -157,6 +167,8 @@ class Recipe:
     embeddings: tuple[tuple[str, str], ...] = field(default=(), metadata=_LATER)
     #: None for a model with one stage
     decoder: RecipeDecoder | None = field(default=None, metadata=_LATER)
+    #: None for the sampler's defaults
+    noise: RecipeNoise | None = field(default=None, metadata=_LATER)
     #: None for a model without experts
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
 

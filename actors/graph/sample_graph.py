@@ -33,6 +33,7 @@ from modelpool.pool.core.stage_params import (
     StartCondition,
 )
 from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.sampling.names import OWN_STEPS
 
 
 def sample_params(
@@ -48,6 +49,9 @@ def sample_params(
     width, height = (side * concat.enlarges for side in run.size(run.scale))
     whole = run.size()
     sampler, schedule = resolve_schedule(facts.defaults, request.sampler, request.schedule)
+    if run.switch and sampler in OWN_STEPS:
+        expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
+        raise unusable_field("sampler", request.sampler, expected)
     cfg, distilled = resolve_guidance(facts.defaults, run.cfg)
     numbers = video_conditioning(request, facts)
     duration = duration_of(request, name, facts)
@@ -76,7 +80,12 @@ def sample_params(
         OutputShape(
             *(width, height, duration.frames, duration.frame_rate, duration.seconds), leading_cells(request, facts)
         ),
-        SamplingSchedule(run.steps, sampler, schedule, first_step, run.switch, run.low_noise),
+        SamplingSchedule(
+            *(run.steps, sampler, schedule, first_step, run.switch, run.low_noise),
+            eta=request.eta,
+            s_noise=request.s_noise,
+            s_churn=request.s_churn,
+        ),
         GuidanceParams(cfg, distilled, concat.image_cfg),
         run.seed,
         tuple(conditions),

@@ -103,6 +103,9 @@ class SamplingSchedule:
     switch      two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
                 model
     low_noise   run of the low-noise expert; with `switch` it reads "sampler_state"
+    eta         share of the noise that is drawn again in each step; None is the sampler's default
+    s_noise     factor of the noise that is drawn in steps
+    s_churn     noise added before steps of Euler, Heun and DPM2
     """
 
     steps: int
@@ -111,6 +114,9 @@ class SamplingSchedule:
     first_step: int = 0
     switch: int = 0
     low_noise: bool = False
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
 
     @property
     def steps_run(self) -> int:
@@ -416,6 +422,8 @@ _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
         if kind is not ControlRef
     }
 )
+#: the sampler whose step lengths follow from the images
+ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -430,6 +438,9 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     shared = _SHARED.get(type(work))
     # one image fills a device; the length of texts with images depends on the image sizes
     if shared is None or (isinstance(work, EncodeParams) and work.seen):
+        return ""
+    # the steps of this sampler follow from the error of all images of a run
+    if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))
