@@ -3,8 +3,8 @@
     .venv/bin/python scripts/build_wheel.py [--out dist] [--no-tests] [PYTEST ARGUMENTS]
 
 Needs a C compiler, Python's headers, and mypy (the extra `dev`). The tests are those of `tests/scheduler`, or what the
-arguments select, next to the files of the wheel: the compiled core passes the tests of the Python one, except those that
-need classes of Python (`PYTHON_ONLY`).
+arguments select, next to the files of the wheel: the compiled core passes the tests of the Python one, except those
+that need classes of Python (`PYTHON_ONLY`).
 """
 
 from __future__ import annotations
