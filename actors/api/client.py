@@ -5,6 +5,7 @@ Ray is imported when a pool is started or joined, not with this module.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import uuid
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
     from modelpool.actors.detached.job_service import JobsConnection
     from modelpool.actors.detached.records import SubmissionRecord
+    from modelpool.actors.ray.forks import Forks
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
@@ -114,12 +116,22 @@ class ModelPool:
 
         Raises UserError if any of them is wrong.
         """
+        return cls.start_configured(PoolConfig.find(config).override(address=address, **overrides))
+
+    @classmethod
+    def start_configured(cls, settings: PoolConfig, forks: Forks | None = None) -> ModelPool:
+        """Start a pool with exactly these settings; see `start`. `forks` is where its processes come from, and ends
+        with it, also if it does not start. Raises UserError.
+        """
         from modelpool.actors.api.opening import start_pool
 
-        settings = PoolConfig.find(config).override(address=address, **overrides)
-        if settings.output.folder is not None:
-            check_store(settings.output.folder)
-        opened = start_pool(settings)
+        with contextlib.ExitStack() as failed:
+            if forks is not None:
+                failed.callback(forks.close)
+            if settings.output.folder is not None:
+                check_store(settings.output.folder)
+            opened = start_pool(settings, forks=forks)
+            failed.pop_all()
         return cls._open(opened, settings.output.folder)
 
     @classmethod
