@@ -6,8 +6,9 @@ Knows nothing of bytes, GPUs or the scheduler: a slot holds one name.
 from __future__ import annotations
 
 import heapq
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
-from itertools import count
+from itertools import count, islice
 
 
 def lru_loads(sequence: Iterable[Hashable], most_slots: int) -> list[int]:
@@ -32,6 +33,29 @@ def lru_loads(sequence: Iterable[Hashable], most_slots: int) -> list[int]:
     for hits in found:
         length -= hits
         loads.append(length)
+    return loads
+
+
+def reordered_lru_loads(sequence: Iterable[Hashable], slots: int, window: int) -> int:
+    """Loads by one LRU cache of this many slots that may take any of the next `window` names first.
+
+    It takes the first of them that it holds; if it holds none, it loads the one that most of them equal. This is one
+    cache for all workers: a worker of a pool cannot use what only another one holds.
+    """
+    names, kept, loads = iter(sequence), OrderedDict[Hashable, None](), 0
+    waiting = list(islice(names, window))
+    while waiting:
+        place = next((place for place, name in enumerate(waiting) if name in kept), None)
+        if place is None:
+            counts = Counter(waiting)
+            place = max(range(len(waiting)), key=lambda at: (counts[waiting[at]], -at))
+            loads += 1
+            if len(kept) == slots:
+                kept.popitem(last=False)
+        name = waiting.pop(place)
+        kept[name] = None
+        kept.move_to_end(name)
+        waiting += islice(names, 1)
     return loads
 
 

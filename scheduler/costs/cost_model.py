@@ -27,6 +27,7 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.scheduler.costs.demand_rates import DemandRates
 from modelpool.scheduler.costs.predict import predict
 from modelpool.scheduler.tables.cost_classes import (
     CachedEstimate,
@@ -101,6 +102,8 @@ class Costs:
         #: by worker, what its current run fetches
         self._brought: dict[WorkerId, Reads] = {}
         self.run_kinds = RunKinds()
+        #: how often each component is needed
+        self.rates = DemandRates()
         #: by worker, the expected reads of its current run
         self._expected: dict[WorkerId, tuple[Node, ExpectedReads]] = {}
         #: workers whose link was measured without patches
@@ -145,11 +148,13 @@ class Costs:
         cost_class.tasks += 1
         cost_class.prior_seconds += spec.run_seconds
         cost_class.arrived_seconds += spec.run_seconds
+        self.rates.arrived(cost_class.components, self.at)
         return cost_class
 
     def release(self, cost_class: CostClass) -> None:
         """A task of the class is forgotten. The latest classes without tasks are kept for later tasks."""
         cost_class.tasks -= 1
+        self.rates.ended(cost_class.components, self.at)
         if cost_class.tasks == 0:
             cost_class.prior_seconds = 0.0  # without the rounding errors of the sum
             self._spare[cost_class] = None

@@ -30,7 +30,7 @@ def hint(
     task: Task, worker: Worker, costs: Costs, demand: Demand, worker_index: WorkerIndex
 ) -> tuple[ComponentKey, ...]:
     """The components that the worker should keep when it evicts for `task`; empty if it need not evict."""
-    return expected(task, worker, demand, worker_index) if costs.makes_room(task.cost_class, worker) else ()
+    return expected(task, worker, costs, demand, worker_index) if costs.makes_room(task.cost_class, worker) else ()
 
 
 def with_pins(
@@ -43,9 +43,12 @@ def with_pins(
     return tuple({**kept, **dict.fromkeys(hints)})[:MOST_HINTS] if kept else hints
 
 
-def expected(task: Task, worker: Worker, demand: Demand, worker_index: WorkerIndex) -> tuple[ComponentKey, ...]:
-    """The components that the worker is expected to need after `task`."""
-    return needed_next(
+def expected(
+    task: Task, worker: Worker, costs: Costs, demand: Demand, worker_index: WorkerIndex
+) -> tuple[ComponentKey, ...]:
+    """The components that the worker is expected to need after `task`: first those that known tasks use, then the
+    others by demand rate."""
+    known = needed_next(
         task,
         worker,
         (line.head for line in demand.backlog.first_lines(worker.capacity_bytes or 0, MOST_WAITING)),
@@ -53,6 +56,24 @@ def expected(task: Task, worker: Worker, demand: Demand, worker_index: WorkerInd
         demand.tasks,
         demand.results.readers,
     )
+    return (*known, *by_demand(task, worker, known, costs))[:MOST_HINTS]
+
+
+def by_demand(task: Task, worker: Worker, known: Container[ComponentKey], costs: Costs) -> list[ComponentKey]:
+    """The other components that are on the worker or arrive with the task, those first that cost most per second to be
+    without: the rate of demand for them times the bytes that a byte of room saves on the bus. Complete ones first: what
+    is left of a component saves a load no time before the rest is there too."""
+    rates, components, at = costs.rates, costs.components, costs.at
+    used, entries = task.cost_class.components, worker.entries
+    found: list[tuple[bool, float, ComponentKey]] = []
+    for key in dict.fromkeys((*entries, *used)):
+        if key not in known:
+            spec, rate = components.get(key), rates.per_second(key, at)
+            if rate and spec is not None:
+                is_part = key not in used and entries[key].resident_bytes < spec.weight_bytes
+                found.append((is_part, -rate * spec.upload_bytes / spec.weight_bytes, key))
+    found.sort()
+    return [key for _, _, key in found]
 
 
 def needed_next(

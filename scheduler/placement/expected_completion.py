@@ -31,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
 from modelpool.scheduler.costs.cost_model import least_extra_seconds
+from modelpool.scheduler.placement.eviction_harm import eviction_seconds
 from modelpool.scheduler.placement.idle_workers import MOST_IDLE, best_idle, least_evicting, near
 from modelpool.scheduler.placement.overlap import can_preload_all
 from modelpool.scheduler.placement.rules import PlacementDecision, PlacementQuery, make_decision
@@ -267,8 +268,10 @@ def _cheapest(reservations: Reservations, oldest: Task, latest_start: float) -> 
     for _, _, _, candidate in ranked[:MOST_CHECKED]:
         reservations.considered = []
         line, worker = candidate.line, candidate.worker
-        place = first_to_start(reservations, line, worker, candidate.extra_seconds)
-        if place is not None and (place == 0 or _justifies_copy(query, line, place, worker, candidate.wasted_seconds)):
+        harm_seconds = eviction_seconds(query, line.cost_class, worker) if candidate.wasted_seconds > 0.0 else 0.0
+        place = first_to_start(reservations, line, worker, candidate.extra_seconds + harm_seconds)
+        wasted_seconds = candidate.wasted_seconds + harm_seconds
+        if place is not None and (place == 0 or _justifies_copy(query, line, place, worker, wasted_seconds)):
             spent_seconds = _spent_budget(query, candidate, candidates, weight)
             return make_decision(
                 query, line.tasks[place], worker, PlacementRule.CHEAPEST, "", reservations.considered, spent_seconds

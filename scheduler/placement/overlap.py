@@ -118,7 +118,8 @@ def can_preload_all(
     if load is None or not is_load_available(costs, worker, coming):
         return False
     whole_bytes = sum([costs.components[key].upload_bytes for key in coming.components])
-    if worker.preloaded.get(coming, 0) >= whole_bytes:
+    preloaded = worker.preloaded.get(coming)
+    if preloaded is not None and preloaded.hidden_bytes >= whole_bytes:
         return False
     if load.upload_bytes and not may_preload(costs, worker, held_during_run(worker, running, 1), coming, 0.0):
         return False  # the checks below are slower than this one

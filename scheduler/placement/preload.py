@@ -21,9 +21,10 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
-from modelpool.pool.plan.preload_plan import RunningLease
+from modelpool.pool.plan.preload_plan import PreloadPlan, RunningLease
 from modelpool.pool.specs.eviction_hints import NO_HINTS, EvictionHints
 from modelpool.pool.specs.spec import ComponentKey, TaskId, WorkerId
 from modelpool.scheduler.costs.cost_model import Costs
@@ -36,6 +37,7 @@ from modelpool.scheduler.placement.overlap import (
     waiting_work,
     would_switch_patches,
 )
+from modelpool.scheduler.placement.preload_value import PreloadUses, Victim, preload_value
 from modelpool.scheduler.placement.rules import PlacementDecision
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
@@ -44,7 +46,7 @@ from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.messages import Command, Preload
 from modelpool.scheduler.tables.placement_record import PreloadNote
 from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import Worker, WorkerTable
+from modelpool.scheduler.tables.workers import PendingPreload, Worker, WorkerTable
 
 #: tasks in one preload command
 MOST_TASKS = 3
@@ -97,19 +99,35 @@ class PreloadPlanner:
         self._started: list[tuple[Worker, Task | None]] = []
         #: workers that were sent a preload since their run began
         self._notified: set[WorkerId] = set()
+        self._uses = PreloadUses()
 
     def run_started(self, worker: Worker, cost_class: CostClass, decision: PlacementDecision) -> None:
         """A worker began a run, and the residency after it is assumed."""
         if not self._config.upload_ahead:
             return
         self._notified.discard(worker.worker_id)
-        worker.preloaded = {one: size for one, size in worker.preloaded.items() if one is not cost_class and one.tasks}
+        if worker.preloaded:
+            self._learn(worker, cost_class)
         why = decision.why
         if why.streamed_bytes or worker.expected_end is None:
             worker.loaded_at = None
             return
         worker.loaded_at = self._costs.at + why.chosen.extra_seconds
         self._started.append((worker, decision.preload_first))
+
+    def _learn(self, worker: Worker, begun: CostClass) -> None:
+        """A run of `begun` was placed on the worker, and the residency after it is assumed: learn from the preloads
+        that it uses, or that are of no use any more."""
+        pending = dict[CostClass, PendingPreload]()
+        for cost_class, preloaded in worker.preloaded.items():
+            if cost_class is begun:
+                seconds = self._costs.at - preloaded.sent_at
+                self._uses.was_used(cost_class.kind, seconds, preloaded.expected_seconds)
+            elif cost_class.tasks and not worker.entries.keys().isdisjoint(cost_class.components):
+                pending[cost_class] = preloaded
+            else:
+                self._uses.of(cost_class.kind).was_not_used()
+        worker.preloaded = pending
 
     def plan_all(self, job_came: bool) -> None:
         """All that can start has started: plan preloads for workers that began a run, and for another one if a job was
@@ -135,9 +153,11 @@ class PreloadPlanner:
         for cost_class in worker.preloaded:
             for key in cost_class.components:
                 sooner[key] = None
-        found = self._candidates(worker, window_seconds, sooner)
+        found, here_seconds = self._candidates(worker, window_seconds, sooner)
         if deferred is not None and deferred.ready_at is not None:
             found = [deferred, *(task for task in found if task.cost_class is not deferred.cost_class)]
+        else:
+            deferred = None
         tasks: list[Task] = []
         for task in found:
             if is_load_available(self._costs, worker, task.cost_class) and not would_switch_patches(
@@ -147,12 +167,19 @@ class PreloadPlanner:
                 if len(tasks) == MOST_TASKS:
                     break
         if tasks:
-            self._bring(worker, tasks, window_seconds, sooner)
+            self._bring(worker, tasks, window_seconds, here_seconds, sooner, deferred)
 
     def _bring(
-        self, worker: Worker, tasks: Sequence[Task], window_seconds: float, sooner: Mapping[ComponentKey, None]
+        self,
+        worker: Worker,
+        tasks: Sequence[Task],
+        window_seconds: float,
+        here_seconds: float,
+        sooner: Mapping[ComponentKey, None],
+        deferred: Task | None,
     ) -> None:
-        """Send those of these tasks of which something fits next to the run, in memory and time."""
+        """Send those of these tasks of which something fits next to the run, in memory and time, and that are worth
+        what is evicted for them."""
         costs, entries = self._costs, worker.entries
         assert worker.task_id is not None, f"{worker.name} runs nothing"
         running = self._demand.tasks[worker.task_id]
@@ -169,7 +196,7 @@ class PreloadPlanner:
                 stays_bytes += entry.resident_bytes
         if stays_bytes + held.run_bytes >= (worker.capacity_bytes or 0):
             return  # the steps below are slower than this check
-        least_bytes = LEAST_SAVED_SECONDS * worker.link_bytes_per_second
+        least_bytes, run_left_seconds = LEAST_SAVED_SECONDS * worker.link_bytes_per_second, window_seconds
         needed: tuple[ComponentKey, ...] | None = None
         for task in tasks:
             if window_seconds < LEAST_SAVED_SECONDS:
@@ -179,7 +206,7 @@ class PreloadPlanner:
             hints = NO_HINTS
             if costs.makes_room(task.cost_class, worker):
                 if needed is None:
-                    needed = expected(running, worker, self._demand, self._worker_table.worker_index)
+                    needed = expected(running, worker, costs, self._demand, self._worker_table.worker_index)
                 hints = EvictionHints(needed)
             ahead = plan_preload(costs, worker, held, task.cost_class, hints)
             upload_bytes, patch_seconds = ahead.upload_bytes, ahead.switches * costs.patch_seconds(worker)
@@ -187,11 +214,22 @@ class PreloadPlanner:
             hidden_bytes = min(hidden_bytes, upload_bytes)
             if hidden_bytes < least_bytes:
                 continue
+            until_seconds = run_left_seconds if task.ready_at is None else here_seconds
+            if task is not deferred:
+                is_worth_it = self._value(worker, task, ahead, hidden_bytes, until_seconds) > 0.0
+                self._uses.of(task.cost_class.kind).decided(is_worth_it)
+                if not is_worth_it:
+                    continue
             if needed is None:
-                needed = expected(running, worker, self._demand, self._worker_table.worker_index)
+                needed = expected(running, worker, costs, self._demand, self._worker_table.worker_index)
             assert worker.residency is not None, f"{worker.name} is not up"
             self._worker_table.assume(worker, ahead.after(worker.residency, hidden_bytes))
-            worker.preloaded[task.cost_class] = worker.preloaded.get(task.cost_class, 0) + hidden_bytes
+            before = worker.preloaded.get(task.cost_class)
+            worker.preloaded[task.cost_class] = (
+                PendingPreload(hidden_bytes, costs.at, until_seconds)
+                if before is None
+                else replace(before, hidden_bytes=before.hidden_bytes + hidden_bytes)
+            )
             task_ids.append(task.spec.task_id)
             self._story.note(task, PreloadNote(hidden_bytes, worker.worker_id))
             window_seconds -= patch_seconds + upload_bytes / worker.link_bytes_per_second
@@ -200,9 +238,27 @@ class PreloadPlanner:
             self._notified.add(worker.worker_id)
             self._out.append(Preload(worker.worker_id, worker.incarnation, tuple(task_ids), needed, kept))
 
-    def _candidates(self, worker: Worker, window_seconds: float, sooner: dict[ComponentKey, None]) -> list[Task]:
-        """Return tasks to preload, the first to be tried first. Adds to `sooner` the components that are needed before
-        them."""
+    def _value(self, worker: Worker, task: Task, plan: PreloadPlan, hidden_bytes: int, until_seconds: float) -> float:
+        """`preload_value` of bringing this much of the plan for a task that should begin after that time."""
+        kind, holders = task.cost_class.kind, self._worker_table.worker_index.holders
+        costs, link_bytes_per_second = self._costs, worker.link_bytes_per_second
+        delay = self._uses.delay(kind)
+        victims: list[Victim] = []
+        for move in plan.evict:
+            key = move.component
+            # demand is shared by those that have the weights
+            seconds = delay * until_seconds / max(1, len(holders.get(key, ())))
+            probability = costs.rates.needed_within(key, seconds, costs.at)
+            spec = costs.components.get(key)
+            reload_bytes = move.bytes if spec is None else move.bytes * spec.upload_bytes / spec.weight_bytes
+            victims.append(Victim(probability, reload_bytes / link_bytes_per_second))
+        return preload_value(hidden_bytes / link_bytes_per_second, self._uses.of(kind).used_part, victims)
+
+    def _candidates(
+        self, worker: Worker, window_seconds: float, sooner: dict[ComponentKey, None]
+    ) -> tuple[list[Task], float]:
+        """Return tasks to preload, the first to be tried first, and the seconds until the first waiting one should
+        begin. Adds to `sooner` the components that are needed before them."""
         backlog, costs = self._demand.backlog, self._costs
         left_seconds, most_seconds, found = 0.0, window_seconds / LEAST_PART, dict[CostClass, Task]()
         for task in self._readers(worker):
@@ -216,7 +272,7 @@ class PreloadPlanner:
             elif not self._is_sooner_elsewhere(task, 1, worker, extra, window_seconds):
                 found[task.cost_class] = task
         if not backlog.count:
-            return list(found.values())
+            return list(found.values()), window_seconds + left_seconds
         for cost_class in worker.preloaded:
             line = backlog.line(cost_class)
             if line is not None:
@@ -245,7 +301,7 @@ class PreloadPlanner:
                 break
             for key in head.cost_class.components:
                 sooner[key] = None
-        return list(found.values())
+        return list(found.values()), here_seconds
 
     def _readers(self, worker: Worker) -> Iterable[Task]:
         """The tasks that read the results of the current run of the worker."""
@@ -272,8 +328,8 @@ class PreloadPlanner:
     def _is_sooner_elsewhere(
         self, task: Task, count: int, worker: Worker, load_seconds: float, here_seconds: float
     ) -> bool:
-        """Whether a worker that has most of its weights, or is loading them, should finish `count` such tasks before
-        this worker could finish the first, which it could begin in `here_seconds`."""
+        """Whether workers that have most of its weights, or are loading or preloading them, should finish `count` such
+        tasks before this worker could finish the first, which it could begin in `here_seconds`."""
         costs, cost_class = self._costs, task.cost_class
         if not cost_class.components:
             return False
@@ -282,17 +338,20 @@ class PreloadPlanner:
             return False
         run_seconds = costs.resident_seconds(task.spec, cost_class, worker)
         stay_together = self._config.batch_limit > 1  # a line in two places forms smaller batches
+        until_seconds = here_seconds + COUNTED * load_seconds + run_seconds
         for place, other in enumerate(holders):
             if place == MOST_HOLDERS:
                 break
             if other is worker:
                 continue
             extra, wait = costs.extra_seconds(task.spec, cost_class, other), other.wait_seconds(costs.at)
-            if extra is None or wait is None or extra > MOST_OF_LOAD * load_seconds:
+            if extra is None or wait is None:
                 continue
-            if (
-                stay_together
-                or wait + extra + count * run_seconds <= here_seconds + COUNTED * load_seconds + run_seconds
-            ):
+            if extra > MOST_OF_LOAD * load_seconds and cost_class not in other.preloaded:
+                continue
+            if stay_together or run_seconds <= 0.0:
+                return True
+            count -= max(0, int((until_seconds - wait - extra) / run_seconds))
+            if count <= 0:
                 return True
         return False

@@ -126,7 +126,7 @@ def make_decision(
         found.sort(key=lambda other: (other.seconds, other.worker_id))
         best_others = tuple(found[:MOST_OTHERS])
     chosen = PlacementOption(worker.worker_id, 0.0, extra_seconds, run_seconds)
-    workers = query.workers
+    workers, preloaded = query.workers, worker.preloaded.get(cost_class)
     why = Why(
         rule,
         chosen,
@@ -139,7 +139,7 @@ def make_decision(
         slowdown,
         int(task.passed),
         note,
-        worker.preloaded.get(cost_class, 0),
+        0 if preloaded is None else preloaded.hidden_bytes,
     )
     return PlacementDecision(task, worker, extra_seconds + run_seconds, why, spent_seconds)
 

@@ -24,22 +24,27 @@ def shared_load_seconds(query: PlacementQuery, cost_class: CostClass, worker: Wo
     entries, waiting = worker.entries, query.backlog.wanted
     load: LoadEstimate | None = None
     seconds = 0.0
-    for key in cost_class.components:
-        if key in entries:
+    for use in cost_class.uses:
+        key, entry = use.component, entries.get(use.component)
+        if entry is not None and entry.patch_digest != use.patch_digest:
+            continue
+        if entry is not None and entry.resident_bytes >= query.costs.components[key].weight_bytes:
             continue
         holders = query.workers.holders.get(key)
-        sharing = waiting.get(key, 0) / (1 + (0 if holders is None else len(holders)))
+        others = 0 if holders is None else len(holders) - (entry is not None)
+        sharing = waiting.get(key, 0) / (1 + others)
         if sharing <= 1.0:
             continue
         if load is None:
             load = query.costs.load_estimate(cost_class, worker)
             assert load is not None, f"the task does not fit on {worker.worker_id}"
-        seconds += (1.0 - 1.0 / sharing) * _seconds_of(query.costs, load, key, worker)
+        there_bytes = 0 if entry is None else entry.resident_bytes
+        seconds += (1.0 - 1.0 / sharing) * _seconds_of(query.costs, load, key, there_bytes, worker)
     return seconds
 
 
-def _seconds_of(costs: Costs, load: LoadEstimate, key: ComponentKey, worker: Worker) -> float:
-    """The seconds of that load that bring the lasting part of this component, which is not resident, on the slower of
+def _seconds_of(costs: Costs, load: LoadEstimate, key: ComponentKey, there_bytes: int, worker: Worker) -> float:
+    """The seconds of that load that bring the lasting part of this component beyond `there_bytes`, on the slower of
     disk and link. From the disk all of it lasts, in the page cache."""
     spec, node = costs.components[key], costs.nodes.of(worker.spec)
     if node is not None and load.reads:
@@ -47,7 +52,7 @@ def _seconds_of(costs: Costs, load: LoadEstimate, key: ComponentKey, worker: Wor
         if read_seconds > (load.upload_bytes + load.streamed_bytes) / worker.link_bytes_per_second:
             component_reads = tuple([read for read in load.reads if read[0] == key])
             return node.missing_bytes(component_reads) / node.storage_bytes_per_second
-    part = _resident_bytes(load, key) / spec.weight_bytes
+    part = max(0, _resident_bytes(load, key) - there_bytes) / spec.weight_bytes
     return part * spec.upload_bytes / worker.link_bytes_per_second
 
 

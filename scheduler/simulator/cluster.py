@@ -376,7 +376,7 @@ class VirtualCluster(Generic[CoreT_co]):
             assert len(found) == 1, f"{command}: mates at different steps"
             first_step = found.pop() or 0
             tasks = [replace(task, run_seconds=task.run_seconds * (steps - first_step) / steps) for task in tasks]
-        work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor())
+        work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor(command))
         kind = self._disturbances.run_error(command)
         hangs = self._disturbances.run_hangs(command)
         batch = machine.batch = RunningBatch(

@@ -14,12 +14,12 @@ class Disturbances:
     """Functions that cause failures. By default nothing fails.
 
     start_fails  whether this start fails
-    run_factor   called once per run, in order: factor on its seconds
+    run_factor   called once per run, in order: factor on its seconds and those of its mates
     run_error    the error of this run and all its mates; None for success
     run_hangs    whether this run never ends by itself, nor when asked to stop
     """
 
     start_fails: Callable[[StartWorker], bool] = lambda command: False
-    run_factor: Callable[[], float] = lambda: 1.0
+    run_factor: Callable[[RunTask], float] = lambda command: 1.0
     run_error: Callable[[RunTask], RunErrorKind | None] = lambda command: None
     run_hangs: Callable[[RunTask], bool] = lambda command: False

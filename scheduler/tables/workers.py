@@ -99,6 +99,20 @@ class PendingLoad:
     runs: int
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPreload:
+    """Weights that were preloaded on a worker, or are being, and that no run has used since.
+
+    hidden_bytes      expected bytes so far
+    sent_at           when the first of them was requested
+    expected_seconds  until a run uses them, as expected then
+    """
+
+    hidden_bytes: int
+    sent_at: float
+    expected_seconds: float
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker through all its incarnations."""
@@ -133,8 +147,8 @@ class Worker:
     expected_end: float | None = None
     #: when the weights of its run should be loaded; None if nothing can be preloaded during it
     loaded_at: float | None = None
-    #: bytes that were preloaded and not used since, by cost class
-    preloaded: dict[CostClass, int] = field(default_factory=dict)
+    #: what was preloaded and not used since, by cost class
+    preloaded: dict[CostClass, PendingPreload] = field(default_factory=dict)
     #: the load of a pinned set that has not been answered
     loading: PendingLoad | None = None
     idle_since: float = 0.0

@@ -109,7 +109,7 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
     kinds = [RunErrorKind.OUT_OF_VRAM, RunErrorKind.INPUT_LOST, RunErrorKind.INTERNAL]
     disturbances = Disturbances(
         start_fails=lambda command: rng.random() < 0.1,
-        run_factor=lambda: rng.uniform(0.7, 1.5),
+        run_factor=lambda command: rng.uniform(0.7, 1.5),
         run_error=lambda command: rng.choice(kinds) if rng.random() < 0.03 else None,
         run_hangs=lambda command: config.run_timeout_seconds is not None and rng.random() < 0.01,
     )

@@ -38,7 +38,7 @@ def troubled(
     kinds = [RunErrorKind.OUT_OF_VRAM, RunErrorKind.INPUT_LOST, RunErrorKind.INTERNAL]
     disturbances = Disturbances(
         start_fails=lambda command: rng.random() < 0.1,
-        run_factor=lambda: rng.uniform(0.7, 1.5),
+        run_factor=lambda command: rng.uniform(0.7, 1.5),
         run_error=lambda command: rng.choice(kinds) if rng.random() < 0.02 else None,
     )
     state = SchedulerState(config or SchedulerConfig(story_length=None))

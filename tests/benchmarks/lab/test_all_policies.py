@@ -82,7 +82,7 @@ def test_every_job_is_resolved_once(name: str, seed: int, count: int, sizes: lis
     kinds = [RunErrorKind.OUT_OF_VRAM, RunErrorKind.INTERNAL, RunErrorKind.WORKER_LOST]
     disturbances = Disturbances(
         start_fails=lambda command: troubled and rng.random() < 0.2,
-        run_factor=lambda: rng.uniform(0.5, 2.0),
+        run_factor=lambda command: rng.uniform(0.5, 2.0),
         run_error=lambda command: rng.choice(kinds) if troubled and rng.random() < 0.1 else None,
     )
     cluster = world(name, Workload("bursts", MIX.components, jobs), workers, disturbances)

@@ -7,7 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modelpool.benchmarks.lab.caches import fewest_loads, lfu_loads, lru_loads
+from modelpool.benchmarks.lab.caches import fewest_loads, lfu_loads, lru_loads, reordered_lru_loads
+from modelpool.benchmarks.lab.own_caches import LoopCase, own_cache_loads
 
 SEQUENCES = st.lists(st.integers(0, 7), max_size=60)
 
@@ -88,3 +89,32 @@ def test_a_pair_that_takes_turns_needs_two_slots_and_spoils_the_least_often_used
     pair = ["a", "b"] * 5
     assert lru_loads(old + pair, 3) == [30, 4, 4]
     assert lfu_loads(old + pair, 3) == 2 + 10
+
+
+@given(SEQUENCES, st.integers(1, 8))
+def test_a_window_of_one_reorders_nothing(sequence: list[int], slots: int) -> None:
+    assert reordered_lru_loads(sequence, slots, 1) == lru_loads(sequence, slots)[slots - 1]
+
+
+@given(SEQUENCES, st.integers(1, 8))
+def test_a_window_over_everything_loads_each_name_once(sequence: list[int], slots: int) -> None:
+    assert reordered_lru_loads(sequence, slots, max(1, len(sequence))) == len(set(sequence))
+
+
+def test_what_a_cache_holds_goes_first_then_what_most_wait_for() -> None:
+    assert reordered_lru_loads("abbab", 1, 5) == 2
+    assert reordered_lru_loads("abababab", 1, 2) < lru_loads("abababab", 1)[0]
+
+
+def test_workers_with_their_own_models_by_hand() -> None:
+    """One client and one worker with one slot load at each change of the model; two workers hold both models."""
+    one = LoopCase([0, 1, 0, 1], [1.0] * 4, 1, 1, 1, 2.0)
+    assert own_cache_loads(one) == (4, 4 / 12.0)
+    assert own_cache_loads(LoopCase([0, 1, 0, 1], [1.0] * 4, 2, 1, 1, 2.0)) == (2, 4 / 8.0)
+    assert own_cache_loads(LoopCase([0, 1, 0, 1], [1.0] * 4, 1, 1, 4, 2.0)) == (2, 4 / 8.0)
+
+
+def test_patience_waits_before_each_load() -> None:
+    """A second of patience delays the first load and the one after the runs of the first model."""
+    case = LoopCase([0, 0, 1, 1], [1.0] * 4, 1, 1, 2, 2.0)
+    assert own_cache_loads(case, 1.0) == (2, 4 / 10.0)

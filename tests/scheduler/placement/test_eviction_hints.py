@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from modelpool.pool.plan.eviction_plan import Resident
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, Role, TaskId, WorkerId
-from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_HINTS, followers, needed_next
+from modelpool.scheduler.placement.eviction_hints import MOST_FOLLOWERS, MOST_HINTS, by_demand, followers, needed_next
 from tests.scheduler.placement.test_rules import Scene, whole
+from tests.scheduler.scene import AT
 from tests.scheduler.world import DRAW, PAINT, TEXT, VAE, Shell, decode, encode, image, sample
 from tests.simulation.hints import moved_gib
 
@@ -58,6 +59,20 @@ def test_of_what_follows_the_nearest_come_first_and_no_more_than_are_looked_at()
     assert followers(first, tasks, readers) == [*samples, last[0]]
     assert followers(samples[1], tasks, readers) == [last[1]]
     assert list(followers(last[0], tasks, readers)) == []
+
+
+def test_what_no_known_task_needs_follows_by_its_rate_of_demand() -> None:
+    """PAINT arrives with the task. VAE is needed ten times as often as TEXT, and only a part of DRAW is there."""
+    scene = Scene()
+    worker = scene.worker("a", whole(TEXT), Resident(DRAW, 4), whole(VAE))
+    now = scene.task(sample(model=PAINT))
+    scene.costs.at = AT
+    for key, gap_seconds in ((VAE, 1.0), (DRAW, 0.1), (TEXT, 10.0)):
+        for number in range(20, 0, -1):
+            scene.costs.rates.arrived((key,), AT - number * gap_seconds)
+            scene.costs.rates.ended((key,), AT - number * gap_seconds)
+    assert by_demand(now, worker, (), scene.costs) == [PAINT, VAE, TEXT, DRAW]
+    assert by_demand(now, worker, (VAE,), scene.costs) == [PAINT, TEXT, DRAW]
 
 
 def test_no_more_is_told_than_the_limit() -> None:

@@ -15,6 +15,7 @@ from modelpool.scheduler.placement.idle_workers import MOST_IDLE
 from modelpool.scheduler.placement.waiting import MOST_BUSY
 from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.placement_record import PlacementRule
+from modelpool.scheduler.tables.workers import PendingPreload
 from tests.scheduler.scene import AT, Scene, whole
 from tests.scheduler.world import COMPONENTS, DRAW, PAINT, TEXT, VAE, decode, encode, sample
 
@@ -79,7 +80,7 @@ def test_a_worker_that_does_not_bring_what_it_is_told_is_not_asked_for_ever() ->
     worker = scene.worker("a", whole(DRAW))
     waiting = scene.task(sample(model=PAINT), waited=500.0)
     scene.task(sample(model=DRAW), waited=1.0)
-    worker.preloaded = {waiting.cost_class: 6}
+    worker.preloaded = {waiting.cost_class: PendingPreload(6, 0.0, 10.0)}
     choice = scene.ask()
     assert choice is not None
     assert (choice.task, choice.preload_first) == (waiting, None)

@@ -13,6 +13,7 @@ import pytest
 
 from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, RunCost, RunErrorKind, TaskId, WorkerId
+from modelpool.scheduler.costs.demand_rates import REMEMBERED
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, Preload, RunTask
 from modelpool.scheduler.tables.workers import Worker
@@ -181,3 +182,51 @@ def test_nothing_is_told_where_that_is_switched_off() -> None:
     shell.submit(job("one", DRAW))
     assert not told(shell.submit(job("two", PAINT)))
     assert not told(shell.finish("a", cost=RunCost(run_seconds=10.0)))
+
+
+def needed_every(shell: Shell, component: ComponentKey, gap_seconds: float) -> None:
+    """The component was needed for a moment every so many seconds, the last time just now."""
+    for number in range(REMEMBERED, -1, -1):
+        shell.state.costs.rates.arrived((component,), shell.at - number * gap_seconds)
+        shell.state.costs.rates.ended((component,), shell.at - number * gap_seconds)
+
+
+def brought_at_the_cost_of_vae(gap_seconds: float) -> bool:
+    """Whether PAINT is preloaded where VAE has to leave for it, which was needed every `gap_seconds`. A load of VAE
+    takes 3 s, and the rest of the run hides 2 s of that of PAINT."""
+    shell = learnt("a", capacity=22, link=1.0)
+    there = Residency(22, (Resident(VAE, 3), Resident(DRAW, 10)))
+    shell.submit(job("one", DRAW))
+    shell.finish("a", residency=there, cost=RunCost(run_seconds=10.0))
+    needed_every(shell, DRAW, 0.01)
+    shell.submit(job("two", DRAW, seed=1))
+    end = worker(shell).expected_end
+    assert end is not None
+    shell.at = end - 3.0
+    needed_every(shell, VAE, gap_seconds)
+    commands = shell.submit(job("three", PAINT))
+    if told(commands):
+        assert worker(shell).entries.get(VAE) != Resident(VAE, 3), "it has to make room"
+    return bool(told(commands))
+
+
+def test_a_preload_whose_victim_is_needed_first_is_refused() -> None:
+    assert not brought_at_the_cost_of_vae(0.1)
+
+
+def test_a_preload_that_pays_still_happens() -> None:
+    assert brought_at_the_cost_of_vae(10_000.0)
+
+
+def test_no_second_copy_that_no_task_waits_for() -> None:
+    """The first worker begins to preload PAINT for the only task that waits for it: the second one, whose run ends at
+    the same time, does not load it too. It does for more tasks than the first one can take by then."""
+    for waiting, workers in ((1, 1), (40, 2)):
+        shell = learnt("a", "b", link=1.0)
+        for name in ("one", "two"):
+            shell.submit(job(name, DRAW, seed=len(name) + ord(name[0])))
+        assert {worker(shell, name).task_id is None for name in "ab"} == {False}
+        commands: list[Command] = []
+        for number in range(waiting):
+            commands += shell.submit(job(f"p{number}", PAINT, seed=number))
+        assert len({ahead.worker_id for ahead in told(commands)}) == workers, waiting

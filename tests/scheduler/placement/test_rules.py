@@ -272,6 +272,23 @@ def test_a_copy_has_to_be_worth_what_is_left_of_the_line(waiting: int, expected:
     assert (None if choice is None else choice.worker.worker_id) == expected
 
 
+@pytest.mark.parametrize(("gap_seconds", "expected"), [(1.0, None), (1e6, "idle")])
+def test_a_copy_that_evicts_what_is_in_demand_waits_longer_for_its_holder(
+    gap_seconds: float, expected: str | None
+) -> None:
+    """A copy of PAINT takes 6 s, and the warm worker is free in 7 s. The idle one has no room for it next to DRAW,
+    whose load takes 10 s: if it is needed again soon, the task waits."""
+    scene = Scene()
+    scene.worker("idle", whole(DRAW), capacity=20)
+    scene.worker("warm", whole(PAINT), free_in=7.0)
+    for number in range(5, 0, -1):
+        scene.costs.rates.arrived((DRAW,), AT - number * gap_seconds)
+        scene.costs.rates.ended((DRAW,), AT - number * gap_seconds)
+    scene.task(sample(model=PAINT))
+    choice = scene.ask()
+    assert (None if choice is None else choice.worker.worker_id) == expected
+
+
 def test_hurried_tasks_go_first_within_their_priority_by_deadline() -> None:
     scene = Scene()
     scene.worker("a", whole(DRAW))

@@ -30,12 +30,20 @@ def test_those_who_wait_pay_in_equal_parts_at_each_holder_and_here(
     assert shared_load_seconds(scene.query(), tasks[0].cost_class, idle) == pytest.approx(others_pay)
 
 
-def test_what_is_there_in_part_or_with_other_patches_is_paid_by_who_needs_it() -> None:
+def test_what_is_there_with_other_patches_is_paid_by_who_needs_it() -> None:
     scene = Scene()
     part, patched = scene.worker("part", Resident(PAINT, 2)), scene.worker("patched", whole(PAINT, "y"))
     task = scene.task(sample(model=PAINT, patch="x"))
     scene.task(sample(model=PAINT, patch="y"))
     assert [shared_load_seconds(scene.query(), task.cost_class, worker) for worker in (part, patched)] == [0.0, 0.0]
+
+
+def test_those_who_wait_also_pay_for_the_rest_of_what_is_there_in_part() -> None:
+    """Of PAINT's twelve bytes two are there, and the other ten take 5 s: three wait, so two of them pay two thirds."""
+    scene = Scene()
+    part = scene.worker("part", Resident(PAINT, 2))
+    tasks = [scene.task(sample(model=PAINT, seed=seed)) for seed in range(3)]
+    assert shared_load_seconds(scene.query(), tasks[0].cost_class, part) == pytest.approx(10 / 3)
 
 
 @pytest.mark.parametrize(("capacity", "others_pay"), [(64, 3.0), (10, 1.5), (6, 0.5), (4, 0.0)])
