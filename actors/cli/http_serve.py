@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
+
+if TYPE_CHECKING:
+    from modelpool.actors.http.ports import HttpPool
 
 Host = Annotated[
     str | None,
@@ -59,4 +62,4 @@ def serve(
             say(console, f"listening on {address}; outputs: {folder}", "bold")
             say(console, f"Describe it:  {address}/docs   Ctrl-C ends it", "dim")
 
-        server.serve(opened, settings.serve, folder.absolute(), listening, ready)
+        server.serve(cast("HttpPool", opened), settings.serve, folder.absolute(), listening, ready)

@@ -268,11 +268,11 @@ def _link_errors(
 
 
 def _value_errors(
-    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, value: Any
+    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, found: Any
 ) -> Iterator[NodeError]:
+    value: Any = found
     types: Mapping[str, tuple[type, ...]] = {"INT": (int,), "FLOAT": (int, float), "BOOLEAN": (bool,)}
-    expected_types = types.get(given.type, (str,))
-    if not isinstance(value, expected_types) or (isinstance(value, bool) and given.type != "BOOLEAN"):
+    if not isinstance(value, types.get(given.type, (str,))) or (isinstance(value, bool) and given.type != "BOOLEAN"):
         details = f"{given.name}: found {str(value)[:100]!r}, expected {given.type}"
         yield _error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
         return

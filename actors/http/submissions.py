@@ -302,7 +302,7 @@ class _Follower:
 
 async def _follow_detached(submission: Submission, jobs: HttpDetachedJobs, folder: Path) -> None:
     """Ask for progress until the submission has ended. A service that restarts is asked again."""
-    while not submission.over:
+    while True:
         began = time.monotonic()
         try:
             now = await asyncio.to_thread(jobs.progress)
