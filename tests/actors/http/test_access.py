@@ -21,6 +21,7 @@ from modelpool.pool.core.errors import UserError
 from tests.actors.http.asgi import Answer, RefusingPool, call
 
 KEY = "k" * 20
+OTHER = "evil.test"
 KEYS = {"ann": KEY, "bob": "sha256:" + hashlib.sha256(b"b" * 20).hexdigest()}
 
 
@@ -106,9 +107,9 @@ def test_large_bodies_are_refused_before_they_are_read_and_while_they_are(tmp_pa
         ({"host": "127.0.0.1:8000"}, 200),
         ({"host": "localhost"}, 200),
         ({"host": "[::1]:8000"}, 200),
-        ({"host": "evil.test"}, 403),
+        ({"host": OTHER}, 403),
         ({"host": "127.0.0.1:8000", "origin": "http://127.0.0.1:8000"}, 200),
-        ({"host": "127.0.0.1:8000", "origin": "http://evil.test"}, 403),
+        ({"host": "127.0.0.1:8000", "origin": f"http://{OTHER}"}, 403),
         ({"host": "127.0.0.1:8000", "origin": "null"}, 403),
     ],
 )
@@ -146,7 +147,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         {"port": True},
         {"port": 70000},
         {"upload_bytes": "lots"},
-        {"url_hosts": ["http://example"]},
+        {"url_hosts": [f"http://{OTHER}"]},
         {"webhook_secret": "short"},
         {"nothing": 1},
     ],

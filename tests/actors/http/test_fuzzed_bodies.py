@@ -37,7 +37,7 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
                     "regions": ["0,0,8,8=x"], "hires": "2:0.5", "deadline": "10m", "options": {"motion": 3},
                 }
             ],
-            "webhook": "http://example/", "detached": False,
+            "webhook": "http://127.0.0.1/", "detached": False,
         },
     ),
     "openai": (
