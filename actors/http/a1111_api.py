@@ -22,7 +22,7 @@ from modelpool.actors.http.bodies import json_object
 from modelpool.actors.http.encoded_images import image_text
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
-from modelpool.actors.http.submissions import JobEnd, Submission
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
 
@@ -145,7 +145,7 @@ def a1111_router(services: Services) -> APIRouter:
     return router
 
 
-def _successes(submission: Submission) -> list[JobEnd]:
+def _successes(submission: HttpSubmission) -> list[JobEnd]:
     """Return the jobs that succeeded, in order. Raises HttpProblem for a job that failed; interrupted ones are left
     out.
     """
@@ -177,7 +177,7 @@ def _info(call: ImageCall, model: str, ends: Sequence[JobEnd]) -> dict[str, Any]
     }
 
 
-def _progress(active: Sequence[Submission]) -> dict[str, Any]:
+def _progress(active: Sequence[HttpSubmission]) -> dict[str, Any]:
     """Return the progress of all active calls together. There are no previews: `current_image` is None."""
     total = sum(each.total for each in active)
     running = [task for each in active for task in each.running if task.steps]

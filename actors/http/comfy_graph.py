@@ -268,11 +268,9 @@ def _link_errors(
 
 
 def _value_errors(
-    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, found: Any
+    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, value: Any
 ) -> Iterator[NodeError]:
-    value: Any = found
-    types: Mapping[str, tuple[type, ...]] = {"INT": (int,), "FLOAT": (int, float), "BOOLEAN": (bool,)}
-    if not isinstance(value, types.get(given.type, (str,))) or (isinstance(value, bool) and given.type != "BOOLEAN"):
+    if not _has_type(given.type, value):
         details = f"{given.name}: found {str(value)[:100]!r}, expected {given.type}"
         yield _error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
         return
@@ -288,6 +286,12 @@ def _value_errors(
         listed = ", ".join(choices[:_MOST_NAMED]) or "none"
         details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
         yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
+
+
+def _has_type(kind: str, value: Any) -> bool:
+    """Whether a value has the type of a widget; truth values are no numbers."""
+    types: Mapping[str, tuple[type, ...]] = {"INT": (int,), "FLOAT": (int, float), "BOOLEAN": (bool,)}
+    return isinstance(value, types.get(kind, (str,))) and (kind == "BOOLEAN" or not isinstance(value, bool))
 
 
 def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpool.actors.http.comfy_graph import WorkflowOutput
-from modelpool.actors.http.submissions import JobEnd, Submission
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 
 #: workflows that have ended and are remembered
 MOST_KEPT = 500
@@ -53,7 +53,7 @@ class Prompt:
     graph: Mapping[str, Any]
     extra_data: Mapping[str, Any]
     outputs: tuple[WorkflowOutput, ...]
-    submission: Submission
+    submission: HttpSubmission
 
     @property
     def entry(self) -> list[Any]:

@@ -22,7 +22,7 @@ from modelpool.actors.http.caller_images import check_url
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of, output_of
-from modelpool.actors.http.submissions import JobEnd, Submission
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.history_json import history_json
@@ -74,7 +74,7 @@ class _Keyed:
     """A submission under an idempotency key, which may still be on its way, and the hash of its body."""
 
     body_sha256: str
-    submission: asyncio.Future[Submission]
+    submission: asyncio.Future[HttpSubmission]
 
 
 class Idempotency:
@@ -84,8 +84,8 @@ class Idempotency:
         self._known: OrderedDict[str, _Keyed] = OrderedDict()
 
     async def once(
-        self, key_id: str, body_sha256: str, submit: Callable[[], Coroutine[Any, Any, Submission]]
-    ) -> Submission:
+        self, key_id: str, body_sha256: str, submit: Callable[[], Coroutine[Any, Any, HttpSubmission]]
+    ) -> HttpSubmission:
         """Return the submission under a key; submit if there is none. Raises HttpProblem (409) for another body, and
         what `submit` raises; then the key is free again.
         """
@@ -189,7 +189,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     return router
 
 
-def submission_json(submission: Submission, after: int = 0, most_ends: int = MOST_LISTED_ENDS) -> dict[str, Any]:
+def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int = MOST_LISTED_ENDS) -> dict[str, Any]:
     """Return a submission as JSON values, with its ends behind the first `after`."""
     counts = submission.counts
     return {
@@ -206,7 +206,7 @@ def submission_json(submission: Submission, after: int = 0, most_ends: int = MOS
     }
 
 
-def end_json(submission: Submission, end: JobEnd) -> dict[str, Any]:
+def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
     """Return the end of a job as JSON values."""
     found: dict[str, Any] = {"index": end.index, "job": end.job_id, "state": end.state, "seed": end.seed}
     if end.path is None:
@@ -221,7 +221,7 @@ def file_response(end: JobEnd) -> FileResponse:
     return FileResponse(end.path, filename=end.path.name, content_disposition_type="inline")
 
 
-async def _events(submission: Submission, after: int) -> AsyncIterator[bytes]:
+async def _events(submission: HttpSubmission, after: int) -> AsyncIterator[bytes]:
     """Yield each end with its number as the id of the event, so that a client that connects again misses none."""
     number, before = after, ""
     async for change in submission.changes(after):
@@ -238,11 +238,11 @@ async def _events(submission: Submission, after: int) -> AsyncIterator[bytes]:
     yield event("end", submission_json(submission, most_ends=0))
 
 
-async def _found(services: Services, request: Request, submission_id: str) -> Submission:
+async def _found(services: Services, request: Request, submission_id: str) -> HttpSubmission:
     return await services.submissions.find(submission_id, caller_of(request).owner)
 
 
-def _job_id(submission: Submission, index: int) -> str:
+def _job_id(submission: HttpSubmission, index: int) -> str:
     """Return the pool's id of a job. Raises HttpProblem (404)."""
     if index >= submission.total:
         raise HttpProblem(404, f"index: found {index}, expected 0 to {submission.total - 1}")
@@ -260,7 +260,7 @@ def _check_webhook(services: Services, url: Any) -> None:
         raise HttpProblem(400, "webhook: this server has no [serve] webhook_secret to sign with")
 
 
-async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> Submission:
+async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
     return await services.submit(caller, lambda: _requests(services, new, jobs_id is not None), INTERFACE, jobs_id)
 
 
@@ -278,14 +278,14 @@ async def _submitted_once(
     new: NewJobs,
     key: str,
     body: Any,
-) -> Submission:
+) -> HttpSubmission:
     if not 0 < len(key) <= MAX_KEY_LENGTH:
         raise HttpProblem(400, f"Idempotency-Key: found {len(key)} characters, expected 1 to {MAX_KEY_LENGTH}")
     key_id = "http-" + hashlib.sha256(f"{caller.owner}\0{key}".encode()).hexdigest()[:24]
     body_sha256 = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     detached = new.detached if new.detached is not None else await services.keeps_jobs()
 
-    async def submit() -> Submission:
+    async def submit() -> HttpSubmission:
         submission = await _submitted(services, caller, new, key_id if detached else None)
         _notify_at_end(services, webhooks, start, submission, new.webhook)
         return submission
@@ -301,7 +301,7 @@ def _notify_at_end(
     services: Services,
     webhooks: Webhooks,
     start: Callable[[Coroutine[Any, Any, None]], None],
-    submission: Submission,
+    submission: HttpSubmission,
     url: str,
 ) -> None:
     """Have the end of a submission delivered to `url`, if there is one."""

@@ -19,7 +19,7 @@ from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_te
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
-from modelpool.actors.http.submissions import JobEnd, Submission
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
 from modelpool.actors.request.image_fields import image_of_bytes
 from modelpool.actors.request.requests import GenerateRequest
@@ -209,7 +209,7 @@ async def _answer(
     return JSONResponse({"created": int(submission.created_at), "data": data, **_about(call)})
 
 
-async def _events(submission: Submission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
+async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
     """Yield one event for each image, as it is ready, or one error. The pool has no previews: no partial images."""
     cancel = True
     try:

@@ -16,7 +16,7 @@ from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
-from modelpool.actors.http.submissions import JobEnd, Submission, Submissions
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.serve_section import ServeSection
@@ -72,7 +72,7 @@ class Services:
         build: Callable[[], Sequence[GenerateRequest]],
         interface: str,
         detached_id: str | None = None,
-    ) -> Submission:
+    ) -> HttpSubmission:
         """Build requests in a thread, and queue them for `caller`: in the pool's journal if there is a `detached_id`.
         Raises UserError, HttpProblem (429 for too many jobs), and PoolLost.
         """
@@ -92,7 +92,7 @@ class Services:
             if not self._arriving[owner]:
                 del self._arriving[owner]
 
-    async def wait(self, request: Request, submission: Submission) -> None:
+    async def wait(self, request: Request, submission: HttpSubmission) -> None:
         """Wait until a submission is over; cancel it if the client goes. Raises ClientGone, and HttpProblem (503)."""
         ended = asyncio.ensure_future(submission.ended())
         gone = asyncio.ensure_future(_disconnected(request))
@@ -138,7 +138,7 @@ class Services:
                 return False
         return self._keeps_jobs
 
-    def signed_path(self, submission: Submission, index: int) -> str:
+    def signed_path(self, submission: HttpSubmission, index: int) -> str:
         """Return a path of an output that needs no key, for an hour."""
         until = int(time.time()) + SIGNED_SECONDS
         signature = self._signature(submission.owner, submission.id, index, until)
@@ -164,7 +164,7 @@ def caller_of(connection: HTTPConnection) -> Caller:
     return caller
 
 
-def output_of(submission: Submission, index: int) -> JobEnd:
+def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     """Return a job that has an output. Raises HttpProblem (404, 409, 410)."""
     if not 0 <= index < submission.total:
         raise HttpProblem(404, f"index: found {index}, expected 0 to {submission.total - 1}")

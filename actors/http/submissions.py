@@ -71,7 +71,7 @@ class Change:
     held: str
 
 
-class Submission:
+class HttpSubmission:
     """One submission. Everything but `cancel` belongs to the event loop."""
 
     def __init__(
@@ -156,14 +156,14 @@ class Submissions:
         self._folder = folder
         self._kept = kept
         #: oldest first
-        self._known: OrderedDict[str, Submission] = OrderedDict()
+        self._known: OrderedDict[str, HttpSubmission] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> Submission:
+    async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> HttpSubmission:
         """Queue requests in the pool. Raises UserError, and PoolLost."""
         user = owner or None
         jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
-        submission = Submission(jobs.id, owner, interface, len(requests), jobs.cancel, detached=False)
+        submission = HttpSubmission(jobs.id, owner, interface, len(requests), jobs.cancel, detached=False)
         follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
         jobs.watch(follower.wake)
         follower.read()
@@ -171,7 +171,7 @@ class Submissions:
 
     async def submit_detached(
         self, requests: Sequence[GenerateRequest], owner: str, interface: str, submission_id: str
-    ) -> Submission:
+    ) -> HttpSubmission:
         """Hand requests over to the pool's journal, under an id: again under the same id returns the same submission.
         Raises UserError, and PoolLost.
         """
@@ -184,7 +184,7 @@ class Submissions:
         )
         return await self._adopt(jobs, owner, interface)
 
-    async def find(self, submission_id: str, owner: str) -> Submission:
+    async def find(self, submission_id: str, owner: str) -> HttpSubmission:
         """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404)."""
         known = self._known.get(submission_id)
         if known is not None and known.owner == owner:
@@ -200,12 +200,12 @@ class Submissions:
                     return await self._adopt(jobs, owner, "native")
         raise HttpProblem(404, f"submission {submission_id!r} is unknown")
 
-    def with_id(self, submission_id: str) -> tuple[Submission, ...]:
+    def with_id(self, submission_id: str) -> tuple[HttpSubmission, ...]:
         """Return the submission with this id, whoever owns it; () if it is not known."""
         known = self._known.get(submission_id)
         return () if known is None else (known,)
 
-    def of(self, owner: str, interface: str | None = None) -> list[Submission]:
+    def of(self, owner: str, interface: str | None = None) -> list[HttpSubmission]:
         """Return the submissions of `owner`, of one interface or all, oldest first."""
         return [each for each in self._known.values() if each.owner == owner and interface in (None, each.interface)]
 
@@ -219,18 +219,18 @@ class Submissions:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _adopt(self, jobs: HttpDetachedJobs, owner: str, interface: str) -> Submission:
+    async def _adopt(self, jobs: HttpDetachedJobs, owner: str, interface: str) -> HttpSubmission:
         if (known := self._known.get(jobs.id)) is not None:
             return known
         progress = await asyncio.to_thread(jobs.progress)
         total = progress.record.request_count
-        submission = Submission(jobs.id, owner, interface, total, jobs.cancel, detached=True)
+        submission = HttpSubmission(jobs.id, owner, interface, total, jobs.cancel, detached=True)
         submission.created_at = progress.record.created_at
         if jobs.id not in self._known:
             self._start(_follow_detached(submission, jobs, self._folder))
         return self._add(submission)
 
-    def _add(self, submission: Submission) -> Submission:
+    def _add(self, submission: HttpSubmission) -> HttpSubmission:
         known = self._known.setdefault(submission.id, submission)
         ended = [each for each in self._known.values() if each.over]
         jobs = sum(len(each.ends) for each in ended)
@@ -251,7 +251,7 @@ class _Follower:
 
     def __init__(
         self,
-        submission: Submission,
+        submission: HttpSubmission,
         jobs: HttpJobs,
         loop: asyncio.AbstractEventLoop,
         start: Callable[[Coroutine[Any, Any, None]], None],
@@ -300,7 +300,7 @@ class _Follower:
             self._reading = False
 
 
-async def _follow_detached(submission: Submission, jobs: HttpDetachedJobs, folder: Path) -> None:
+async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs, folder: Path) -> None:
     """Ask for progress until the submission has ended. A service that restarts is asked again."""
     while True:
         began = time.monotonic()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.http.submissions import Submission, Submissions
+from modelpool.actors.http.submissions import HttpSubmission, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure
 from modelpool.actors.results.progress import Progress
@@ -98,7 +98,7 @@ def run(work: Callable[[Submissions, OrderedPool], Any], kept: int = 10) -> None
     asyncio.run(asyncio.wait_for(all_of_it(), 60))
 
 
-async def read_all(submission: Submission, after: int = 0) -> list[int]:
+async def read_all(submission: HttpSubmission, after: int = 0) -> list[int]:
     return [end.index async for change in submission.changes(after) for end in change.ends]
 
 
