@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 TITLE = "modelpool"
+#: calls to the pool at a time
+POOL_THREADS = 32
 
 
 def application(pool: HttpPool, settings: ServeSection, folder: Path) -> ASGIApp:
@@ -50,6 +53,8 @@ def application(pool: HttpPool, settings: ServeSection, folder: Path) -> ASGIApp
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # the loop's own has as many threads as a computation would use; these wait for answers of the pool
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL_THREADS, "modelpool http"))
         yield
         for task in tuple(background):
             task.cancel()
