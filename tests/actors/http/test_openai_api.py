@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import openai
@@ -84,3 +87,22 @@ def png(image: Image.Image) -> bytes:
     content = BytesIO()
     image.save(content, "PNG")
     return content.getvalue()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_jobs_of_a_client_that_goes_are_cancelled(server: str, stream: bool) -> None:
+    def latest() -> Any:
+        found = requests.get(f"{server}/api/jobs?limit=1", timeout=60).json()["submissions"]
+        return found[0] if found else {"id": ""}
+
+    body = {"prompt": f"a red circle {stream}", "size": "128x128", "steps": 999, "stream": stream}
+    before = latest()["id"]
+    connection = http.client.HTTPConnection(server.removeprefix("http://"))
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/images/generations", json.dumps(body), headers)
+    while latest()["id"] == before:
+        pass
+    connection.close()
+    while latest()["state"] == "active":
+        pass
+    assert (latest()["interface"], latest()["cancelled"]) == ("openai", 1)
