@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +90,8 @@ class HttpSubmission:
         #: why the rest will never end, or ""
         self.lost = ""
         self.cancelled = False
+        #: called after `note` with the number of jobs that have ended since
+        self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
         self._by_index: dict[int, JobEnd] = {}
         self._cancel = cancel
         self._changed = asyncio.Event()
@@ -115,6 +117,7 @@ class HttpSubmission:
 
     def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
         """Take what happened, and wake the readers."""
+        before = self.unfinished
         new = [end for end in ends if end.index not in self._by_index]
         self.ends += new
         self._by_index.update((end.index, end) for end in new)
@@ -122,6 +125,8 @@ class HttpSubmission:
         self.running, self.held = (() if self.over else running), held
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+        if self.unfinished < before:
+            self.on_ended(self, before - self.unfinished)
 
     async def changes(self, after: int = 0) -> AsyncIterator[Change]:
         """Yield what comes after the first `after` ends, until the submission is over."""
@@ -157,6 +162,11 @@ class Submissions:
         self._kept = kept
         #: oldest first
         self._known: OrderedDict[str, HttpSubmission] = OrderedDict()
+        #: those of them that are over, in the order in which they ended, and their jobs
+        self._ended: deque[HttpSubmission] = deque()
+        self._ended_jobs = 0
+        #: jobs that have not ended, by owner
+        self._unfinished: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> HttpSubmission:
@@ -165,9 +175,10 @@ class Submissions:
         jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
         submission = HttpSubmission(jobs.id, owner, interface, len(requests), jobs.cancel, detached=False)
         follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
+        self._add(submission)
         jobs.watch(follower.wake)
         follower.read()
-        return self._add(submission)
+        return submission
 
     async def submit_detached(
         self, requests: Sequence[GenerateRequest], owner: str, interface: str, submission_id: str
@@ -211,7 +222,7 @@ class Submissions:
 
     def unfinished(self, owner: str) -> int:
         """Return how many jobs of `owner` have not ended."""
-        return sum(each.unfinished for each in self._known.values() if each.owner == owner)
+        return self._unfinished[owner]
 
     async def close(self) -> None:
         """Stop following. The pool's owner decides what becomes of the jobs."""
@@ -226,19 +237,30 @@ class Submissions:
         total = progress.record.request_count
         submission = HttpSubmission(jobs.id, owner, interface, total, jobs.cancel, detached=True)
         submission.created_at = progress.record.created_at
-        if jobs.id not in self._known:
-            self._start(_follow_detached(submission, jobs, self._folder))
-        return self._add(submission)
+        if (known := self._known.get(jobs.id)) is not None:  # another call was faster
+            return known
+        self._add(submission)
+        self._start(_follow_detached(submission, jobs, self._folder))
+        return submission
 
-    def _add(self, submission: HttpSubmission) -> HttpSubmission:
-        known = self._known.setdefault(submission.id, submission)
-        ended = [each for each in self._known.values() if each.over]
-        jobs = sum(len(each.ends) for each in ended)
-        while ended and (len(ended) > self._kept or jobs > MOST_KEPT_JOBS):
-            oldest = ended.pop(0)
-            jobs -= len(oldest.ends)
+    def _add(self, submission: HttpSubmission) -> None:
+        submission.on_ended = self._note_ended
+        self._known[submission.id] = submission
+        self._unfinished[submission.owner] += submission.unfinished
+
+    def _note_ended(self, submission: HttpSubmission, count: int) -> None:
+        """Count ended jobs, and forget the submissions that ended first."""
+        self._unfinished[submission.owner] -= count
+        if not self._unfinished[submission.owner]:
+            del self._unfinished[submission.owner]
+        if not submission.over:
+            return
+        self._ended.append(submission)
+        self._ended_jobs += len(submission.ends)
+        while self._ended and (len(self._ended) > self._kept or self._ended_jobs > MOST_KEPT_JOBS):
+            oldest = self._ended.popleft()
+            self._ended_jobs -= len(oldest.ends)
             del self._known[oldest.id]
-        return known
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
