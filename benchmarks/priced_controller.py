@@ -15,12 +15,13 @@ from ray.actor import ActorHandle
 
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.graph.build_graph import build_stage_graph
-from modelpool.actors.graph.orders import EncodeOrder
+from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
 from modelpool.actors.wire.packing import packed, unpacked
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.specs.spec import JobId, Stage
 from tests.actors.fakes import MODELS, FakeCatalog
 
 POLL_SECONDS = 60.0
@@ -69,8 +70,8 @@ class PricedController(ControllerActor):
 
         async def one(number: int) -> None:
             nonlocal cursor
-            order = EncodeOrder(MODELS[0], (), f"{label} {number}")
-            await self.submit_stage(StageSubmission(client, SubmissionId(f"{label}.{number}"), order, {}))
+            stage = _encoding(f"{label} {number}")
+            await self.submit_stage(StageSubmission(client, SubmissionId(f"{label}.{number}"), stage, {}))
             ended = ()
             while not ended:
                 news = await self.events(client, cursor, POLL_SECONDS)
@@ -99,9 +100,13 @@ def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorH
 
 def one_request() -> RunRequest:
     """Return a request to run the shortest stage, as a controller sends it."""
-    cut = build_stage_graph(EncodeOrder(MODELS[0], (), "a text"), JobId("one"), FakeCatalog())
+    cut = build_stage_graph(_encoding("a text"), JobId("one"), FakeCatalog())
     (task,) = cut.job.tasks
     return RunRequest(task, cut.works[task.task_id], 1, 0)
+
+
+def _encoding(text: str) -> StageRequest:
+    return StageRequest(Stage.ENCODE, GenerateRequest(model=MODELS[0], prompt=text))
 
 
 async def seconds_of_each(count: int, call: Callable[[int], Awaitable[object]]) -> list[float]:

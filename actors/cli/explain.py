@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from modelpool.actors.cli import options
+from modelpool.actors.cli.explain_wait import options_table, wait_words
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import format_bytes
@@ -136,21 +137,19 @@ def _print_why(console: Console, history: JobHistory) -> None:
     say(console, headline(history), "bold")
     names = task_names(history)
     for task in history.tasks:
-        if not task.attempts:
+        if not task.attempts and task.wait is None:
             say(console, f"\n{names[task.task_id]}: {_without_attempts(history, task)}")
         for attempt in task.attempts:
             say(console, f"\n{names[task.task_id]}: {_started(history, task, attempt)}")
             show(console, _numbers(attempt))
+        if task.wait is not None:
+            say(console, f"\n{names[task.task_id]}: {_shortened(wait_words(history.at, task.wait), names)}")
+            if (table := options_table(task.wait)) is not None:
+                show(console, table)
 
 
 def _without_attempts(history: JobHistory, task: TaskHistory) -> str:
     """Explain why a task has no attempts."""
-    if task.status == "blocked":
-        return "waits for the result of an earlier task"
-    if task.status == "ready":
-        if task.held_back:
-            return "waits: its user has reached the limit of running tasks"
-        return "waits for a worker" + (f"; overtaken by later tasks {task.passed:.1f} times" if task.passed else "")
     if history.status == "succeeded":
         return "did not run: an earlier job had already produced its result"
     if history.status == "active":

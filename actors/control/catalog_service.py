@@ -16,19 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
+from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.installed_versions import installed_versions
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, StageParams
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
@@ -138,7 +140,7 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """See `CatalogService`."""
 
@@ -211,12 +213,12 @@ class CatalogService:
         return await self._run(build_each)
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """Convert one stage and everything it needs except the `given` results. Raises UserError."""
 
         def graph(catalog: GraphCatalog) -> JobGraph:
-            job = build_stage_graph(order, job_id, catalog, given)
+            job = build_stage_graph(stage, job_id, catalog, given)
             if capacity_bytes is not None:
                 check_fits(job.job, capacity_bytes)
             return self._with_fingerprints(job)
@@ -373,10 +375,8 @@ class CachedCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        return self._catalog.text_tokens(model, text, seen, numbered)
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        return self._catalog.tokenize(work)
 
     def execution_modes(
         self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()

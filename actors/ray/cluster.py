@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import re
 import signal
@@ -32,10 +33,12 @@ from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
+from modelpool.actors.metrics.trace_export import open_traces
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
+from modelpool.actors.ray.ray_metrics import RayMetrics
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.ray.state_folder import own_checkpoints
@@ -55,8 +58,13 @@ from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
+logger = logging.getLogger(__name__)
+
 #: rule 1; and no record of each call in Ray's task list, which costs a fifth of a call: the event log has one
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+
+#: the most of the controller's time that the export of metrics may take
+EXPORT_SHARE = 0.005
 
 _PR_SET_PDEATHSIG = 1
 #: escape sequences in Ray's messages
@@ -127,7 +135,28 @@ class ControllerActor(Controller):
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,
+            traces=None if plan.traces is None else open_traces(plan.traces, name),
         )
+        self._ray_metrics = RayMetrics(name)
+        self._metrics_seconds = plan.metrics_seconds
+
+    async def open(self) -> None:
+        """As `Controller.open`; also starts the export of metrics."""
+        await super().open()
+        if self._metrics_seconds:
+            self._upkeep.append(asyncio.ensure_future(self._keep_exporting(self._metrics_seconds)))
+
+    async def _keep_exporting(self, interval_seconds: float) -> None:
+        """Pass the metrics on to Ray, at longer intervals if they take much time: a queue may be very long."""
+        while True:
+            began = time.thread_time()
+            try:
+                self._ray_metrics.export(await self.metrics())
+            except Exception:  # Ray's part of it: the pool works without
+                logger.exception("metrics are no longer passed on to Ray")
+                return
+            spent_seconds = time.thread_time() - began
+            await asyncio.sleep(max(interval_seconds, spent_seconds / EXPORT_SHARE))
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be

@@ -298,6 +298,20 @@ class OutputSection(Strict):
         return None if value is None else output_address(value, "folder")
 
 
+class ObservabilitySection(Strict):
+    """What a pool reports about itself.
+
+    ray_metrics_seconds  interval at which metrics are passed on to Ray, whose agents export them with Ray's own; 0:
+                         never
+    traces               exporter of OpenTelemetry traces, by the name of its entry point: "console", or "otlp" with the
+                         package opentelemetry-exporter-otlp; by default none. OpenTelemetry's environment variables
+                         configure it
+    """
+
+    ray_metrics_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 10.0
+    traces: str | None = None
+
+
 class UserSection(Strict):
     """[users.NAME]: share and limits of one user; see `scheduler.tables.user_share.UserShare`. The name "*" is for
     all other users.
@@ -328,6 +342,7 @@ class PoolConfig(Strict):
     scheduler: SchedulerConfig = SchedulerConfig()
     output: OutputSection = OutputSection()
     serve: ServeSection = ServeSection()
+    observability: ObservabilitySection = ObservabilitySection()
 
     @classmethod
     def load(cls, path: str | Path) -> PoolConfig:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
-from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.core.remote_file import RemoteFile
@@ -186,7 +186,7 @@ class StageSubmission:
 
     client_id: ClientId
     submission_id: SubmissionId
-    order: Order
+    stage: StageRequest
     given: Mapping[TaskId, ResultRef]
     user: str = ""
 

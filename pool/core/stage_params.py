@@ -13,10 +13,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from modelpool.pool.core.prompt_tokens import PromptTokens
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
 from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
@@ -58,6 +59,8 @@ class EncodeParams:
     embeddings      textual inversions that the text names
     seen            width and height in which each reference image was encoded
     numbered        the text refers to the images by number
+    tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
+                    text, so they are not part of the identity
     """
 
     model: ModelRef
@@ -69,6 +72,7 @@ class EncodeParams:
     embeddings: tuple[EmbeddingRef, ...] = ()
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
+    tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,9 @@ class SamplingSchedule:
     switch      two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
                 model
     low_noise   run of the low-noise expert; with `switch` it reads "sampler_state"
+    eta         share of the noise that is drawn again in each step; None is the sampler's default
+    s_noise     factor of the noise that is drawn in steps
+    s_churn     noise added before steps of Euler, Heun and DPM2
     """
 
     steps: int
@@ -107,6 +114,9 @@ class SamplingSchedule:
     first_step: int = 0
     switch: int = 0
     low_noise: bool = False
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
 
     @property
     def steps_run(self) -> int:
@@ -397,9 +407,9 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         DecodeParams: frozenset(),
     }
 )
-#: the names of all fields by class, and of those that tasks of one batch share
+#: the names of all fields of the identity by class, and of those that tasks of one batch share
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
-    {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in get_args(StageParams)}
+    {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
@@ -407,11 +417,13 @@ _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 #: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(field.name for field in dataclasses.fields(kind))
+        kind: tuple(one.name for one in dataclasses.fields(kind))
         for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
         if kind is not ControlRef
     }
 )
+#: the sampler whose step lengths follow from the images
+ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -426,6 +438,9 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     shared = _SHARED.get(type(work))
     # one image fills a device; the length of texts with images depends on the image sizes
     if shared is None or (isinstance(work, EncodeParams) and work.seen):
+        return ""
+    # the steps of this sampler follow from the error of all images of a run
+    if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))

@@ -25,6 +25,7 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.core.waiting_task import TaskWait, wait_of
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import RunEnded, Submitted
 from modelpool.scheduler.tables.placement_record import TaskStart, Why
@@ -70,6 +71,7 @@ class TaskHistory:
     attempts   oldest first, including those of an earlier job that wanted the same task
     passed     how often later tasks went first while it waited, divided by the workers that are up
     held_back  it is ready and waits because its user is at the limit of running tasks
+    wait       what it waits for; None if it has started, or ended
     """
 
     task_id: TaskId
@@ -79,6 +81,7 @@ class TaskHistory:
     attempts: tuple[Attempt, ...] = ()
     passed: float = 0.0
     held_back: bool = False
+    wait: TaskWait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +182,12 @@ def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState) -> Jo
         priority=spec.priority,
         user=spec.user,
         deadline=spec.deadline,
-        tasks=tuple(_task(task, by_task[task.task_id], state) for task in spec.tasks),
+        tasks=tuple(_task(task, by_task[task.task_id], state, history.at) for task in spec.tasks),
         lines=tuple(line for line in state.log.lines({history.job_id, *by_task}) if line.at <= until),
     )
 
 
-def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState) -> TaskHistory:
+def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState, now: float) -> TaskHistory:
     task = state.demand.tasks.get(spec.task_id)
     return TaskHistory(
         task_id=spec.task_id,
@@ -194,6 +197,7 @@ def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState) 
         attempts=_attempts(entries),
         passed=0.0 if task is None else task.passed,
         held_back=task is not None and task.held_back,
+        wait=None if task is None else wait_of(state, task, now),
     )
 
 

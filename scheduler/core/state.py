@@ -399,6 +399,7 @@ class SchedulerState:
         """A task that waits nowhere any more is assigned to the worker."""
         worker = decision.worker
         task.attempt += 1
+        task.queue_seconds = task.waited_seconds(self.at)
         task.ready_at = None
         task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation

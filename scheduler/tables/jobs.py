@@ -15,6 +15,7 @@ from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, OomStep, Tas
 from modelpool.scheduler.tables.cost_classes import CostClass
 from modelpool.scheduler.tables.kept_states import KeptState
 from modelpool.scheduler.tables.oom_escalation import MemoryFailure
+from modelpool.scheduler.tables.placement_record import WaitEvaluation
 from modelpool.scheduler.tables.story import Status
 from modelpool.scheduler.tables.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
 
@@ -177,6 +178,10 @@ class Task:
     batch: str
     #: time since when it could start, kept when it is queued again; None before, and once it has started
     ready_at: float | None
+    #: seconds for which it could have started, before it was sent to its latest worker
+    queue_seconds: float
+    #: the latest evaluation with which a placement let it wait for a busy worker; None if none did
+    evaluation: WaitEvaluation | None
     #: times that it was sent to a worker
     attempt: int
     #: failed runs that count against the limit
@@ -240,6 +245,8 @@ class Task:
         self.urgent_by = inf
         self.batch = batch
         self.ready_at = None
+        self.queue_seconds = 0.0
+        self.evaluation = None
         self.attempt = 0
         self.failures = 0
         self.memory_failures = ()

@@ -17,6 +17,7 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentR
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.node_watch import ClusterNodes
 from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import (
     ClientId,
@@ -282,8 +283,9 @@ class FakeFleet:
     async def memory_reports(self) -> dict:
         return {}
 
-    def finish(self, sent: Sent, run_seconds: float | None = None) -> None:
-        """The attempt ends as it would: well, after `run_seconds` by its report, stopped, or without its inputs."""
+    def finish(self, sent: Sent, run_seconds: float | None = None, load_seconds: float = 0.0) -> None:
+        """The attempt ends as it would: well, after `run_seconds` and `load_seconds` by its report, stopped, or without
+        its inputs."""
         if any(ref.lost for ref in sent.inputs):
             self._answer(sent, InputsLost("an input of this task is gone"))
         elif sent.stop_asked:
@@ -300,7 +302,7 @@ class FakeFleet:
                 sent.ref.value, cost = engine.run(
                     request.task, request.work, inputs, hooks, request.fresh, request.needed_next
                 )
-                cost = replace(cost, batched=sent.together)
+                cost = replace(cost, batched=sent.together, load_seconds=load_seconds)
                 cost = cost if run_seconds is None else replace(cost, run_seconds=run_seconds)
             except Exception as raised:
                 error = run_error(raised)
@@ -368,6 +370,7 @@ class Desk:
         nodes: ClusterNodes | None = None,
         heartbeat_seconds: float | None = None,
         epoch: int = 0,
+        traces: TraceExport | None = None,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -385,6 +388,7 @@ class Desk:
             facts=ClusterFacts(nodes, needs_gpus=True),
             heartbeat_seconds=heartbeat_seconds,
             epoch=epoch,
+            traces=traces,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []
