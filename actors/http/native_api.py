@@ -24,6 +24,7 @@ from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of, output_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.http.webhooks import Webhooks
+from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.history_json import history_json
 
@@ -185,6 +186,11 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
     async def status() -> dict[str, Any]:
         now = await asyncio.to_thread(services.pool.status)
         return {**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)}
+
+    @router.get("/metrics", summary="Metrics of the pool for Prometheus")
+    async def metrics() -> Response:
+        families = await asyncio.to_thread(services.pool.metrics)
+        return Response(metrics_text(families), media_type=CONTENT_TYPE)
 
     return router
 
