@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.http.caller_names import check_names
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
@@ -179,7 +180,10 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
 
 
 def _for_caller(request: GenerateRequest, caller: Caller) -> GenerateRequest:
-    """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one."""
+    """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one, and UnusableField for
+    paths instead of names.
+    """
+    check_names(request)
     if caller.user is None:
         return request
     if request.user not in (None, caller.user):

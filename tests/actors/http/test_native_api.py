@@ -26,6 +26,7 @@ from tests.actors.http.conftest import served
 
 REQUEST = {"model": "shapes", "prompt": "a red circle", "steps": 2, "seed": 1}
 SECRET = "s" * 32
+WEIGHTS = Path(__file__).parents[3] / "examples" / "shapes" / "models" / "shapes.safetensors"
 
 
 def submitted(server: str, body: Any, **headers: str) -> dict[str, Any]:
@@ -129,6 +130,29 @@ def test_no_file_of_the_server_is_read_for_a_caller(server: str, name: str, tmp_
     short = requests.post(f"{server}/api/jobs", json={**REQUEST, "controls": [f"canny={path}"]}, timeout=60)
     assert short.status_code == 400
     assert "base64" in short.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": str(WEIGHTS)},
+        {"model": "../shapes"},
+        {"model": "folder/shapes.safetensors"},
+        {"loras": [f"{WEIGHTS}:0.5"]},
+        {"controls": [{"model": str(WEIGHTS)}], "image": None},
+        {"prompt": f"a circle (embedding:{WEIGHTS}:1.2)"},
+        {"decoder": "~/stage_b"},
+    ],
+)
+def test_no_weights_are_named_by_their_path(server: str, fields: dict[str, Any]) -> None:
+    """An existing checkpoint: a driver script may name it so."""
+    body = {**REQUEST, **fields}
+    if "controls" in fields:
+        content = BytesIO()
+        Image.new("RGB", (8, 8)).save(content, "PNG")
+        body["controls"] = [{**fields["controls"][0], "image": base64.b64encode(content.getvalue()).decode()}]
+    answer = requests.post(f"{server}/api/jobs", json=body, timeout=60)
+    assert (answer.status_code, "not a path" in answer.text) == (400, True), answer.text
 
 
 def test_no_url_is_fetched_unless_its_host_is_permitted(real_pool: ModelPool, tmp_path: Path) -> None:
