@@ -64,6 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "detached",
         "ray",
         "api",
+        "http",
         "cli",
     ),
 }
