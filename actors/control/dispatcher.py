@@ -142,10 +142,7 @@ class Dispatcher:
     def running(self) -> tuple[StepDone, ...]:
         """Return the active runs and their progress."""
         return tuple(
-            step
-            for worker in self._live.values()
-            for task_id, step in worker.runs.items()
-            if task_id != worker.queued
+            step for worker in self._live.values() for task_id, step in worker.runs.items() if task_id != worker.queued
         )
 
     def post(self, event: Event) -> None:

@@ -142,7 +142,9 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert (worker.task_id is not None) == (worker.status is WorkerState.BUSY), _story(state, name, "runs what?")
     assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
     assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
-    assert worker.queued is None or worker.status is WorkerState.BUSY, _story(state, name, "has a next task, and no run")
+    assert worker.queued is None or worker.status is WorkerState.BUSY, _story(
+        state, name, "has a next task, and no run"
+    )
     assert (worker.queued is not None) == (name in state.worker_table.with_queued), _story(state, name, "what is next?")
     if worker.queued is not None:
         task = state.demand.tasks[worker.queued.task_id]

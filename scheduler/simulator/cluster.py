@@ -435,9 +435,7 @@ class VirtualCluster(Generic[CoreT_co]):
             command.attempt,
         ):
             machine.queued = None
-            self.post(
-                TaskRevoked(self.now, command.worker_id, command.incarnation, command.task_id, command.attempt)
-            )
+            self.post(TaskRevoked(self.now, command.worker_id, command.incarnation, command.task_id, command.attempt))
 
     def _stop_run(self, command: StopTask) -> None:
         """Stop that run now: a simulated step takes no time. Its mates continue. The last one leaves the residency that

@@ -334,7 +334,10 @@ class FakeFleet:
         """The worker's process dies. Both its run and its watch say so, the one or the other first."""
         worker = self._die(worker_id)
         tellers: list[Callable[[], None]] = [lambda: worker.gone.set_result("killed by the test")]
-        tellers += [lambda s=s: s.report.set_exception(WorkerLost("killed by the test")) for s in (*worker.running, *worker.queued)]
+        tellers += [
+            lambda s=s: s.report.set_exception(WorkerLost("killed by the test"))
+            for s in (*worker.running, *worker.queued)
+        ]
         for tell in tellers if watch_first else reversed(tellers):
             tell()
 

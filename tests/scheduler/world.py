@@ -506,7 +506,7 @@ class Shell:
         if command.queued:
             assert command.worker_id in self.running, f"{command}: after nothing"
             assert command.worker_id not in self.queued, f"{command}: it has a next task"
-            assert not (command.batch_mates or command.fresh or command.needed_next), command
+            assert (command.batch_mates, command.fresh, command.needed_next) == ((), False, ()), command
             self._check_start(BatchMate(command.task_id, command.attempt), command)
             self.queued[command.worker_id] = command
             return
