@@ -203,8 +203,8 @@ class GpuWorkerActor(GpuWorker):
         return function(argument)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
-        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`. The report is None if the run was
-        revoked."""
+        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`. The report is None if the run
+        was revoked."""
         wanted: RunRequest = unpacked(request)
         if not self.may_start(wanted):
             return packed(None), None

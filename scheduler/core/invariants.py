@@ -22,7 +22,6 @@ from modelpool.scheduler.tables.story_lines import dump
 from modelpool.scheduler.tables.worker_index import SIMILAR_MEMORY
 from modelpool.scheduler.tables.workers import Worker, WorkerState
 
-
 _ON_WORKER = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.STOPPING)
 
 

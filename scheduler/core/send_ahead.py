@@ -56,11 +56,11 @@ class SendAhead:
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at > self.seconds:
                 break
-            if worker.queued is None and not worker.is_barred and at - end <= self.seconds:
-                if worker.drain_deadline is None:
-                    found.append(worker)
-                    if len(found) == MOST_ASKED:
-                        break
+            is_free = worker.queued is None and not worker.is_barred and worker.drain_deadline is None
+            if is_free and at - end <= self.seconds:
+                found.append(worker)
+                if len(found) == MOST_ASKED:
+                    break
         return found
 
     def next_at(self, at: float) -> float:
