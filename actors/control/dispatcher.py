@@ -28,6 +28,7 @@ from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, S
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import (
     Command,
     CopyResult,
@@ -153,7 +154,7 @@ class Dispatcher:
         self._handling = True
         try:
             while self._inbox:
-                for command in self._handle(self._inbox.popleft()):
+                for command in _starts_first(self._handle(self._inbox.popleft())):
                     self._execute(command)
         except Exception as mistake:
             self._break(mistake)
@@ -570,6 +571,20 @@ class Dispatcher:
         if not self._broken:
             self._broken = True
             self._on_broken("".join(traceback.format_exception(mistake)))
+
+
+def _starts_first(commands: list[Command]) -> list[Command]:
+    """Return the commands with those last for which no worker waits: what informs drivers, and frees results. A task
+    that starts reads none of these results, and their order stays."""
+    if not any(isinstance(command, RunTask) for command in commands):
+        return commands
+    first, last = list[Command](), list[Command]()
+    for command in commands:
+        can_wait = isinstance(command, ResolveJob) or (
+            isinstance(command, ReleaseResult) and task_of_state(command.task_id) is None
+        )
+        (last if can_wait else first).append(command)
+    return first + last
 
 
 def _one_by_one(command: RunTask) -> list[RunTask]:

@@ -167,6 +167,23 @@ def test_reports_are_handled_in_the_order_of_the_runs() -> None:
     asyncio.run(talk())
 
 
+def test_a_worker_gets_its_next_task_before_drivers_hear_of_an_end() -> None:
+    async def talk() -> None:
+        desk = await Desk(config=ALONE).open()
+        await desk.submit(request("one", cfg=1.0), submission="one")
+        await desk.submit(request("two", cfg=1.0), submission="two")
+        sent: list[int] = []
+        resolved = desk.controller._dispatcher._on_resolved
+        desk.controller._dispatcher._on_resolved = lambda end: (sent.append(len(desk.fleet.sent)), resolved(end))
+        while not sent:
+            before = len(desk.fleet.sent)
+            await desk.finish(*desk.fleet.running)
+        assert sent == [before + 1], "the end of the first job is told after the next start"
+        assert [one.outcome for one in await desk.run_dry()] == [Outcome.SUCCEEDED] * 2
+
+    asyncio.run(talk())
+
+
 def test_a_worker_that_dies_loses_both_and_only_one_has_failed() -> None:
     async def talk() -> None:
         desk = Desk(config=AHEAD)
