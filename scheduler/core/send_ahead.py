@@ -4,7 +4,8 @@ The core plans two tasks of a worker at most: the one that runs, and a queued on
 1. A worker is sent a queued task if its run should end within `send_ahead_seconds`, and if placement would start that
    task there now if the run had ended. Not for runs that are so long that the message does not matter.
 2. Only tasks whose weights are all resident then, and of the highest priority that waits: a load may be worth less
-   after the run than it seems now. No urgent task waits. Not with batches, whose mates gather as late as possible.
+   after the run than it seems now. No urgent task waits, and none that one worker is reserved for. Not with batches,
+   whose mates gather as late as possible.
 3. A queued task is asked back if no job needs it, a task of higher priority or an urgent one waits that fits there, its
    worker will end, or another worker is idle while the run before it takes longer than expected. After that the worker
    is sent no other before the end of its run.
@@ -67,10 +68,14 @@ class SendAhead:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""
         if not self.seconds or not self._demand.backlog.count:
             return inf
+        asked = 0
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at > self.seconds and worker.queued is None and worker.task_id is not None:
-                is_long = end - self._demand.tasks[worker.task_id].started_at > LONG_RUNS * self.seconds
-                return inf if is_long else end - self.seconds
+                if end - self._demand.tasks[worker.task_id].started_at <= LONG_RUNS * self.seconds:
+                    return end - self.seconds
+                asked += 1
+                if asked == MOST_ASKED:
+                    break
         return inf
 
     def accepts(self, decision: PlacementDecision, worker: Worker) -> bool:

@@ -11,7 +11,7 @@ from modelpool.scheduler.core.history import history_of
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
 from modelpool.scheduler.tables.messages import Command, Outcome, PoolEnding, RevokeTask, RunTask
-from tests.scheduler.world import DRAW, PAINT, Shell, sample
+from tests.scheduler.world import DRAW, PAINT, ROOMY, Shell, sample
 
 GIVEN = TaskId("given:1")
 RUN_SECONDS = 10.0
@@ -26,12 +26,12 @@ def submit(shell: Shell, name: str, model=PAINT, priority: int = 0, deadline: fl
     return shell.submit(JobSpec(JobId(name), (one,), one.task_id, (GIVEN,), priority, deadline=deadline))
 
 
-def pool(workers: int = 1, send_ahead_seconds: float = 20.0, node: str = "", **config) -> Shell:
+def pool(workers: int = 1, send_ahead_seconds: float = 20.0, node: str = "", capacity: int = ROOMY, **config) -> Shell:
     """Workers that have PAINT and know how long its runs take. Each event takes a second."""
     shell = Shell(SchedulerConfig(story_length=None, send_ahead_seconds=send_ahead_seconds, **config))
     shell.want(*"abc"[:workers])
     for name in "abc"[:workers]:
-        shell.come_up(name, node=node)
+        shell.come_up(name, capacity, node=node)
     for name in "abc"[:workers]:
         submit(shell, f"first {name}")
     for name in "abc"[:workers]:
@@ -73,19 +73,31 @@ def test_a_worker_that_waits_for_such_a_task_counts_as_busy_for_both_runs() -> N
 
 
 @pytest.mark.parametrize(
-    ("why", "config", "model"),
+    ("why", "config"),
     [
-        ("it is off", {"send_ahead_seconds": 0.0}, PAINT),
-        ("the run ends later", {"send_ahead_seconds": 1.0}, PAINT),
-        ("its weights are not there", {}, DRAW),
-        ("a batch gathers as late as possible", {"batch_limit": 2}, PAINT),
+        ("it is off", {"send_ahead_seconds": 0.0}),
+        ("the run ends later", {"send_ahead_seconds": 1.0}),
+        ("a batch gathers as late as possible", {"batch_limit": 2}),
     ],
 )
-def test_nothing_is_sent_ahead(why: str, config: dict[str, float], model) -> None:
+def test_nothing_is_sent_ahead(why: str, config: dict[str, float]) -> None:
     shell = pool(**config)
     submit(shell, "one")
-    submit(shell, "two", model)
+    submit(shell, "two")
     assert next_on(shell) is None, why
+
+
+def test_a_task_that_has_to_load_is_not_sent_ahead() -> None:
+    """There is room for PAINT or for DRAW; how long a run of DRAW takes is known."""
+    shell = pool(capacity=24)
+    for name, model in (("draw", DRAW), ("paint", PAINT)):
+        submit(shell, name, model)
+        shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    submit(shell, "one")
+    submit(shell, "two", DRAW)
+    assert next_on(shell) is None
+    submit(shell, "three")
+    assert next_on(shell) == wanted(shell, "three")
 
 
 def test_a_tick_comes_when_the_run_is_near_its_end() -> None:
