@@ -19,6 +19,7 @@ from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
 from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.config import ModelsSection
 from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
 from modelpool.actors.wire.packing import packed, unpacked
 from modelpool.pool.specs.spec import JobId, Stage
@@ -53,7 +54,7 @@ class PricedController(ControllerActor):
     async def flood(self, count: int, runs: bool) -> float:
         """Return calls per second, with one call at a time per worker."""
         numbers, request = iter(range(count)), one_request()
-        workers = range(len(self._fleet._handles))
+        workers = range(len(self._fleet._workers))
 
         async def keep_busy(worker: int) -> None:
             for _ in numbers:
@@ -82,18 +83,20 @@ class PricedController(ControllerActor):
         return seconds
 
     def _bare_call(self, worker: int) -> Awaitable[object]:
-        handle = tuple(self._fleet._handles.values())[worker]
+        handle = tuple(self._fleet._workers.values())[worker].handle
         return handle.ping.options(concurrency_group=COMPUTE).remote()
 
     async def _run_call(self, worker: int, request: RunRequest) -> None:
-        report, _ = tuple(self._fleet._runs.values())[worker].remote(packed(request))
+        report, _ = tuple(self._fleet._workers.values())[worker].run.remote(packed(request))
         unpacked(await report)
 
 
 def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
     """Start a controller; return when it answers. Its workers may still be starting."""
     options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
-    controller: ActorHandle[Any] = ray.remote(PricedController).options(**options).remote(plan)
+    controller: ActorHandle[Any] = (
+        ray.remote(PricedController).options(**options).remote(plan, name, ModelsSection(), None, namespace)
+    )
     ray.get(controller.open.remote())
     return controller
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog
 from modelpool.actors.graph.memory_fit import check_fits
@@ -118,14 +119,6 @@ class PinnableModel:
         return {spec.key: FilePart(model.path, role, model.assembly, model.files) for role, spec in self.components}
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltRequest:
-    """The recipe and the task graph of a request."""
-
-    recipe: Recipe
-    graph: JobGraph
-
-
 class CatalogQueries(Protocol):
     """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
 
@@ -185,9 +178,11 @@ class CatalogService:
 
         def build_all(catalog: GraphCatalog) -> list[BuiltRequest]:
             images = []
+            # names are looked up again for each question
+            shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
             for offset, (job_id, request) in enumerate(wanted):
                 try:
-                    images.append(self._build_request(catalog, job_id, request, capacity_bytes))
+                    images.append(shapes.build(request, job_id))
                 except UserError as problem:
                     if first_index == 0 and len(wanted) == 1:
                         raise
@@ -202,11 +197,12 @@ class CatalogService:
         """Return the recipe of each request, or its error."""
 
         def build_each(catalog: GraphCatalog) -> tuple[Recipe | UserError, ...]:
-            return tuple(recipe_of(catalog, request) for request in requests)
+            shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
+            return tuple(recipe_of(shapes, request) for request in requests)
 
-        def recipe_of(catalog: GraphCatalog, request: GenerateRequest) -> Recipe | UserError:
+        def recipe_of(shapes: GraphShapes, request: GenerateRequest) -> Recipe | UserError:
             try:
-                return self._build_request(catalog, JobId("asked"), request, capacity_bytes).recipe
+                return shapes.build(request, JobId("asked")).recipe
             except UserError as problem:
                 return problem
 
@@ -264,7 +260,7 @@ class CatalogService:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _build_request(
-        self, catalog: GraphCatalog, job_id: JobId, request: GenerateRequest, capacity_bytes: int | None
+        self, catalog: GraphCatalog, capacity_bytes: int | None, request: GenerateRequest, job_id: JobId
     ) -> BuiltRequest:
         recipe, job = build_graph(request, job_id, catalog)
         if capacity_bytes is not None:

@@ -16,7 +16,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from modelpool.actors.ray.survivors import Succession, detached_options, next_ep
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import StartedWorker, StateSaved, StepDone
+from modelpool.actors.wire.messages import RunRequest, StartedWorker, StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
@@ -232,13 +232,20 @@ class GpuWorkerActor(GpuWorker):
         return function(argument)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
-        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""
-        report, result = self.run(unpacked(request), *map(result_of, inputs))
+        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`. The report is None if the run
+        was revoked."""
+        wanted: RunRequest = unpacked(request)
+        if not self.may_start(wanted):
+            return packed(None), None
+        report, result = self.run(wanted, *map(result_of, inputs))
         return packed(report), packed_result(result, report.result_bytes)
 
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
         """As `run_together`, packed; see `RayFleet.run_together`."""
-        reports, results = self.run_batch(unpacked(requests), *map(result_of, inputs))
+        wanted: Sequence[RunRequest] = unpacked(requests)
+        for request in wanted:
+            self.may_start(request)  # a batch is never sent ahead
+        reports, results = self.run_batch(wanted, *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 

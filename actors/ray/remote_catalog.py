@@ -20,13 +20,13 @@ from ray.exceptions import RayError, RayTaskError
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import (
     LEARN_BATCH,
-    BuiltRequest,
     CatalogService,
     ListingCatalog,
     PinnableModel,
 )
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
+from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.graph.task_collector import JobGraph

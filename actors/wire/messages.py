@@ -31,6 +31,7 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.messages import Outcome
 
 ClientId = NewType("ClientId", str)  #: the connection of one driver
@@ -62,7 +63,7 @@ class FetchOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(WireValue):
     """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs` and
     `task.input_names`; with `resume`, the `RunState` that it resumes from follows them.
 

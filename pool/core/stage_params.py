@@ -47,10 +47,11 @@ from modelpool.pool.core.sample_conditions import RegionParams as RegionParams
 from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondition
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.wire_value import WireValue
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeParams:
+class EncodeParams(WireValue):
     """Encode one text with its prompt weights. Result: `Encoded`. Reads "image.N", the `ImageEmbeds` of each reference
     image that the text encoder reads.
 
@@ -76,7 +77,7 @@ class EncodeParams:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputShape:
+class OutputShape(WireValue):
     """The size of an output.
 
     width, height  in pixels; 0 for audio
@@ -95,7 +96,7 @@ class OutputShape:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSchedule:
+class SamplingSchedule(WireValue):
     """The steps of a run.
 
     sampler, noise_schedule  by name
@@ -136,7 +137,7 @@ class SamplingSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class GuidanceParams:
+class GuidanceParams(WireValue):
     """The guidance of a run.
 
     cfg        guidance scale; 1 for none, then the negative prompt is not read
@@ -158,7 +159,7 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 
 
 @dataclass(frozen=True, slots=True)
-class SampleParams:
+class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
     Reads by name (`pool.core.task_inputs`): "positive", "negative" unless the guidance scale is 1, "image_embeds" for
@@ -274,7 +275,7 @@ class VisionEncodeParams:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeParams:
+class DecodeParams(WireValue):
     """Decode a latent. Result: `ImagePixels`, with frames a `VideoFrames`, with seconds an `AudioSamples` of that
     length.
 

@@ -27,7 +27,7 @@ from modelpool.pool.specs.spec import (
 )
 from modelpool.scheduler.core.waiting_task import TaskWait, wait_of
 from modelpool.scheduler.tables.jobs import TaskStatus
-from modelpool.scheduler.tables.messages import RunEnded, Submitted
+from modelpool.scheduler.tables.messages import RunEnded, Submitted, TaskRevoked
 from modelpool.scheduler.tables.placement_record import TaskStart, Why
 from modelpool.scheduler.tables.story import StoryEntry
 from modelpool.scheduler.tables.story_lines import StoryLine
@@ -47,7 +47,7 @@ class Attempt:
     why       the placement record: expected seconds and bytes
     ended_at  None while it runs
     cost      the cost measured by the worker; None while it runs, and if the worker was lost
-    end       "running", "stopping", "done", the kind of its error, or "worker_lost"
+    end       "running", "stopping", "done", the kind of its error, "worker_lost" or "revoked"
     node      the machine of the worker: its id, or its display name after `with_node_names`; "" if unknown
     """
 
@@ -67,7 +67,7 @@ class Attempt:
 class TaskHistory:
     """One task of the job.
 
-    status     "blocked", "ready", "running", "stopping"; "ended" if no live job needs it to run any more
+    status     "blocked", "ready", "queued", "running", "stopping"; "ended" if no live job needs it to run any more
     attempts   oldest first, including those of an earlier job that wanted the same task
     passed     how often later tasks went first while it waited, divided by the workers that are up
     held_back  it is ready and waits because its user is at the limit of running tasks
@@ -216,6 +216,8 @@ def _attempts(entries: Iterable[StoryEntry]) -> tuple[Attempt, ...]:
 
 
 def _ended(attempt: Attempt, at: float, cause: object) -> Attempt:
+    if isinstance(cause, TaskRevoked):  # it was believed to have started
+        return replace(attempt, ended_at=at, end="revoked")
     if not isinstance(cause, RunEnded):
         return replace(attempt, ended_at=at, end="worker_lost")
     report = cause.report

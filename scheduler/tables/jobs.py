@@ -55,6 +55,7 @@ class TaskStatus(Status):
 
     BLOCKED = "blocked"  #: a result that it reads does not exist
     READY = "ready"  #: in the backlog, or waiting for the worker that it is pinned to
+    QUEUED = "queued"  #: on a worker that runs another task, and will start it then
     RUNNING = "running"  #: on a worker
     STOPPING = "stopping"  #: on a worker that was asked to stop
     ENDED = "ended"  #: forgotten
@@ -71,8 +72,16 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.READY: frozenset(
         {
             TaskStatus.RUNNING,  # placed on a worker
+            TaskStatus.QUEUED,  # placed on a busy worker, as its next task
             TaskStatus.BLOCKED,  # an input was lost and is computed again
             TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
+        }
+    ),
+    TaskStatus.QUEUED: frozenset(
+        {
+            TaskStatus.RUNNING,  # the run before it ended
+            TaskStatus.BLOCKED,  # it was revoked, or its worker was lost before it started
+            TaskStatus.STOPPING,  # no live job needs it any more; it is not revoked yet
         }
     ),
     TaskStatus.RUNNING: frozenset(
@@ -176,7 +185,7 @@ class Task:
     urgent_by: float
     #: name of the batch of jobs it was submitted with; "" if submitted alone
     batch: str
-    #: time since when it could start, kept when it is queued again; None before, and once it has started
+    #: time since when it could start, kept when it waits again; None before, and once it is on a worker
     ready_at: float | None
     #: seconds for which it could have started, before it was sent to its latest worker
     queue_seconds: float
@@ -222,7 +231,7 @@ class Task:
     goes_first: bool
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool
-    #: set exactly while RUNNING or STOPPING
+    #: set exactly while QUEUED, RUNNING or STOPPING
     worker_id: WorkerId | None
     #: of that worker
     incarnation: int
