@@ -15,12 +15,14 @@ from ray.actor import ActorHandle
 
 from modelpool.actors.control.pool_plan import PoolPlan
 from modelpool.actors.graph.build_graph import build_stage_graph
-from modelpool.actors.graph.orders import EncodeOrder
+from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.ray.actor_options import COMPUTE
 from modelpool.actors.ray.cluster import PLAIN, ControllerActor
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.config import ModelsSection
 from modelpool.actors.wire.messages import ClientId, RunRequest, StageSubmission, SubmissionId
 from modelpool.actors.wire.packing import packed, unpacked
-from modelpool.pool.specs.spec import JobId
+from modelpool.pool.specs.spec import JobId, Stage
 from tests.actors.fakes import MODELS, FakeCatalog
 
 POLL_SECONDS = 60.0
@@ -52,7 +54,7 @@ class PricedController(ControllerActor):
     async def flood(self, count: int, runs: bool) -> float:
         """Return calls per second, with one call at a time per worker."""
         numbers, request = iter(range(count)), one_request()
-        workers = range(len(self._fleet._handles))
+        workers = range(len(self._fleet._workers))
 
         async def keep_busy(worker: int) -> None:
             for _ in numbers:
@@ -69,8 +71,8 @@ class PricedController(ControllerActor):
 
         async def one(number: int) -> None:
             nonlocal cursor
-            order = EncodeOrder(MODELS[0], (), f"{label} {number}")
-            await self.submit_stage(StageSubmission(client, SubmissionId(f"{label}.{number}"), order, {}))
+            stage = _encoding(f"{label} {number}")
+            await self.submit_stage(StageSubmission(client, SubmissionId(f"{label}.{number}"), stage, {}))
             ended = ()
             while not ended:
                 news = await self.events(client, cursor, POLL_SECONDS)
@@ -81,27 +83,33 @@ class PricedController(ControllerActor):
         return seconds
 
     def _bare_call(self, worker: int) -> Awaitable[object]:
-        handle = tuple(self._fleet._handles.values())[worker]
+        handle = tuple(self._fleet._workers.values())[worker].handle
         return handle.ping.options(concurrency_group=COMPUTE).remote()
 
     async def _run_call(self, worker: int, request: RunRequest) -> None:
-        report, _ = tuple(self._fleet._runs.values())[worker].remote(packed(request))
+        report, _ = tuple(self._fleet._workers.values())[worker].run.remote(packed(request))
         unpacked(await report)
 
 
 def start_priced_controller(plan: PoolPlan, namespace: str, name: str) -> ActorHandle[Any]:
     """Start a controller; return when it answers. Its workers may still be starting."""
     options = {"num_cpus": 0, "namespace": namespace, "name": name, **PLAIN}
-    controller: ActorHandle[Any] = ray.remote(PricedController).options(**options).remote(plan)
+    controller: ActorHandle[Any] = (
+        ray.remote(PricedController).options(**options).remote(plan, name, ModelsSection(), None, namespace)
+    )
     ray.get(controller.open.remote())
     return controller
 
 
 def one_request() -> RunRequest:
     """Return a request to run the shortest stage, as a controller sends it."""
-    cut = build_stage_graph(EncodeOrder(MODELS[0], (), "a text"), JobId("one"), FakeCatalog())
+    cut = build_stage_graph(_encoding("a text"), JobId("one"), FakeCatalog())
     (task,) = cut.job.tasks
     return RunRequest(task, cut.works[task.task_id], 1, 0)
+
+
+def _encoding(text: str) -> StageRequest:
+    return StageRequest(Stage.ENCODE, GenerateRequest(model=MODELS[0], prompt=text))
 
 
 async def seconds_of_each(count: int, call: Callable[[int], Awaitable[object]]) -> list[float]:

@@ -16,22 +16,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.ray_trace import (
-    LINK_BYTES_PER_SECOND,
     MODEL_BYTES,
     MODELS,
     OUTSTANDING,
     ROOM_MODELS,
-    STEP_SECONDS,
     STEPS,
+    WAITS,
     Answer,
     LeastRecentlyUsed,
     Pass,
     Request,
+    Waits,
     load,
     loads_of,
     measured,
@@ -74,6 +75,9 @@ def component(model: str) -> ComponentSpec:
 class TraceCatalog(FakeCatalog):
     """The models of the trace. The estimate of each run is the mean of all, since real times are unknown in advance."""
 
+    def __init__(self, waits: Waits = WAITS) -> None:
+        self._waits = waits
+
     def find_model(self, name: str) -> ModelRef:
         """Return a reference for any name."""
         return ModelRef(name, f"/models/{name}", sha(name))
@@ -92,21 +96,22 @@ class TraceCatalog(FakeCatalog):
 
     def run_seconds(self, model: ModelRef, work: StageParams) -> float:
         """Return the mean of the trace."""
-        return STEP_SECONDS * sum(STEPS) / len(STEPS)
+        return self._waits.step_seconds * sum(STEPS) / len(STEPS)
 
 
 class TraceEngine(FakeEngine):
     """Only waits: for the transfers of the pool's residency plan, and for the run. Results contain the load count."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits = WAITS) -> None:
         super().__init__()
+        self._link_bytes_per_second = waits.link_bytes_per_second
         self._residency = Residency(CAPACITY_BYTES)
         self._specs = {spec.key: spec for spec in (component(f"model-{number:02}") for number in range(MODELS))}
         self._moved_bytes = 0
 
     def introduce(self) -> Facts:
         """Return its capacity and bandwidth."""
-        return Facts(CAPACITY_BYTES, float(LINK_BYTES_PER_SECOND), "waiting")
+        return Facts(CAPACITY_BYTES, self._link_bytes_per_second, "waiting")
 
     def run(
         self,
@@ -122,8 +127,8 @@ class TraceEngine(FakeEngine):
         assert isinstance(work, EncodeParams)
         moves = plan(self._residency, task.uses, self._specs, task.activation_bytes, hints=EvictionHints(needed_next))
         self._residency = moves.after
-        load_seconds = moves.upload_bytes / LINK_BYTES_PER_SECOND
-        run_seconds = float(work.text.split()[1]) + moves.streamed_bytes / LINK_BYTES_PER_SECOND
+        load_seconds = moves.upload_bytes / self._link_bytes_per_second
+        run_seconds = float(work.text.split()[1]) + moves.streamed_bytes / self._link_bytes_per_second
         time.sleep(load_seconds)
         held = RunningLease(frozenset(use.component for use in task.uses), WORKING_BYTES)
         ahead_bytes = 0 if moves.streamed_bytes else self._run_overlapped(run_seconds, held, hooks)
@@ -166,22 +171,27 @@ class TraceEngine(FakeEngine):
         for task, _ in request.tasks:
             moves = plan_preload(there, held, task.uses, self._specs, task.activation_bytes, hints)
             if moves.upload_bytes:
-                found.append(OverlappedPreload(moves, at, 0.0, float(LINK_BYTES_PER_SECOND)))
+                found.append(OverlappedPreload(moves, at, 0.0, self._link_bytes_per_second))
                 at, there = found[-1].ends_at, moves.after(there)
                 held = RunningLease(held.components.union(use.component for use in task.uses), held.run_bytes)
         return found
 
 
 @contextlib.contextmanager
-def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
-    """Open the pool; requests go through its client, each as one task of one stage."""
+def modelpool(workers: int, options: Mapping[str, float], waits: Waits) -> Iterator[Ask]:
+    """Open the pool; requests go through its client, each as one task of one stage. Options: keys of the scheduler's
+    configuration."""
     from modelpool.actors.api.client import ModelPool
     from modelpool.actors.api.opening import start_pool
     from modelpool.actors.settings.config import PoolConfig
 
+    setting: dict[str, Any] = dict(options)
+
     def make_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> Any:
         idle = fake_plan(config, gpu_count, can_grow)
-        return replace(idle, budget_bytes=CAPACITY_BYTES, open_engine=TraceEngine, open_catalog=TraceCatalog)
+        engine, catalog = partial(TraceEngine, waits), partial(TraceCatalog, waits)
+        scheduler = replace(idle.scheduler, **setting)
+        return replace(idle, budget_bytes=CAPACITY_BYTES, open_engine=engine, open_catalog=catalog, scheduler=scheduler)
 
     opened = start_pool(PoolConfig().override(workers=workers, name="race"), make_plan, preload=())
     with ModelPool(opened.connection, opened.close, None, opened.address) as pool:
@@ -198,7 +208,7 @@ def modelpool(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
 
 
 @contextlib.contextmanager
-def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
+def serve(workers: int, options: Mapping[str, float], waits: Waits) -> Iterator[Ask]:
     """Open a multiplexed deployment of Ray Serve. Options: models (per replica), ongoing (concurrent requests per
     replica), overlap (1: loads overlap runs)."""
     with _ray(workers + 2):
@@ -218,7 +228,7 @@ def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
             @ray_serve.multiplexed(max_num_models_per_replica=models)
             async def model(self, model_id: str) -> str:
                 async with contextlib.nullcontext() if overlap else self._gpu:
-                    await asyncio.to_thread(load)
+                    await asyncio.to_thread(load, waits.load_seconds)
                 self._loads += 1
                 return model_id
 
@@ -235,7 +245,9 @@ def serve(workers: int, options: Mapping[str, float]) -> Iterator[Ask]:
 
 
 @contextlib.contextmanager
-def data(workers: int, options: Mapping[str, float]) -> Iterator[Callable[[Sequence[Request]], list[Answer]]]:
+def data(
+    workers: int, options: Mapping[str, float], waits: Waits
+) -> Iterator[Callable[[Sequence[Request]], list[Answer]]]:
     """Open Ray Data with a pool of actors, each with an LRU cache of models. Options: batch (rows per call)."""
     with _ray(workers + 2):
         import ray.data
@@ -244,7 +256,7 @@ def data(workers: int, options: Mapping[str, float]) -> Iterator[Callable[[Seque
 
         class Models:
             def __init__(self) -> None:
-                self._held = LeastRecentlyUsed()
+                self._held = LeastRecentlyUsed(load_seconds=waits.load_seconds)
                 self._name = ray.get_runtime_context().get_actor_id()
 
             def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -331,12 +343,12 @@ class System:
     by_model: bool = False
 
 
-def one_race(system: System, workers: int, requests: Sequence[Request]) -> list[Pass]:
-    """Open the system, run its passes, and close it."""
+def one_race(system: System, workers: int, requests: Sequence[Request], waits: Waits = WAITS) -> list[Pass]:
+    """Open the system, run its passes, and close it. Its workers wait for loads as `waits` says."""
     ordered = sorted(requests, key=lambda r: r.model) if system.by_model else list(requests)
     if system.kind == "data":
-        with data(workers, system.options) as ask_all:
+        with data(workers, system.options, waits) as ask_all:
             answers = ask_all(ordered)
             return [measured(answers, loads_of(answers, {})[0], one_by_one=False)]
-    with {"modelpool": modelpool, "serve": serve}[system.kind](workers, system.options) as ask:
+    with {"modelpool": modelpool, "serve": serve}[system.kind](workers, system.options, waits) as ask:
         return list(passes(ask, ordered, min(system.outstanding, len(ordered))))

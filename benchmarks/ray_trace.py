@@ -18,13 +18,28 @@ MODELS = 12
 #: models that fit on one worker
 ROOM_MODELS = 3
 MODEL_BYTES = 2 << 30
-LINK_BYTES_PER_SECOND = 10 * (1 << 30)
-LOAD_SECONDS = MODEL_BYTES / LINK_BYTES_PER_SECOND
+LOAD_SECONDS = 0.2
 STEP_SECONDS = 0.02
 #: drawn uniformly for each request
 STEPS = (1, 1, 2, 4)
 #: outstanding requests of all clients, for systems that take single requests
 OUTSTANDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What a load and a step take, in every system."""
+
+    load_seconds: float = LOAD_SECONDS
+    step_seconds: float = STEP_SECONDS
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """The bandwidth at which a model takes so long to load."""
+        return MODEL_BYTES / self.load_seconds
+
+
+WAITS = Waits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +77,18 @@ class Pass:
         return asdict(self)
 
 
-def trace(requests: int, seed: int = 7) -> tuple[Request, ...]:
+def trace(requests: int, seed: int = 7, step_seconds: float = STEP_SECONDS) -> tuple[Request, ...]:
     """Return requests with models drawn independently by Zipf's law (exponent 1)."""
     rng = random.Random(seed)
     names = [f"model-{number:02}" for number in range(MODELS)]
     weights = [1 / (rank + 1) for rank in range(MODELS)]
     drawn = rng.choices(names, weights, k=requests)
-    return tuple(Request(i, model, rng.choice(STEPS) * STEP_SECONDS) for i, model in enumerate(drawn))
+    return tuple(Request(i, model, rng.choice(STEPS) * step_seconds) for i, model in enumerate(drawn))
 
 
-def load() -> None:
+def load(seconds: float) -> None:
     """Wait for the time of loading one model to a worker, in any system."""
-    time.sleep(LOAD_SECONDS)
+    time.sleep(seconds)
 
 
 def run(seconds: float) -> None:
@@ -84,8 +99,9 @@ def run(seconds: float) -> None:
 class LeastRecentlyUsed:
     """An LRU cache of models, limited by number: as a user would write it for an actor."""
 
-    def __init__(self, room_models: int = ROOM_MODELS) -> None:
+    def __init__(self, room_models: int = ROOM_MODELS, load_seconds: float = LOAD_SECONDS) -> None:
         self._room_models = room_models
+        self._load_seconds = load_seconds
         self._models: OrderedDict[str, None] = OrderedDict()
         self.loads = 0
 
@@ -96,7 +112,7 @@ class LeastRecentlyUsed:
             return
         if len(self._models) >= self._room_models:
             self._models.popitem(last=False)
-        load()
+        load(self._load_seconds)
         self.loads += 1
         self._models[model] = None
 

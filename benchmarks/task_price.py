@@ -1,6 +1,6 @@
 """Compares the cost of a task through the pool's controller with empty actor calls, on one local Ray.
 
-    python -m benchmarks.task_price [--workers N] [--calls N] [--images N] [--rounds N]
+    python -m benchmarks.task_price [--workers N] [--calls N] [--images N] [--rounds N] [--run-ms X] [--send-ahead X]
 
 Prints a Markdown table. The engines do nothing; Ray, the core, the controller, the dispatcher, the workers and the
 client are the real ones. The rows are:
@@ -14,7 +14,9 @@ client are the real ones. The rows are:
    any service between driver and workers), and one stage of an image whose result reaches the driver.
 3. With all workers busy: calls per second when the controller's process keeps one call at each worker, and tasks per
    second when a complete batch is waiting; there, too, each worker has one task at a time.
-4. A batch: tasks per second accepted (until `submit` returns, all checked and queued), and completed.
+4. A batch: tasks per second accepted (until `submit` returns, all checked and queued), and completed; and how long a
+   worker does nothing between two tasks of it. With `--run-ms`, each run waits for that time, so that workers, and not
+   the cores of a small machine, limit the batch. `--send-ahead` sets `send_ahead_seconds`; 0 turns it off.
 
 Rounds of all rows take turns; each figure is the median of the rounds, with minimum and maximum.
 """
@@ -28,7 +30,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -47,6 +49,7 @@ from modelpool.pool.core.stage_params import (
     StageParams,
 )
 from modelpool.pool.specs.spec import RunCost, TaskSpec
+from modelpool.scheduler.tables.config import SchedulerConfig
 from tests.actors.fakes import MODELS, FakeEngine, fake_plan
 
 
@@ -56,8 +59,11 @@ class IdleEngine(FakeEngine):
     def run(
         self, task: TaskSpec, work: StageParams, inputs: tuple[Result, ...], *_: object, **__: object
     ) -> tuple[Result, RunCost]:
-        """Return an empty result immediately."""
-        return empty_result(work), RunCost(run_seconds=1e-6, resident=True)
+        """Return an empty result, after the time of a run."""
+        seconds = self._image_side / 1000  # the number that an engine of a plan has
+        if seconds:
+            time.sleep(seconds)
+        return empty_result(work), RunCost(run_seconds=seconds or 1e-6, resident=True)
 
 
 def empty_result(work: StageParams) -> Result:
@@ -71,19 +77,21 @@ def empty_result(work: StageParams) -> Result:
             return ImagePixels(np.zeros((1, 1, 3), np.uint8))
 
 
-def idle_plan(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
-    """Return the plan of a pool whose engines do nothing."""
-    return fake_plan(config, gpu_count, can_grow, engine=IdleEngine)
+def idle_plan(config: PoolConfig, gpu_count: int, can_grow: bool, run_ms: int = 0) -> PoolPlan:
+    """Return the plan of a pool whose engines do nothing, for `run_ms` each run."""
+    return fake_plan(config, gpu_count, can_grow, image_side=run_ms, engine=IdleEngine)
 
 
 @dataclass
 class Figures:
-    """The measurements of one row by round: latencies of calls in ms, calls per second, and CPU ms per call."""
+    """The measurements of one row by round: latencies of calls in ms, calls per second, CPU ms per call, and ms that a
+    worker is idle per task."""
 
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
     a_second: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
+    idle_ms: list[float] = field(default_factory=list)
 
     def add(self, seconds: Sequence[float]) -> None:
         """Add one round of sequential calls."""
@@ -95,7 +103,9 @@ class Figures:
 class Measured:
     """A pool whose engines do nothing, on a separate Ray, and the rows that are measured with it."""
 
-    def __init__(self, pool: ModelPool, controller, calls: int, images: int) -> None:
+    def __init__(self, pool: ModelPool, controller, calls: int, images: int, workers: int, run_ms: int) -> None:
+        self._workers = workers
+        self._run_ms = run_ms
         self._pool = pool
         self._controller = controller
         self._calls = calls
@@ -125,6 +135,7 @@ class Measured:
         accepted, done, tasks = self._batch(label)
         self.rows[DONE].cpu_ms.append((self._cpu_seconds() - before) / tasks * 1e3)
         self.rows[DONE].a_second.append(done)
+        self.rows[DONE].idle_ms.append(self._workers / done * 1e3 - self._run_ms)
         self.rows[ACCEPTED].a_second.append(accepted)
 
     def _cpu_seconds(self) -> float:
@@ -187,10 +198,13 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> str:
 
 def table(rows: dict[str, Figures]) -> str:
     """Return all rows as a Markdown table, with ratios between rows."""
-    lines = ["| operation | p50 ms | p99 ms | per second | CPU ms of the controller, each |", "|---|---|---|---|---|"]
+    lines = [
+        "| operation | p50 ms | p99 ms | per second | CPU ms of the controller, each | ms without a run, each |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| {name} | {spread(row.p50_ms, 2)} | {spread(row.p99_ms, 1)} | {spread(row.a_second, 0)} "
-        f"| {spread(row.cpu_ms, 2)} |"
+        f"| {spread(row.cpu_ms, 2)} | {spread(row.idle_ms, 1)} |"
         for name, row in rows.items()
     ]
     lines += [
@@ -205,21 +219,26 @@ def table(rows: dict[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def measure(workers: int, calls: int, images: int, rounds: int) -> dict[str, Figures]:
+def measure(
+    workers: int, calls: int, images: int, rounds: int, run_ms: int, send_ahead_seconds: float
+) -> dict[str, Figures]:
     """Open a pool, measure it `rounds` times, and close it."""
     from modelpool.actors.ray.ray_session import open_session
 
     config = PoolConfig().override(workers=workers, name="price")
+    scheduler = replace(config.scheduler, send_ahead_seconds=send_ahead_seconds)
+    config = config.model_copy(update={"scheduler": scheduler})
     session = open_session(None, config.cluster.namespace, workers)
     try:
         from benchmarks.priced_controller import start_priced_controller
         from modelpool.actors.ray.ray_connection import RayConnection
 
-        controller = start_priced_controller(idle_plan(config, 0, False), config.cluster.namespace, config.cluster.name)
+        plan = idle_plan(config, 0, False, run_ms)
+        controller = start_priced_controller(plan, config.cluster.namespace, config.cluster.name)
 
         with ModelPool(RayConnection(controller), lambda: None, None) as pool:
             pool.wait_ready(300)
-            measured = Measured(pool, controller, calls, images)
+            measured = Measured(pool, controller, calls, images, workers, run_ms)
             measured.round()  # every process imports its modules
             measured.rows = {name: Figures() for name in ROWS}
             for _ in range(rounds):
@@ -237,8 +256,10 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300, help="sequential calls of each kind per round")
     parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--run-ms", type=int, default=0, help="length of a run of a batch and of the calls before it")
+    parser.add_argument("--send-ahead", type=float, default=SchedulerConfig().send_ahead_seconds)
     wanted = parser.parse_args()
-    rows = measure(wanted.workers, wanted.calls, wanted.images, wanted.rounds)
+    rows = measure(wanted.workers, wanted.calls, wanted.images, wanted.rounds, wanted.run_ms, wanted.send_ahead)
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     print(f"{wanted.workers} workers, {wanted.rounds} rounds, {os.cpu_count()} cores, load {load}\n")
     print(table(rows))

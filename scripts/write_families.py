@@ -11,6 +11,8 @@ whether the comparison passes.
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import sys
 import textwrap
 from collections import defaultdict
@@ -21,12 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS  # noqa: E402
 from modelpool.pool.detection.layouts.signature import Signature  # noqa: E402
 from modelpool.pool.detection.signatures import SIGNATURES  # noqa: E402
 from modelpool.pool.detection.text_encoders import MEMBERS  # noqa: E402
-from modelpool.pool.families import family as unets  # noqa: E402 - the script may be run from anywhere
-from modelpool.pool.families.family import Family  # noqa: E402
+from modelpool.pool.families import modules as family_modules  # noqa: E402 - the script may be run from anywhere
+from modelpool.pool.families.parts.family import Family  # noqa: E402
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS  # noqa: E402
 from modelpool.pool.families.supported import running_families  # noqa: E402
 from modelpool.pool.families.text_readings import readings_of  # noqa: E402
 from modelpool.pool.families.two_experts import TWO_EXPERTS  # noqa: E402
@@ -230,10 +232,14 @@ def _about(name: str, family: str, named: set[str]) -> str:
 
 
 def _family(key: str, value: ast.expr) -> str:
-    """Return the family of a row: its key, or the constant of `pool.families.family` in its first argument."""
+    """Return the family of a row: its key, or the constant of a module of families in its first argument."""
     first = value.args[0] if isinstance(value, ast.Call) and value.args else None
-    found = getattr(unets, first.id, None) if isinstance(first, ast.Name) else None
-    return found.name if isinstance(found, Family) else key
+    if not isinstance(first, ast.Name):
+        return key
+    names = (info.name for info in pkgutil.iter_modules(family_modules.__path__))
+    modules = (importlib.import_module(f"{family_modules.__name__}.{name}") for name in names)
+    found = (getattr(module, first.id, None) for module in modules)
+    return next((each.name for each in found if isinstance(each, Family)), key)
 
 
 def _tables(module: ast.Module) -> Iterator[tuple[str, Mapping[str, ast.expr]]]:

@@ -5,11 +5,13 @@ Ray is imported when a pool is started or joined, not with this module.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
@@ -21,9 +23,10 @@ from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.event_reader import EventReader, Listener
 from modelpool.actors.control.status import PinnedModel, PoolStatus, WorkerStatus
-from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, Order, SampleOrder
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
+from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
@@ -35,7 +38,7 @@ from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.arguments import whole_number
 from modelpool.pool.core.errors import UserError, unusable_field
 from modelpool.pool.core.stage_params import Latent
-from modelpool.pool.specs.spec import TaskId, WorkerId
+from modelpool.pool.specs.spec import Stage, TaskId, WorkerId
 from modelpool.scheduler.core.history import JobHistory
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from modelpool.actors.api.opening import OpenedPool
     from modelpool.actors.detached.job_service import JobsConnection
     from modelpool.actors.detached.records import SubmissionRecord
+    from modelpool.actors.ray.forks import Forks
     from modelpool.pool.registry.listings import LoraListing, ModelListing
 
 LoraLike: TypeAlias = LoraChoice | str | tuple[str, float] | tuple[str, float, str]
@@ -112,12 +116,22 @@ class ModelPool:
 
         Raises UserError if any of them is wrong.
         """
+        return cls.start_configured(PoolConfig.find(config).override(address=address, **overrides))
+
+    @classmethod
+    def start_configured(cls, settings: PoolConfig, forks: Forks | None = None) -> ModelPool:
+        """Start a pool with exactly these settings; see `start`. `forks` is where its processes come from, and ends
+        with it, also if it does not start. Raises UserError.
+        """
         from modelpool.actors.api.opening import start_pool
 
-        settings = PoolConfig.find(config).override(address=address, **overrides)
-        if settings.output.folder is not None:
-            check_store(settings.output.folder)
-        opened = start_pool(settings)
+        with contextlib.ExitStack() as failed:
+            if forks is not None:
+                failed.callback(forks.close)
+            if settings.output.folder is not None:
+                check_store(settings.output.folder)
+            opened = start_pool(settings, forks=forks)
+            failed.pop_all()
         return cls._open(opened, settings.output.folder)
 
     @classmethod
@@ -263,7 +277,7 @@ class ModelPool:
     def encode(self, prompt: str, *, model: str, loras: Iterable[LoraLike] = ()) -> StageResult:
         """Encode a text with the text encoders of `model`; the result is an `Encoded`. Raises UserError."""
         checked = GenerateRequest(model=model, prompt=prompt, loras=_choices(loras))
-        return self._stage(EncodeOrder(model, checked.loras, prompt))
+        return self._stage(StageRequest(Stage.ENCODE, checked))
 
     def sample(
         self,
@@ -303,25 +317,14 @@ class ModelPool:
                 seconds=seconds,
             )
         )
-        assert checked.seed is not None, "a seed was drawn"
-        against = _encoded_by(negative, "negative") if negative else EncodeOrder(model, checked.loras, "")
-        order = SampleOrder(
-            positive=_encoded_by(positive, "positive"),
-            negative=None if cfg == 1 else against,
-            model=model,
-            loras=checked.loras,
-            steps=steps,
-            cfg=checked.cfg,
-            sampler=sampler,
-            schedule=schedule,
-            width=width,
-            height=height,
-            seed=checked.seed,
-            frames=checked.frames,
-            frame_rate=checked.frame_rate,
-            seconds=checked.seconds,
+        expected = "a result of encode()"
+        stage = StageRequest(
+            Stage.SAMPLE,
+            checked,
+            positive=_stage_of(positive, Stage.ENCODE, "positive", expected).request,
+            negative=_stage_of(negative, Stage.ENCODE, "negative", expected).request if negative else checked,
         )
-        return self._stage(order, {**positive.held, **(negative.held if negative else {})})
+        return self._stage(stage, {**positive.held, **(negative.held if negative else {})})
 
     def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
         """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
@@ -331,11 +334,11 @@ class ModelPool:
             shape_CHW = latent.samples_CHW.shape
             digest = hashlib.sha256(latent.samples_CHW.tobytes()).hexdigest()[:20]
             task_id = TaskId(f"given-{'x'.join(map(str, shape_CHW))}-{digest}")
-            own = InputLatent(task_id, tuple(shape_CHW[1:]))
-            return self._stage(DecodeOrder(own, model), {own.task_id: self._connection.give(latent)})
-        if not isinstance(latent.order, SampleOrder):
-            raise unusable_field("latent", type(latent.order).__name__, "a result of sample(), or a Latent")
-        return self._stage(DecodeOrder(latent.order, model), latent.held)
+            request = GenerateRequest(model=model, prompt="")
+            stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
+            return self._stage(stage, {task_id: self._connection.give(latent)})
+        sampled = _stage_of(latent, Stage.SAMPLE, "latent", "a result of sample(), or a Latent")
+        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=model), latent.held)
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
@@ -372,6 +375,11 @@ class ModelPool:
     def status(self) -> PoolStatus:
         """Return the current state of the pool."""
         return self._connection.call(Controller.status)
+
+    def metrics(self) -> tuple[MetricFamily, ...]:
+        """Return the metrics of the pool; `metrics_text` of `modelpool.actors.metrics.exposition` writes them in
+        Prometheus' format."""
+        return self._connection.call(Controller.metrics)
 
     def history(self, job: str) -> JobHistory:
         """Return the history of a job, by its id or a unique part of it: each start of its tasks with the reason,
@@ -447,13 +455,13 @@ class ModelPool:
             self._writers[address] = ImageWriter(open_outputs(address), self._connection, self._hold_seconds)
         return self._writers[address]
 
-    def _stage(self, order: Order, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
+    def _stage(self, stage: StageRequest, given: dict[TaskId, ResultRef] | None = None) -> StageResult:
         submission_id = _new_submission()
-        result = StageResult(order, self._connection, submission_id)
+        result = StageResult(stage, self._connection, submission_id)
         listener: Listener = result
         self._reader.listen(submission_id, listener)
         try:
-            part = StageSubmission(self._client_id, submission_id, order, given or {}, self._user)
+            part = StageSubmission(self._client_id, submission_id, stage, given or {}, self._user)
             _warn(self._connection.call(Controller.submit_stage, part), stacklevel=4)
         except BaseException:
             self._reader.forget(submission_id)
@@ -519,10 +527,11 @@ def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
     return cast("tuple[LoraChoice, ...]", tuple(loras))
 
 
-def _encoded_by(stage: StageResult, name: str) -> EncodeOrder:
-    if not isinstance(stage.order, EncodeOrder):
-        raise unusable_field(name, type(stage.order).__name__, "a result of encode()")
-    return stage.order
+def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> StageRequest:
+    """Return what was requested of a result, in the argument `name`. Raises UnusableField for another stage."""
+    if result.stage.stage is not stage:
+        raise unusable_field(name, f"a result of {result.stage.stage.value}()", expected)
+    return result.stage
 
 
 def _described(worker: WorkerStatus) -> str:

@@ -114,6 +114,8 @@ class Jobs:
         #: why the output folder cannot be written, while that is tried again; and why it was given up
         self._held = ""
         self._given_up = ""
+        #: called after every change
+        self._watchers: list[Callable[[], None]] = []
         #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
         self._withdrawn_from: set[SubmissionId] = set()
         self._withdrawn: list[JobEnded] = []
@@ -156,6 +158,38 @@ class Jobs:
                 raise
             if result is not None:
                 yield result
+
+    def ready_results(self) -> Iterator[OutputResult | JobFailure]:
+        """Iterate over the results that exist now, each once, as `results` does; never waits for a job to end."""
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    return
+                waiting = self._waiting.popleft()
+            try:
+                result = waiting if isinstance(waiting, JobFailure) else self._delivered(waiting)
+            except BaseException:
+                self._put_back(waiting)
+                raise
+            if result is not None:
+                yield result
+
+    @property
+    def id(self) -> SubmissionId:
+        """The id of the submission."""
+        return self._submission_id
+
+    def lost(self) -> Exception | None:
+        """Return why no more jobs will end, although some have not; None while they do."""
+        with self._changed:
+            return None if self._over else self._lost
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call
+        methods of this object.
+        """
+        with self._changed:
+            self._watchers.append(changed)
 
     def wait(self, timeout: float | None = None) -> Summary:
         """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
@@ -219,6 +253,7 @@ class Jobs:
             if self._over or self._cancelled:
                 return
             self._held = str(problem)
+            self._notify()
             self._withdrawn_from.update((self._submission_id, *self._repeated))
         self._cancel(withdraw=True)
 
@@ -226,7 +261,7 @@ class Jobs:
         """See `WriteListener`: submit again what was withdrawn."""
         with self._changed:
             self._held = self._given_up = ""
-            self._changed.notify_all()
+            self._notify()
         self._submit_withdrawn()
 
     def on_folder_given_up(self, problem: FolderFailed) -> None:
@@ -234,7 +269,7 @@ class Jobs:
         with self._changed:
             self._held, self._given_up = "", str(problem)
             withdrawn, self._withdrawn = self._withdrawn, []
-            self._changed.notify_all()
+            self._notify()
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
         self._cancel(withdraw=False)
@@ -280,14 +315,16 @@ class Jobs:
     def on_running(self, running: tuple[TaskProgress, ...]) -> None:
         """See `Listener`."""
         with self._changed:
-            self._running = running
+            if running != self._running:
+                self._running = running
+                self._notify()
 
     def on_lost(self, reason: Exception) -> None:
         """See `Listener`."""
         with self._changed:
             self._lost = reason
             self._running = ()
-            self._changed.notify_all()
+            self._notify()
 
     @property
     def _over(self) -> bool:
@@ -372,8 +409,14 @@ class Jobs:
                 if not withdraw:
                     raise
 
-    def _note_over(self) -> None:
+    def _notify(self) -> None:
+        """Wake the threads that wait, and call the watchers. Requires the lock."""
         self._changed.notify_all()
+        for changed in self._watchers:
+            changed()
+
+    def _note_over(self) -> None:
+        self._notify()
         if self._over:
             self._running = ()
             self._on_over()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.pool_plan import PoolPlan, most_workers, plan_pool
 from modelpool.actors.detached.job_service import JobsConnection
 from modelpool.actors.detached.service_watch import WatchedService
-from modelpool.actors.ray.fork_server import ENGINE_MODULES, SERVER_VARIABLE, ForkServer, fork_environment
-from modelpool.actors.ray.ray_session import RaySession, is_on_this_machine, open_session, short_folder
+from modelpool.actors.ray.fork_server import ENGINE_MODULES
+from modelpool.actors.ray.forks import Forks
+from modelpool.actors.ray.ray_session import RaySession, open_session
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -50,16 +49,19 @@ def start_pool(
     controller: ControllerPlace = "driver",
     keeps_jobs: bool = False,
     preload: Sequence[str] = ENGINE_MODULES,
+    forks: Forks | None = None,
 ) -> OpenedPool:
     """Start a new pool. `make_plan` decides its shape (tests substitute their own engines); `controller` is its place
     unless one is configured. `keeps_jobs` starts a job service, unless the configuration has no journal. `preload` are
-    modules that its processes on this machine share; they are imported while Ray starts. Raises UserError.
+    modules that its processes on this machine share; they are imported while Ray starts. `forks` has imported them, or
+    still does; it ends with the pool. Raises UserError.
     """
     cluster = config.cluster
     with contextlib.ExitStack() as opened:
-        forks = _forks(opened, cluster.address, preload)
+        forks = forks or Forks.start(cluster.address, preload)
+        opened.callback(forks.close)
         session = open_session(
-            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=not forks
+            cluster.address, cluster.namespace, most_workers(config), bring_code=True, prestart=not forks.environment
         )
         opened.callback(session.close)
         from modelpool.actors.ray.cluster import start_controller
@@ -72,7 +74,7 @@ def start_pool(
             plan = replace(plan, cache=replace(plan.cache, token=secrets.token_hex(32)))
         if keeps_jobs and config.pool.worker_lease_seconds:
             plan = replace(plan, worker_lease_seconds=config.pool.worker_lease_seconds)
-        environment = {**(session.actor_environment or {}), **forks} or None
+        environment = {**(session.actor_environment or {}), **forks.environment} or None
         place = cluster.controller or controller
         start = partial(
             start_controller,
@@ -112,21 +114,6 @@ def start_pool(
 
 def _same(service: JobsConnection) -> JobsConnection:
     return service
-
-
-def _forks(opened: contextlib.ExitStack, address: str | None, preload: Sequence[str]) -> dict[str, str]:
-    """Return the runtime environment in which actors are forks of a server that has imported `preload`: the one that
-    the environment names, or a new one, which ends with `opened`. {} if there are no modules, or other machines.
-    """
-    if not preload or not is_on_this_machine(address):
-        return {}
-    if SERVER_VARIABLE in os.environ:
-        return fork_environment(Path(os.environ[SERVER_VARIABLE]))
-    server = ForkServer.start(preload, short_folder())
-    if server is None:
-        return {}
-    opened.callback(server.close)
-    return fork_environment(server.socket)
 
 
 def join_pool(name_or_address: str | None) -> OpenedPool:

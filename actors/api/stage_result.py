@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.graph.orders import Order
+from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.results.outcomes import JobFailed, JobFailure
 from modelpool.actors.wire.messages import JobEnded, ResultRef, SubmissionId, TaskProgress, job_id_for
 from modelpool.pool.core.stage_params import Result
@@ -16,11 +16,11 @@ from modelpool.scheduler.tables.messages import Outcome
 class StageResult:
     """A finished or pending result. Created by `ModelPool.encode`, `sample` and `decode`.
 
-    order  its stages; a later stage includes them, and the pool reuses existing results
+    stage  what was requested; a later stage includes it, and the pool reuses existing results
     """
 
-    def __init__(self, order: Order, connection: Connection, submission_id: SubmissionId) -> None:
-        self.order = order
+    def __init__(self, stage: StageRequest, connection: Connection, submission_id: SubmissionId) -> None:
+        self.stage = stage
         self._connection = connection
         self._job_id = job_id_for(submission_id, 0)
         self._ended = threading.Event()

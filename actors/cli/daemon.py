@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import psutil
 
 from modelpool.actors.cli.interrupts import STOP_SIGNALS, StoppableCommand, exit_code, leave_closed_terminal
-from modelpool.actors.control.controller import Controller
 from modelpool.actors.detached.service_watch import ServiceWatch
 from modelpool.actors.ray.code_folder import code_path
 from modelpool.actors.ray.run_file import RunningPool, process_of, remove_run_file, running_pool, write_run_file
@@ -110,7 +109,7 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
     The first signal starts a drain: nothing starts any more, and running tasks end or stop at a step within
     `drain_seconds`. A second one ends the pool at once. Raises UserError if it cannot start, and PoolLost.
     """
-    from modelpool.actors.api.opening import start_pool
+    from modelpool.actors.ray.forks import Forks
 
     name = config.cluster.name
     with (state_folder() / f"{name}.lock").open("wb") as lock:
@@ -118,11 +117,15 @@ def serve_forever(config: PoolConfig, on_ready: Callable[[], None]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"a pool called {name!r} is already starting or running") from None
-        opened = start_pool(config, controller="head", keeps_jobs=True)
-        try:
-            _serve(opened, config, on_ready)
-        finally:
-            opened.close()
+        # imports torch and diffusers while this process imports the rest
+        with contextlib.closing(Forks.start(config.cluster.address)) as forks:
+            from modelpool.actors.api.opening import start_pool
+
+            opened = start_pool(config, controller="head", keeps_jobs=True, forks=forks)
+            try:
+                _serve(opened, config, on_ready)
+            finally:
+                opened.close()
 
 
 class _StopSignals:
@@ -206,6 +209,8 @@ def _restart(opened: OpenedPool, restarts: list[float], lost: PoolLost) -> None:
 def _status(opened: OpenedPool, stop: threading.Event) -> PoolStatus | None:
     """Return the status of the pool; None if `stop` is set before it answers. Raises PoolLost, also for a controller
     that has not answered for `ANSWER_SECONDS`."""
+    from modelpool.actors.control.controller import Controller
+
     answers: queue.SimpleQueue[PoolStatus | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -229,6 +234,7 @@ def _status(opened: OpenedPool, stop: threading.Event) -> PoolStatus | None:
 
 def _drain(opened: OpenedPool, seconds: float, hurry: threading.Event) -> None:
     """Wait until the running tasks have ended, at most `seconds` and a little more, or until `hurry` is set."""
+    from modelpool.actors.control.controller import Controller
 
     def drain() -> None:
         try:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from modelpool.actors.cli import options
+from modelpool.actors.cli.explain_wait import options_table, wait_words
 from modelpool.actors.cli.options import PoolOptions
 from modelpool.actors.cli.session import session_of
 from modelpool.pool.core.errors import format_bytes
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from modelpool.pool.specs.spec import TaskId
     from modelpool.scheduler.core.history import Attempt, JobHistory, TaskHistory
     from modelpool.scheduler.tables.placement_record import PlacementOption
 
@@ -37,6 +35,7 @@ def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool:
     shows where it is, and why it is on fewer GPUs."""
     from modelpool.actors.cli.screen import print_json, say, user_console
     from modelpool.actors.cli.serve import name_of_running
+    from modelpool.actors.results.history_json import history_json
 
     with session_of(context).open_pool(PoolOptions(pool=pool or name_of_running())) as running:
         pinned = next((pinned for pinned in running.status().pins if pinned.model == job), None)
@@ -48,7 +47,7 @@ def why(context: typer.Context, job: Job, as_json: options.AsJson = False, pool:
             return
         history = running.history(job)
     if as_json:
-        print_json(sys.stdout, _plain(history))
+        print_json(sys.stdout, history_json(history))
     else:
         _print_why(user_console(sys.stdout), history)
 
@@ -138,21 +137,19 @@ def _print_why(console: Console, history: JobHistory) -> None:
     say(console, headline(history), "bold")
     names = task_names(history)
     for task in history.tasks:
-        if not task.attempts:
+        if not task.attempts and task.wait is None:
             say(console, f"\n{names[task.task_id]}: {_without_attempts(history, task)}")
         for attempt in task.attempts:
             say(console, f"\n{names[task.task_id]}: {_started(history, task, attempt)}")
             show(console, _numbers(attempt))
+        if task.wait is not None:
+            say(console, f"\n{names[task.task_id]}: {_shortened(wait_words(history.at, task.wait), names)}")
+            if (table := options_table(task.wait)) is not None:
+                show(console, table)
 
 
 def _without_attempts(history: JobHistory, task: TaskHistory) -> str:
     """Explain why a task has no attempts."""
-    if task.status == "blocked":
-        return "waits for the result of an earlier task"
-    if task.status == "ready":
-        if task.held_back:
-            return "waits: its user has reached the limit of running tasks"
-        return "waits for a worker" + (f"; overtaken by later tasks {task.passed:.1f} times" if task.passed else "")
     if history.status == "succeeded":
         return "did not run: an earlier job had already produced its result"
     if history.status == "active":
@@ -217,25 +214,3 @@ def _shortened(text: str, names: dict[str, str]) -> str:
     """Replace complete ids in `text` by display names."""
     ids = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     return re.sub(rf"(?<![\w-])({ids})(?![\w-])", lambda found: names[found[0]], text)
-
-
-def _plain(history: JobHistory) -> dict[str, Any]:
-    """Return everything as JSON values; each `why` also as a sentence."""
-    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(history), default=_value))
-    del found["lines"]
-    for (_, attempt), written in zip(_attempts(history), _written_attempts(found), strict=True):
-        written["why"]["words"] = attempt.why.words
-    return found
-
-
-def _attempts(history: JobHistory) -> Iterator[tuple[TaskId, Attempt]]:
-    return ((task.task_id, attempt) for task in history.tasks for attempt in task.attempts)
-
-
-def _written_attempts(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return (attempt for task in found["tasks"] for attempt in task["attempts"])
-
-
-def _value(item: object) -> object:
-    assert isinstance(item, Enum), f"{item!r} is not a plain value"
-    return item.value

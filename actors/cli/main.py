@@ -19,15 +19,19 @@ from modelpool.actors.cli.detached import cancel, jobs_app, progress, submit, wa
 from modelpool.actors.cli.doctor import doctor
 from modelpool.actors.cli.explain import story, why
 from modelpool.actors.cli.generate import generate
+from modelpool.actors.cli.http_serve import serve
 from modelpool.actors.cli.inspect import inspect_file
 from modelpool.actors.cli.interrupts import StoppableCommand, exit_code
 from modelpool.actors.cli.merge import merge
+from modelpool.actors.cli.metrics import metrics
 from modelpool.actors.cli.models import models_app
 from modelpool.actors.cli.pin import pin, unpin
 from modelpool.actors.cli.plan import plan_memory
 from modelpool.actors.cli.plan_cluster import plan_cluster
 from modelpool.actors.cli.repair import repair
 from modelpool.actors.cli.replay import replay, trace
+from modelpool.actors.cli.report import report
+from modelpool.actors.cli.run_workflow import run_workflow
 from modelpool.actors.cli.serve import down, status, up
 from modelpool.actors.cli.session import Session, new_session
 from modelpool.actors.cli.simulate import simulate
@@ -60,6 +64,7 @@ def build_app() -> typer.Typer:
     app.callback()(_version)
     app.command(no_args_is_help=True)(generate)
     app.command(help=BATCH_HELP, no_args_is_help=True)(batch)
+    app.command("run", no_args_is_help=True)(run_workflow)
     app.command(no_args_is_help=True)(submit)
     app.command(no_args_is_help=True)(wait)
     app.command()(progress)
@@ -67,9 +72,12 @@ def build_app() -> typer.Typer:
     app.add_typer(jobs_app(), name="jobs")
     app.command(no_args_is_help=True)(repair)
     app.command(no_args_is_help=True)(verify)
+    app.command(no_args_is_help=True)(report)
     app.command()(up)
+    app.command()(serve)
     app.command()(status)
     app.command()(top)
+    app.command()(metrics)
     app.command()(pin)
     app.command(no_args_is_help=True)(unpin)
     app.command(no_args_is_help=True)(why)

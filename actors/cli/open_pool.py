@@ -61,8 +61,17 @@ def output_for(options: PoolOptions, passed: OutputAddress | None) -> OutputAddr
 
 def open_pool(options: PoolOptions) -> ModelPool:
     """Start a pool that ends with the returned object, or connect to a running one. Raises UserError."""
-    from modelpool.actors.api.client import ModelPool
-
     if options.pool is not None:
+        from modelpool.actors.api.client import ModelPool
+
         return ModelPool.connect(options.pool)
-    return ModelPool.start(settings_for(options))
+    from modelpool.actors.ray.forks import Forks
+
+    settings = settings_for(options)
+    forks = Forks.start(settings.cluster.address)  # imports torch and diffusers while this process imports the client
+    try:
+        from modelpool.actors.api.client import ModelPool
+    except BaseException:
+        forks.close()
+        raise
+    return ModelPool.start_configured(settings, forks)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from modelpool.actors.control.forecast import Forecast, StageForecast
-    from modelpool.actors.graph.build_graph import JobGraph
+    from modelpool.actors.graph.task_collector import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.config import PoolConfig
     from modelpool.pool.catalog.catalog import Catalog

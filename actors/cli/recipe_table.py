@@ -34,6 +34,9 @@ def recipe_facts(recipe: Recipe) -> list[Fact]:
 
 def _added_facts(recipe: Recipe) -> Iterator[Fact]:
     """Yield rows for components that run in addition to the model, or change how it encodes the texts."""
+    if (noise := recipe.noise) is not None:
+        eta = "the sampler's" if noise.eta is None else f"{noise.eta:g}"
+        yield "noise", f"eta {eta}, s_noise {noise.s_noise:g}, s_churn {noise.s_churn:g}"
     if recipe.decoder is not None:
         decoder = recipe.decoder
         parts = f"{decoder.steps} steps, guidance {decoder.cfg:g}  (sha256 {decoder.sha256})"

@@ -44,7 +44,7 @@ def replay(
     from modelpool.scheduler.record.replay import replay as decide_again
 
     began = time.monotonic()
-    with _opened(log) as (header, entries):
+    with opened_log(log) as (header, entries):
         outcome = decide_again(header, entries, check)
     wall_seconds = time.monotonic() - began
     if as_json:
@@ -75,7 +75,7 @@ def trace(
     from modelpool.scheduler.record.log_trace import live_trace
 
     require_replaceable("OUT", out)
-    with _opened(log) as (_, entries):
+    with opened_log(log) as (_, entries):
         live = live_trace(entries, log.stem)
     workload = live.workload
     if not workload.jobs:
@@ -92,7 +92,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[LogHeader, LogEntries]]:
+def opened_log(path: Path) -> Iterator[tuple[LogHeader, LogEntries]]:
     """Open a log and read its header; errors name the file. Raises UserError."""
     from modelpool.scheduler.record.event_log import read_entries, read_header
 

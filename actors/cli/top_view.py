@@ -17,7 +17,7 @@ from modelpool.actors.cli.tables import facts_table, qos_facts, rows_table, work
 from modelpool.pool.core.errors import format_bytes
 
 if TYPE_CHECKING:
-    from modelpool.actors.control.status import PoolStatus, WorkerStatus
+    from modelpool.actors.control.status import NodeCosts, PoolStatus, WorkerStatus
 
 BAR_CELLS = 28
 #: of components, in the order in which a frame first names them
@@ -32,8 +32,14 @@ def frame(now: PoolStatus, before: PoolStatus | None = None) -> RenderableType:
     parts: list[RenderableType] = [Text(_headline(now), style="bold"), Text(""), _workers(now, letters), Text("")]
     if letters:
         parts += [_legend(now, letters), Text("")]
+    if len(now.nodes) > 1:
+        parts += [_nodes(now), Text("")]
+    if now.scaling is not None:
+        parts += [_groups(now.scaling), Text("")]
     if any(now.waiting.values()):
         parts += [_queues(now), Text("")]
+    if now.failures:
+        parts += [_failures(now), Text("")]
     return Group(*parts, facts_table(_facts(now, before)))
 
 
@@ -41,7 +47,8 @@ def _headline(now: PoolStatus) -> str:
     up = sum(worker.state in ("idle", "busy") for worker in now.workers)
     busy = sum(worker.state == "busy" for worker in now.workers)
     jobs = ", ".join(f"{count} {outcome}" for outcome, count in now.jobs.items() if count) or "no jobs yet"
-    return f"{up} of {len(now.workers)} GPUs up, {busy} busy; jobs: {jobs}; up for {duration(now.seconds)}"
+    left = f"; {duration(now.left_seconds)} left" if now.left_seconds and now.jobs.get("live") else ""
+    return f"{up} of {len(now.workers)} GPUs up, {busy} busy; jobs: {jobs}{left}; up for {duration(now.seconds)}"
 
 
 def _workers(now: PoolStatus, letters: Mapping[str, str]) -> Table:
@@ -120,6 +127,54 @@ def _queues(now: PoolStatus) -> Table:
         for user, counts in sorted(now.waiting_by_user.items(), key=lambda item: (-sum(item[1].values()), item[0])):
             rows.append((user or "no name", *(str(counts.get(stage, 0)) for stage in stages)))
     return rows_table(["waiting", *stages], rows, right=stages)
+
+
+def _nodes(now: PoolStatus) -> Table:
+    """Build the table of nodes: their GPUs, runs and memory, and when they end."""
+    rows = []
+    for node, name in sorted(now.nodes.items(), key=lambda item: item[1]):
+        workers = [worker for worker in now.workers if worker.node == node]
+        up = [worker for worker in workers if worker.state in ("idle", "busy")]
+        leaves = [worker.leaves_in for worker in workers if worker.leaves_in is not None]
+        rows.append(
+            (
+                name,
+                str(len(up)),
+                str(sum(worker.state == "busy" for worker in up)),
+                str(sum(worker.runs for worker in workers)),
+                f"{format_bytes(sum(w.used_bytes for w in up))} of {format_bytes(sum(w.capacity_bytes for w in up))}",
+                f"ends in {duration(min(leaves))}" if leaves else "",
+            )
+        )
+    return rows_table(["node", "GPUs", "busy", "runs", "weights", ""], rows, right=["GPUs", "busy", "runs"])
+
+
+def _groups(scaling: NodeCosts) -> Table:
+    """Build the table of groups of nodes, with their cost."""
+    rows = [
+        (
+            group.name,
+            f"{group.nodes} of {group.max_nodes}",
+            str(group.starting),
+            f"{group.price_per_hour * group.nodes:.2f}",
+            group.obstacle,
+        )
+        for group in scaling.groups
+    ]
+    rows.append(("all groups", "", "", f"{scaling.per_hour:.2f}", f"{scaling.spent:.2f} so far"))
+    table = rows_table(["group", "nodes", "starting", "cost per hour", ""], rows, right=["starting", "cost per hour"])
+    if scaling.latest_decision:
+        table.caption, table.caption_justify = visible(scaling.latest_decision), "left"
+    return table
+
+
+def _failures(now: PoolStatus) -> Table:
+    """Build the table of the latest failed jobs, newest first."""
+    rows = [
+        (failed.job_id, f"{duration(failed.seconds)} ago", failed.message.splitlines()[0] if failed.message else "")
+        for failed in reversed(now.failures)
+    ]
+    return rows_table(["failed", "", "why"], rows)
 
 
 def _facts(now: PoolStatus, before: PoolStatus | None) -> list[tuple[str, str]]:

@@ -16,19 +16,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
+from modelpool.actors.control.graph_shapes import BuiltRequest, GraphShapes
+from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.graph_catalog import ControlNetCatalog, EmbeddingCatalog, GraphCatalog
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.graph.task_files import task_files
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.installed_versions import installed_versions
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, ModelRef, StageParams
 from modelpool.pool.fetch.cache_settings import CacheSettings
 from modelpool.pool.loading.file_fingerprint import fingerprint
 from modelpool.pool.loading.file_parts import FilePart
@@ -116,14 +119,6 @@ class PinnableModel:
         return {spec.key: FilePart(model.path, role, model.assembly, model.files) for role, spec in self.components}
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltRequest:
-    """The recipe and the task graph of a request."""
-
-    recipe: Recipe
-    graph: JobGraph
-
-
 class CatalogQueries(Protocol):
     """Answers questions about models; `CatalogService` in this process, `actors.ray.remote_catalog` on another node."""
 
@@ -138,7 +133,7 @@ class CatalogQueries(Protocol):
         """See `CatalogService`."""
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """See `CatalogService`."""
 
@@ -183,9 +178,11 @@ class CatalogService:
 
         def build_all(catalog: GraphCatalog) -> list[BuiltRequest]:
             images = []
+            # names are looked up again for each question
+            shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
             for offset, (job_id, request) in enumerate(wanted):
                 try:
-                    images.append(self._build_request(catalog, job_id, request, capacity_bytes))
+                    images.append(shapes.build(request, job_id))
                 except UserError as problem:
                     if first_index == 0 and len(wanted) == 1:
                         raise
@@ -200,23 +197,24 @@ class CatalogService:
         """Return the recipe of each request, or its error."""
 
         def build_each(catalog: GraphCatalog) -> tuple[Recipe | UserError, ...]:
-            return tuple(recipe_of(catalog, request) for request in requests)
+            shapes = GraphShapes(partial(self._build_request, catalog, capacity_bytes))
+            return tuple(recipe_of(shapes, request) for request in requests)
 
-        def recipe_of(catalog: GraphCatalog, request: GenerateRequest) -> Recipe | UserError:
+        def recipe_of(shapes: GraphShapes, request: GenerateRequest) -> Recipe | UserError:
             try:
-                return self._build_request(catalog, JobId("asked"), request, capacity_bytes).recipe
+                return shapes.build(request, JobId("asked")).recipe
             except UserError as problem:
                 return problem
 
         return await self._run(build_each)
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """Convert one stage and everything it needs except the `given` results. Raises UserError."""
 
         def graph(catalog: GraphCatalog) -> JobGraph:
-            job = build_stage_graph(order, job_id, catalog, given)
+            job = build_stage_graph(stage, job_id, catalog, given)
             if capacity_bytes is not None:
                 check_fits(job.job, capacity_bytes)
             return self._with_fingerprints(job)
@@ -262,7 +260,7 @@ class CatalogService:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _build_request(
-        self, catalog: GraphCatalog, job_id: JobId, request: GenerateRequest, capacity_bytes: int | None
+        self, catalog: GraphCatalog, capacity_bytes: int | None, request: GenerateRequest, job_id: JobId
     ) -> BuiltRequest:
         recipe, job = build_graph(request, job_id, catalog)
         if capacity_bytes is not None:
@@ -373,10 +371,8 @@ class CachedCatalog:
     def lora_warning(self, model: ModelRef, lora: LoraRef) -> str | None:
         return self._catalog.lora_warning(model, lora)
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        return self._catalog.text_tokens(model, text, seen, numbered)
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        return self._catalog.tokenize(work)
 
     def execution_modes(
         self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -32,10 +33,22 @@ from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
 from modelpool.actors.control.recorder import Recorder
-from modelpool.actors.control.status import PinnedModel, PoolStatus, Whereabouts, pool_status, with_parked
+from modelpool.actors.control.status import (
+    FailedJob,
+    PinnedModel,
+    PoolStatus,
+    Whereabouts,
+    pool_status,
+    waiting_with_parked,
+    with_parked,
+)
 from modelpool.actors.control.task_store import TaskStore
-from modelpool.actors.graph.build_graph import JobGraph
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.metrics.families import MetricFamily
+from modelpool.actors.metrics.gauges import PoolGauges
+from modelpool.actors.metrics.pool_metrics import PoolMetrics
+from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
@@ -69,12 +82,14 @@ from modelpool.pool.specs.spec import (
     WorkerId,
 )
 from modelpool.scheduler.core.history import JobHistory, find_job, history_of, with_node_names
-from modelpool.scheduler.core.snapshot import take_snapshot
+from modelpool.scheduler.core.snapshot import take_snapshot, waiting_by_model
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.kept_states import state_id
 from modelpool.scheduler.tables.messages import (
     CancelRequested,
+    Command,
     ComponentsKnown,
+    Event,
     Outcome,
     PinComponents,
     PoolEnding,
@@ -95,6 +110,8 @@ SWEEP_SECONDS = 10.0
 ARCHIVE_SECONDS = 4.0
 #: starts of workers whose node is remembered; more than run at a time
 PLACES_KEPT = 4096
+#: failed jobs that the status names
+FAILURES_KEPT = 8
 #: sizes of components that the core keeps before unused ones are pruned
 COMPONENTS_KEPT = 20_000
 
@@ -159,13 +176,14 @@ class Controller:
         heartbeat_seconds: float | None = None,
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
+        traces: TraceExport | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
-        is larger than that of every earlier controller of the pool.
+        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job.
         """
         self._state = state
         self._fleet = fleet
@@ -191,6 +209,13 @@ class Controller:
         self._broken = ""
         self._changed = asyncio.Event()
         self._recorder = recorder or Recorder()
+        self._metrics = PoolMetrics(state.demand, [group.name for group in state.config.groups])
+        self._gauges = PoolGauges()
+        #: the latest failed jobs: time, id and message, oldest first
+        self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
+        self._traces = traces
+        if traces is not None:
+            traces.follow(state.demand)
         self._checkpoints = checkpoints or CheckpointArchive()
         #: tasks with a result and checkpoints, until no job needs them, and the workers that have saved those
         self._checkpointed: dict[TaskId, tuple[WorkerId, int]] = {}
@@ -204,7 +229,7 @@ class Controller:
             self._resolved,
             self._note_change,
             self._break,
-            self._recorder.note,
+            self._note_handled,
             heartbeat_seconds,
         )
         self._heartbeat_seconds = heartbeat_seconds
@@ -298,7 +323,7 @@ class Controller:
         with self._checking(wanted.client_id, wanted.submission_id) as mine:
             await self._has_taken_over.wait()
             graph = await self._catalog.build_stage(
-                wanted.order, job_id, frozenset(wanted.given), self._capacity_bytes()
+                wanted.stage, job_id, frozenset(wanted.given), self._capacity_bytes()
             )
             graph = with_qos(graph, wanted.submission_id, wanted.user)
             given = {task_id: wanted.given[task_id] for task_id in graph.job.given}
@@ -389,7 +414,17 @@ class Controller:
             for name, weights in self._pins.items()
             if (pin := known.get(weights.keys)) is not None
         ]
-        return with_parked(replace(status, pins=tuple(pins)), self._parked.waiting(), len(self._parked))
+        failures = tuple(FailedJob(job_id, message, now - at) for at, job_id, message in self._failures)
+        status = replace(status, pins=tuple(pins), failures=failures)
+        return with_parked(status, self._parked.waiting(), len(self._parked))
+
+    async def metrics(self) -> tuple[MetricFamily, ...]:
+        """Return the metrics of the pool, from the start of this controller."""
+        now = self._clock.now()
+        snapshot = take_snapshot(self._state, now)
+        by_user, parked = waiting_with_parked(snapshot.waiting_by_user, self._parked.waiting()), len(self._parked)
+        by_model = waiting_by_model(self._state.demand.tasks.values())
+        return (*self._metrics.families(now), *self._gauges.families(snapshot, by_user, by_model, parked))
 
     async def wait_ready(self, timeout_seconds: float) -> PoolStatus:
         """Return the status once every worker has started or was given up, or after `timeout_seconds`."""
@@ -504,6 +539,8 @@ class Controller:
         self._catalog.close()
         self._checkpoints.close()
         self._recorder.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)  # sends what is waiting
 
     def _follow_cluster(self, view: ClusterView) -> None:
         """Have one worker for each GPU of the nodes that stay."""
@@ -705,6 +742,8 @@ class Controller:
 
     def _resolved(self, command: ResolveJob) -> None:
         job = self._jobs.pop(command.job_id)
+        if command.error is not None and command.outcome is Outcome.FAILED:
+            self._failures.append((self._clock.now(), command.job_id, command.error.message))
         if self._parked.left(job.flow):
             self._has_room.set()
         result = None if command.result is None else self._tasks.result(command.result)
@@ -745,6 +784,12 @@ class Controller:
                     )
                 )
         return tuple(running)
+
+    def _note_handled(self, event: Event, commands: Sequence[Command]) -> None:
+        self._recorder.note(event, commands)
+        self._metrics.note(event, commands)
+        if self._traces is not None:
+            self._traces.note(event, commands)
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -28,6 +28,7 @@ from modelpool.actors.wire.messages import LoadReport, LoadRequest, ResultRef, S
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, RunError, RunErrorKind, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.core.state import SchedulerState
+from modelpool.scheduler.tables.kept_states import task_of_state
 from modelpool.scheduler.tables.messages import (
     Command,
     CopyResult,
@@ -40,6 +41,7 @@ from modelpool.scheduler.tables.messages import (
     ReleaseResult,
     ResolveJob,
     ResultLost,
+    RevokeTask,
     RunEnded,
     RunTask,
     ScheduleTick,
@@ -47,6 +49,7 @@ from modelpool.scheduler.tables.messages import (
     StartWorker,
     StateKept,
     StopTask,
+    TaskRevoked,
     Tick,
     WeightsLoaded,
     WorkerDown,
@@ -57,12 +60,17 @@ logger = logging.getLogger(__name__)
 
 
 class _LiveWorker:
-    """A running worker: its runs with their progress, and the residency it last reported."""
+    """A running worker: its runs with their progress, in the order in which it begins them, and the residency it last
+    reported."""
 
     def __init__(self, spec: WorkerSpec, residency: Residency | None = None) -> None:
         self.spec = spec
         self.residency = residency or Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
+        #: the one of them that begins when the others have ended; None if all have begun
+        self.queued: TaskId | None = None
+        #: waits for the end of the run that was sent last
+        self.last_wait: asyncio.Task[None] | None = None
         #: components whose files it has checked
         self.checked: set[ComponentKey] = set()
         #: the number of a load without a run that is under way; 0 if there is none
@@ -134,7 +142,9 @@ class Dispatcher:
 
     def running(self) -> tuple[StepDone, ...]:
         """Return the active runs and their progress."""
-        return tuple(step for worker in self._live.values() for step in worker.runs.values())
+        return tuple(
+            step for worker in self._live.values() for task_id, step in worker.runs.items() if task_id != worker.queued
+        )
 
     def post(self, event: Event) -> None:
         """Let the core handle `event`, and execute its commands."""
@@ -144,7 +154,7 @@ class Dispatcher:
         self._handling = True
         try:
             while self._inbox:
-                for command in self._handle(self._inbox.popleft()):
+                for command in _starts_first(self._handle(self._inbox.popleft())):
                     self._execute(command)
         except Exception as mistake:
             self._break(mistake)
@@ -275,6 +285,8 @@ class Dispatcher:
                 self._end(command.worker_id, command.incarnation)
             case RunTask():
                 self._run(command)
+            case RevokeTask():
+                self._spawn(self._revoke(command))
             case StopTask():
                 self._stop(command)
             case Prefetch():
@@ -365,7 +377,7 @@ class Dispatcher:
             return
         self._fleet.end(worker_id, incarnation)
         for task_id in lost.runs:
-            self._tasks.abandon(task_id, f"{worker_id}: {loss.reason}")
+            self._tasks.abandon(task_id, "" if task_id == lost.queued else f"{worker_id}: {loss.reason}")
         self._troubles[worker_id] = loss.reason
         self.post(WorkerDown(self.now, worker_id, incarnation, loss.reason, loss.cause))
 
@@ -390,12 +402,17 @@ class Dispatcher:
             return
         request, inputs = self._begin(command, worker)
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
-        self._spawn(self._wait_for(command, worker, run))
+        previous = worker.last_wait
+        if command.queued:
+            worker.queued = command.task_id
+        if previous is not None and previous.done():
+            previous = None
+        worker.last_wait = self._spawn(self._wait_for(command, worker, run, request.run, previous))
 
     def _run_batch(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
         calls = [self._begin(command, worker) for command in commands]
         run = self._fleet.run_batch(worker.spec.worker_id, worker.spec.incarnation, calls)
-        self._spawn(self._wait_for_all(commands, worker, run))
+        self._spawn(self._wait_for_all(commands, worker, run, [request.run for request, _ in calls]))
 
     def _begin(self, command: RunTask, worker: _LiveWorker) -> RunCall:
         """Return what to send for one task, which counts as running from now on."""
@@ -412,6 +429,28 @@ class Dispatcher:
             *self._tasks.steps_before(command),
         )
         return request, inputs
+
+    async def _revoke(self, command: RevokeTask) -> None:
+        """Take back a task that has not begun; otherwise its report follows, and is the answer."""
+        worker = self._live.get(command.worker_id)
+        known = None if worker is None else worker.runs.get(command.task_id)
+        if worker is None or known is None or worker.spec.incarnation != command.incarnation:
+            return
+        if await self._fleet.revoke(command.worker_id, command.incarnation, known.run):
+            self._end_revoked(command.task_id, command.attempt, known.run, worker)
+
+    def _end_revoked(self, task_id: TaskId, attempt: int, run: int, worker: _LiveWorker) -> None:
+        """A run will not begin. Answered once: both the revocation and the run itself say so."""
+        known = worker.runs.get(task_id)
+        if self._live.get(worker.spec.worker_id) is not worker or known is None or known.run != run:
+            return
+        self._heard((worker.spec.worker_id, worker.spec.incarnation))
+        del worker.runs[task_id]
+        if worker.queued == task_id:
+            worker.queued = None
+        self._tasks.abandon(task_id)
+        self.post(TaskRevoked(self.now, worker.spec.worker_id, worker.spec.incarnation, task_id, attempt))
+        self._tasks.settle(task_id)
 
     def _stop(self, command: StopTask) -> None:
         worker = self._live.get(command.worker_id)
@@ -459,7 +498,10 @@ class Dispatcher:
             worker.checked.difference_update(report.error.components)
         self.post(WeightsLoaded(self.now, command.worker_id, command.incarnation, report.residency, report.error))
 
-    async def _wait_for(self, command: RunTask, worker: _LiveWorker, run: SentRun) -> None:
+    async def _wait_for(
+        self, command: RunTask, worker: _LiveWorker, run: SentRun, number: int, previous: asyncio.Task[None] | None
+    ) -> None:
+        """Wait for the end of a run. It is reported after that of the `previous` run of its worker."""
         try:
             report = await run.report
         except WorkerLost as raised:
@@ -470,9 +512,16 @@ class Dispatcher:
         except Exception as raised:
             message = f"{type(raised).__name__}: {raised}"
             report = _failed(command, worker, RunErrorKind.INTERNAL, message, traceback.format_exc())
-        self._end_run(report, run.result, worker)
+        if previous is not None and not previous.done():
+            await asyncio.wait((previous,))
+        if report is None:
+            self._end_revoked(command.task_id, command.attempt, number, worker)
+        else:
+            self._end_run(report, run.result, worker, number)
 
-    async def _wait_for_all(self, commands: Sequence[RunTask], worker: _LiveWorker, run: SentBatch) -> None:
+    async def _wait_for_all(
+        self, commands: Sequence[RunTask], worker: _LiveWorker, run: SentBatch, numbers: Sequence[int]
+    ) -> None:
         """As `_wait_for`, for a batch: a failed call fails every task of it."""
         reports: Sequence[TaskReport]
         try:
@@ -485,15 +534,18 @@ class Dispatcher:
         except Exception as raised:
             message, text = f"{type(raised).__name__}: {raised}", traceback.format_exc()
             reports = [_failed(command, worker, RunErrorKind.INTERNAL, message, text) for command in commands]
-        for report, result in zip(reports, run.results, strict=True):
-            self._end_run(report, result, worker)
+        for report, result, number in zip(reports, run.results, numbers, strict=True):
+            self._end_run(report, result, worker, number)
 
-    def _end_run(self, report: TaskReport, result: ResultRef, worker: _LiveWorker) -> None:
-        if self._live.get(worker.spec.worker_id) is not worker:
-            return  # answered by the worker's loss
+    def _end_run(self, report: TaskReport, result: ResultRef, worker: _LiveWorker, number: int) -> None:
+        known = worker.runs.get(report.task_id)
+        if self._live.get(worker.spec.worker_id) is not worker or known is None or known.run != number:
+            return  # answered by the worker's loss, or by its revocation
         self._heard((worker.spec.worker_id, worker.spec.incarnation))
         worker.residency = report.residency
         del worker.runs[report.task_id]
+        if len(worker.runs) <= 1:
+            worker.queued = None  # it has begun
         if report.error is None:
             worker.checked.update(self._tasks.components(report.task_id))
         elif report.error.components:  # the file may come, and must be checked then
@@ -519,6 +571,20 @@ class Dispatcher:
         if not self._broken:
             self._broken = True
             self._on_broken("".join(traceback.format_exception(mistake)))
+
+
+def _starts_first(commands: list[Command]) -> list[Command]:
+    """Return the commands with those last for which no worker waits: what informs drivers, and frees results. A task
+    that starts reads none of these results, and their order stays."""
+    if not any(isinstance(command, RunTask) for command in commands):
+        return commands
+    first, last = list[Command](), list[Command]()
+    for command in commands:
+        can_wait = isinstance(command, ResolveJob) or (
+            isinstance(command, ReleaseResult) and task_of_state(command.task_id) is None
+        )
+        (last if can_wait else first).append(command)
+    return first + last
 
 
 def _one_by_one(command: RunTask) -> list[RunTask]:

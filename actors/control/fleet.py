@@ -39,11 +39,11 @@ class InputsLost(Exception):
 class SentRun:
     """A run that was sent.
 
-    report  waits for its end. Raises WorkerLost or InputsLost
+    report  waits for its end; None if it was revoked before it started. Raises WorkerLost or InputsLost
     result  its output, or its state; valid only if the report has no error, or has a state
     """
 
-    report: Awaitable[TaskReport]
+    report: Awaitable[TaskReport | None]
     result: ResultRef
 
 
@@ -86,10 +86,13 @@ class WorkerFleet(Protocol):
         """End the worker, started or starting, busy or idle. Idempotent."""
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
-        """Send a run to a started worker."""
+        """Send a run to a started worker, which begins it after those that it was sent before."""
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """Send a batch to a started worker."""
+
+    async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
+        """Take back a run that has not begun. False if it has, or if the worker is gone; never raises."""
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """Stop a run at its next step, with its state as its result if `keep_state`. It may be over already."""

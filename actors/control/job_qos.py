@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from modelpool.pool.specs.spec import UserId
 
 if TYPE_CHECKING:
-    from modelpool.actors.graph.build_graph import JobGraph
+    from modelpool.actors.graph.task_collector import JobGraph
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.wire.messages import Submission
 

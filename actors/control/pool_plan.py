@@ -51,6 +51,8 @@ class PoolPlan:
     checkpoints      how sampling runs are saved; None: not at all
     worker_lease_seconds  time without a call from a controller after which a worker ends itself; None: workers end with
                      their controller, which is not replaced
+    metrics_seconds  interval at which metrics are passed on to Ray; 0: they are not
+    traces           name of the exporter of OpenTelemetry traces; None: there are none
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -66,6 +68,8 @@ class PoolPlan:
     pins: tuple[tuple[str, int], ...] = ()
     checkpoints: CheckpointSettings | None = None
     worker_lease_seconds: float | None = None
+    metrics_seconds: float = 0.0
+    traces: str | None = None
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -158,6 +162,8 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         cache=config.models.cache_settings,
         pins=config.models.pins,
         checkpoints=_checkpoints(wanted, device),
+        metrics_seconds=config.observability.ray_metrics_seconds,
+        traces=config.observability.traces,
     )
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from modelpool.actors.control.cluster_facts import GpuUse, short_name, waiting_text
 from modelpool.actors.wire.messages import StepDone
 from modelpool.pool.specs.spec import NO_NODE, UNPATCHED, NodeId, Stage, TaskId, UserId, WorkerId
-from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, Snapshot, WorkerSnapshot
+from modelpool.scheduler.core.snapshot import RunningTaskSnapshot, ScalingSnapshot, Snapshot, WorkerSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,41 @@ class PinnedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGroupStatus:
+    """One group of nodes.
+
+    nodes     that exist or are requested; of them, `starting` have no worker yet
+    obstacle  why no node may be requested now; "" if one may
+    """
+
+    name: str
+    nodes: int
+    max_nodes: int
+    starting: int
+    price_per_hour: float
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCosts:
+    """The groups of nodes of a pool, and what they cost in the unit of price_per_hour."""
+
+    groups: tuple[NodeGroupStatus, ...]
+    spent: float
+    per_hour: float
+    latest_decision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """A job that failed, with the time since then."""
+
+    job_id: str
+    message: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PoolStatus:
     """The pool. Totals count from its start, including workers that are gone.
 
@@ -128,6 +163,9 @@ class PoolStatus:
     nodes        display name of each node that has or had workers, by Ray's id
     waiting_for  what workers without a node wait for, as a sentence; "" if none does
     pins         models that stay on GPUs, in the order in which they were pinned
+    left_seconds expected time until everything that waits has run, without loads; None while no worker is up
+    failures     the latest jobs that failed, oldest first
+    scaling      the groups of nodes; None without groups
     """
 
     workers: tuple[WorkerStatus, ...]
@@ -149,6 +187,9 @@ class PoolStatus:
     nodes: Mapping[str, str] = field(default_factory=dict)
     waiting_for: str = ""
     pins: tuple[PinnedModel, ...] = ()
+    left_seconds: float | None = None
+    failures: tuple[FailedJob, ...] = ()
+    scaling: NodeCosts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +249,22 @@ def pool_status(
         controller=short_name(where.controller, where.names),
         nodes={w.node: short_name(NodeId(w.node), where.names) for w in snapshot.workers if w.node},
         waiting_for=waiting_for,
+        left_seconds=snapshot.left_seconds,
+        scaling=None if snapshot.scaling is None else _node_costs(snapshot.scaling),
+    )
+
+
+def _node_costs(scaling: ScalingSnapshot) -> NodeCosts:
+    return NodeCosts(
+        groups=tuple(
+            NodeGroupStatus(
+                group.name, group.nodes, group.max_nodes, group.starting, group.price_per_hour, group.reason
+            )
+            for group in scaling.groups
+        ),
+        spent=scaling.spent,
+        per_hour=scaling.cost_per_hour,
+        latest_decision=scaling.decisions[-1].words if scaling.decisions else "",
     )
 
 
@@ -215,13 +272,26 @@ def with_parked(status: PoolStatus, waiting: Mapping[UserId, Mapping[Stage, int]
     """Return `status` with jobs that the core does not know yet, and their tasks by user and stage."""
     if not jobs:
         return status
-    total, by_user = Counter(status.waiting), {user: Counter(tasks) for user, tasks in status.waiting_by_user.items()}
-    for user, tasks in waiting.items():
-        plain = {stage.value: count for stage, count in tasks.items()}
-        total.update(plain)
-        by_user.setdefault(user, Counter()).update(plain)
+    total, by_user = Counter(status.waiting), waiting_with_parked(status.waiting_by_user, waiting)
+    for tasks in waiting.values():
+        total.update({stage.value: count for stage, count in tasks.items()})
     live = status.jobs["live"] + jobs
-    return replace(status, waiting=dict(total), waiting_by_user=by_user, jobs={**status.jobs, "live": live})
+    left = status.left_seconds
+    if left is not None:  # parked tasks take as long as those in the core
+        left *= sum(total.values()) / max(1, sum(status.waiting.values()))
+    return replace(
+        status, waiting=dict(total), waiting_by_user=by_user, jobs={**status.jobs, "live": live}, left_seconds=left
+    )
+
+
+def waiting_with_parked(
+    by_user: Mapping[str, Mapping[str, int]], parked: Mapping[UserId, Mapping[Stage, int]]
+) -> dict[str, dict[str, int]]:
+    """Return the waiting tasks by user and stage, with those of parked jobs."""
+    sums = {str(user): Counter(tasks) for user, tasks in by_user.items()}
+    for user, tasks in parked.items():
+        sums.setdefault(str(user), Counter()).update({stage.value: count for stage, count in tasks.items()})
+    return {user: dict(tasks) for user, tasks in sums.items()}
 
 
 def _waits(worker: WorkerSnapshot, where: Whereabouts) -> bool:

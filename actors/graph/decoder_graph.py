@@ -5,10 +5,8 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, SampleOrder
 from modelpool.actors.graph.output_shape import output_plural
+from modelpool.actors.request.decoder_fields import Decoder
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
@@ -21,8 +19,7 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     SamplingSchedule,
 )
-from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE
-from modelpool.pool.families.cascade_families import prior_cells
+from modelpool.pool.families.modules.stable_cascade import prior_cells
 
 #: the largest seed; the decoder uses the complement of the request's seed, so that its noise differs from the prior's
 _LAST_SEED = 2**64 - 1
@@ -55,50 +52,24 @@ def check_decodes(model: str, facts: SamplingFacts) -> None:
         raise unusable_field("latent", "an array", expected)
 
 
-def check_reads_images(model: str, facts: SamplingFacts) -> None:
-    """Raise UnusableField for a model that cannot encode images."""
-    if facts.is_prior_stage:
-        raise unusable_field("model", model, "a model that encodes images; this one generates images from text only")
-
-
-def decoder_name(order: DecodeOrder) -> str:
-    """Return the name of the decoder, "" if `order` names none. A stage requested alone may name it as the model that
-    decodes."""
-    assert isinstance(order.latent, SampleOrder), "a latent of the driver belongs to the model that decodes it"
-    if order.decoder is not None and order.decoder.model:
-        return order.decoder.model
-    return "" if order.model == order.latent.model else order.model
-
-
-def second_texts(order: DecodeOrder) -> dict[str, EncodeOrder]:
-    """Return the texts that the decoder reads, as the prior's text encoder encodes them: the prompt, and with guidance
-    the negative prompt: the decoder's, else the prior's, else an empty one."""
-    assert isinstance(order.latent, SampleOrder)
-    positive, negative = order.latent.positive, None if order.decoder is None else order.decoder.negative
-    if _cfg(order) == 1:
-        return {POSITIVE: positive}
-    negative = negative or order.latent.negative or replace(positive, text="", is_negative=True)
-    return {POSITIVE: positive, NEGATIVE: negative}
-
-
-def second_work(model: ModelRef, prior: SampleParams, order: DecodeOrder, facts: SamplingFacts) -> SampleParams:
-    """Return the work of the decoder `model` of `facts` on the result of `prior`: its defaults, and what `order`
+def decoder_params(model: ModelRef, prior: SampleParams, decoder: Decoder | None, facts: SamplingFacts) -> SampleParams:
+    """Return the sampling of the decoder `model` of `facts` on the result of `prior`: its defaults, and what `decoder`
     sets."""
     defaults = facts.defaults
     assert defaults is not None, "a decoder has sampling defaults"
-    steps = None if order.decoder is None else order.decoder.steps
+    steps = None if decoder is None else decoder.steps
     shape = OutputShape(prior.shape.width, prior.shape.height)
     return SampleParams(
         model,
         (),
         shape,
         SamplingSchedule(defaults.steps if steps is None else steps, defaults.sampler, defaults.schedule),
-        GuidanceParams(_cfg(order)),
+        GuidanceParams(_cfg(decoder)),
         _LAST_SEED - prior.seed,
         (PriorCondition(*prior_cells(shape.width, shape.height)),),
     )
 
 
-def _cfg(order: DecodeOrder) -> float:
-    cfg = None if order.decoder is None else order.decoder.cfg
+def _cfg(decoder: Decoder | None) -> float:
+    cfg = None if decoder is None else decoder.cfg
     return 1.0 if cfg is None else cfg

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
-from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, LoraRef, ModelRef, StageParams
+from modelpool.pool.core.stage_params import ControlRef, EmbeddingRef, EncodeParams, LoraRef, ModelRef, StageParams
 from modelpool.pool.specs.spec import ComponentSpec, ComponentUse, ExecutionMode, Role
 
 
@@ -68,10 +69,8 @@ class GraphCatalog(Protocol):
     def touches(self, model: ModelRef, role: Role, lora: LoraRef) -> bool:
         """Return whether the LoRA changes this component."""
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        """Return the number of tokens of `text` as the diffusion model reads it, with images as in `EncodeParams`."""
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images."""
 
     def execution_modes(
         self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()

@@ -1,34 +1,35 @@
-"""Builds the recipe of a request from the request and the work of its sampling. Pure."""
+"""Builds the recipe of a request from the stage parameters of its task graph; texts, file names and what no stage reads
+come from the request. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 from modelpool.actors.graph.recipe import (
     IMAGE_FORMAT,
     Recipe,
+    RecipeControl,
     RecipeDecoder,
     RecipeImages,
     RecipeLora,
     RecipeLowNoise,
+    RecipeNoise,
+    RecipeRegion,
 )
+from modelpool.actors.graph.task_collector import JobGraph
+from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.stage_params import LoraRef, SampleParams
+from modelpool.pool.core.stage_params import EncodeParams, LoraRef, SampleParams, SamplingSchedule
 
 
-def recipe_of(
-    request: GenerateRequest,
-    sample: SampleParams,
-    loras: Sequence[LoraRef],
-    written_as: str,
-    warnings: tuple[str, ...],
-    embeddings: tuple[tuple[str, str], ...],
-    second: SampleParams | None,
-) -> Recipe:
-    """Return the recipe (without versions) of `request`, whose defaults are filled in; `sample` is its first sampling,
-    `second` the work of the decoder of a two-stage model."""
-    images = RecipeImages.of(request, sample.controls)
+def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef]) -> Recipe:
+    """Return the recipe (without versions) of `request`, whose defaults are filled in and whose task graph is `graph`.
+    `loras` are its LoRAs, which the graph has only as far as they change a component that runs."""
+    works = [graph.works[task.task_id] for task in graph.job.tasks]
+    sampled = [work for work in works if isinstance(work, SampleParams)]
+    sample, decoder = sampled[0], next((work for work in sampled if work.prior is not None), None)
+    texts = (work for work in works if isinstance(work, EncodeParams))
     return Recipe(
         model=sample.model.name,
         model_sha256=sample.model.sha256,
@@ -42,26 +43,80 @@ def recipe_of(
         width=sample.shape.width,
         height=sample.shape.height,
         seed=sample.seed,
-        warnings=warnings,
-        pictures=None if images is None else _as_used(images, sample),
+        warnings=graph.warnings,
+        pictures=_images(request, sample),
         frames=sample.shape.frames,
         frame_rate=sample.shape.frame_rate,
         motion=sample.image_numbers.motion,
         image_noise=sample.image_numbers.image_noise,
         elevation=sample.image_numbers.elevation,
         seconds=sample.shape.seconds,
-        format="" if written_as == IMAGE_FORMAT else written_as,
+        format="" if request.format in (None, IMAGE_FORMAT) else request.format,
         clip_skip=request.clip_skip,
-        embeddings=embeddings,
-        decoder=RecipeDecoder.of(second),
-        low_noise=RecipeLowNoise.of(request.low_noise),
+        embeddings=tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings})),
+        decoder=None if decoder is None else _decoder(decoder),
+        noise=_noise(sample.schedule),
+        low_noise=_low_noise(request.low_noise),
     )
 
 
-def _as_used(images: RecipeImages, sample: SampleParams) -> RecipeImages:
-    return replace(
-        images,
+def _noise(schedule: SamplingSchedule) -> RecipeNoise | None:
+    noise = RecipeNoise(schedule.eta, schedule.s_noise, schedule.s_churn)
+    return None if noise == RecipeNoise() else noise
+
+
+def _decoder(work: SampleParams) -> RecipeDecoder:
+    return RecipeDecoder(work.model.name, work.model.sha256, work.schedule.steps, work.guidance.cfg)
+
+
+def _low_noise(options: LowNoiseRun | None) -> RecipeLowNoise | None:
+    if options is None or options.boundary is None or options.cfg is None:
+        return None
+    return RecipeLowNoise(options.boundary, options.cfg)
+
+
+def _images(request: GenerateRequest, sample: SampleParams) -> RecipeImages | None:
+    """Return the input images of `request`, whose first sampling is `sample`; None if it uses none."""
+    sources = (request.image, request.reference, request.hires, request.video)
+    if not any(each is not None for each in sources) and not sample.controls and not request.regions:
+        return None
+    references: Sequence[Any] = request.references
+    files: dict[str, Any] = {}
+    for name in ("image", "mask", "last_image", "video", "video_mask"):
+        if (source := getattr(request, name)) is not None:
+            files |= {f"{name}_sha256": source.sha256, f"{name}_file": source.file}
+    if references:
+        files |= {"reference_sha256": references[0].sha256, "reference_file": references[0].file}
+    return RecipeImages(
+        **files,
         first_step=sample.schedule.first_step,
+        paste=request.mask is not None and request.paste,
+        hires={} if request.hires is None else request.hires.model_dump(),
+        controls=_controls(request, sample),
+        regions=tuple(
+            RecipeRegion(each.prompt, each.strength, each.box, "" if each.mask is None else each.mask.sha256)
+            for each in request.regions
+        ),
+        more_references=tuple(each.sha256 for each in references[1:]),
+        more_reference_files=tuple(each.file for each in references[1:]),
+        reference_as=request.reference_as or "",
         image_cfg=sample.guidance.image_cfg,
         noise_level=sample.image_numbers.noise_level,
     )
+
+
+def _controls(request: GenerateRequest, sample: SampleParams) -> tuple[RecipeControl, ...]:
+    """Return the ControlNets of `sample`, with the files of the images that `request` names for them."""
+    found = []
+    for control, ref in zip(request.controls, sample.controls, strict=True):
+        image, mask = control.image or request.image, control.mask or request.mask
+        found.append(
+            RecipeControl(
+                *(ref.name, ref.sha256, image.sha256, image.file),
+                *(ref.strength, ref.start, ref.end),
+                mode=ref.mode,
+                said=dict(ref.config_overrides),
+                mask_sha256="" if ref.mask_mode is None else mask.sha256,
+            )
+        )
+    return tuple(found)

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from modelpool.actors.graph.orders import EncodeImageOrder, InputRef, SampleOrder
+from modelpool.actors.graph.sampling_runs import SamplingRun
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_SIDE, InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import Guidance, ImageConcat, ModelDefaults, SamplingFacts
-from modelpool.pool.specs.spec import TaskId
 
 #: pixels of the images that models generate whose text encoder reads the reference. Source: the pipelines of diffusers
 #: for Qwen-Image's editing models
@@ -58,69 +56,61 @@ def check_image_concat(request: GenerateRequest, facts: SamplingFacts) -> None:
             raise unsupported_field(name, request.model, "reads the complete image unchanged")
 
 
-def image_concat_input(order: SampleOrder, model: str, facts: SamplingFacts) -> ImageConcatInput:
-    """Return how a run of `order` reads its image. Raises UnusableField if the model requires one and it is missing."""
+def image_concat_input(run: SamplingRun) -> ImageConcatInput:
+    """Return how `run` reads its image. Raises UnusableField if the model requires one and it is missing."""
+    request, model, facts = run.request, run.model.name, run.facts
     if facts.image_concat is None or facts.image_concat.is_inpaint:
         return ImageConcatInput()
-    if not isinstance(order.start, EncodeImageOrder) or order.inpaint is not None:
+    if request.image is None or request.mask is not None:
         raise missing_field("image", f"model {model!r} edits or enlarges an image")
-    if max(order.width or 0, order.height or 0) * facts.enlarges > MAX_SIDE:
+    if max(request.width or 0, request.height or 0) * facts.enlarges > MAX_SIDE:
         largest = MAX_SIDE // facts.enlarges
         expected = f"up to {largest} pixels on a side, as model {model!r} enlarges it {facts.enlarges} times"
-        raise unusable_field("image", f"an image of {order.width}x{order.height} pixels", expected)
+        raise unusable_field("image", f"an image of {request.width}x{request.height} pixels", expected)
     defaults = facts.defaults
     return ImageConcatInput(
         is_shown=True,
         is_pixels=facts.image_concat is ImageConcat.PIXELS,
-        image_cfg=_or_usual(order.image_cfg, 0.0 if defaults is None else defaults.image_cfg),
-        noise_level=int(_or_usual(order.noise_level, 0 if defaults is None else defaults.noise_level)),
+        image_cfg=_or_usual(request.image_cfg, 0.0 if defaults is None else defaults.image_cfg),
+        noise_level=int(_or_usual(request.noise_level, 0 if defaults is None else defaults.noise_level)),
         enlarges=facts.enlarges,
     )
 
 
-def input_image_task(start: EncodeImageOrder | SampleOrder) -> TaskId:
-    """Return the input image that a run starts from."""
-    image = start.image if isinstance(start, EncodeImageOrder) else None
-    assert isinstance(image, InputRef), f"the image must come from the driver, found {start}"
-    return image.task_id
-
-
-def with_image_size(request: GenerateRequest, facts: SamplingFacts) -> GenerateRequest:
-    """Return `request` with missing sizes taken from its input image, in multiples of the model's step; the image is
+def image_size(request: GenerateRequest, facts: SamplingFacts) -> dict[str, float]:
+    """Return the sizes that `request` leaves out, from its input image, in multiples of the model's step; the image is
     scaled to cover them where it is read. Models that read the image as channels or as first frame run all steps."""
     if request.image is None:
-        return request
+        return {}
     step = facts.side_multiple or SIZE_STEP
     sizes = {"width": request.image.width, "height": request.image.height}
-    found: dict[str, Any] = {
+    found: dict[str, float] = {
         name: max(step, side // step * step) for name, side in sizes.items() if getattr(request, name) is None
     }
     if facts.video is not None or (facts.image_concat is not None and not facts.image_concat.is_inpaint):
         found["strength"] = 1.0
-    return request.model_copy(update=found)
+    return found
 
 
-def with_reference_size(request: GenerateRequest, defaults: ModelDefaults) -> GenerateRequest:
-    """Return `request` with missing sizes in the proportions of its last reference, and about as many pixels as the
-    model's default size. Videos keep their default size, into which references are fitted."""
+def size_like_reference(request: GenerateRequest, defaults: ModelDefaults) -> dict[str, int]:
+    """Return the sizes that `request` leaves out, in the proportions of its last reference, with about as many pixels
+    as the model's default size. Videos keep their default size, into which references are fitted."""
     if (
         not request.references
         or defaults.sampling.video is not None
         or (request.width is not None and request.height is not None)
     ):
-        return request
+        return {}
     reference = request.references[-1]
     assert isinstance(reference, InputImage), f"the client brings images to the pool, found {reference!r}"
     found, step = (reference.width, reference.height), defaults.sampling.side_multiple or SIZE_STEP
-    if request.width is None and request.height is None:
-        most = defaults.width * defaults.height if defaults.sampling.reference_mode is None else EDIT_PIXELS
-        width, height = reference_size(found, min(defaults.width * defaults.height, most), step)
-    elif request.width is None:
-        assert request.height is not None
-        width, height = _stepped(request.height * found[0] / found[1], step), request.height
-    else:
-        width, height = request.width, _stepped(request.width * found[1] / found[0], step)
-    return request.model_copy(update={"width": width, "height": height})
+    if request.height is not None:
+        return {"width": _stepped(request.height * found[0] / found[1], step)}
+    if request.width is not None:
+        return {"height": _stepped(request.width * found[1] / found[0], step)}
+    most = defaults.width * defaults.height if defaults.sampling.reference_mode is None else EDIT_PIXELS
+    width, height = reference_size(found, min(defaults.width * defaults.height, most), step)
+    return {"width": width, "height": height}
 
 
 def reference_size(found: tuple[int, int], pixels: int, step: int) -> tuple[int, int]:

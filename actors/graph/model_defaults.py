@@ -7,38 +7,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelpool.actors.request.requests import GenerateRequest, resolve_sampling
-from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
-from modelpool.pool.sampling.names import SAMPLERS
+from modelpool.actors.graph.control_video_graph import video_size
+from modelpool.actors.graph.expert_graph import expert_defaults
+from modelpool.actors.graph.image_concat_graph import image_size, size_like_reference
+from modelpool.actors.graph.output_shape import format_of
+from modelpool.actors.graph.reference_graph import reference_mode
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingDefaults
+from modelpool.pool.core.stage_params import ModelRef
 
 
-def with_model_defaults(request: GenerateRequest, defaults: SamplingDefaults | None) -> GenerateRequest:
-    """Return `request` with the model's default steps, guidance scale and sampler where it sets none."""
+def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefaults) -> GenerateRequest:
+    """Return `request`, which `model` supports, with every field that it leaves out filled in: sampling, sizes that
+    follow its images, options of experts and references, file format. ControlNets and regions of strength 0 have no
+    effect and are left out."""
+    facts = defaults.sampling
+    fields: dict[str, Any] = {
+        **sampling_defaults(request, facts.defaults),
+        **expert_defaults(request, facts),
+        **size_like_reference(request, defaults),
+        **video_size(request, facts),
+        **image_size(request, facts),
+        **reference_mode(request, facts, model),
+        "format": format_of(request.format, request.model, facts),
+    }
+    for name in ("controls", "regions"):
+        if parts := getattr(request, name):
+            fields[name] = tuple(part for part in parts if part.strength != 0)
+    return request.model_copy(update=fields)
+
+
+def sampling_defaults(request: GenerateRequest, defaults: SamplingDefaults | None) -> dict[str, Any]:
+    """Return the model's default steps, guidance scale and sampler where `request` sets none."""
     if defaults is None:
-        return request
-    values: dict[str, Any] = {"steps": defaults.steps, "cfg": defaults.cfg, "sampler": defaults.sampler}
-    missing = {name: value for name, value in values.items() if name not in request.model_fields_set}
-    return request.model_copy(update=missing) if missing else request
-
-
-def resolve_schedule(defaults: SamplingDefaults | None, sampler: str, schedule: str | None) -> tuple[str, str]:
-    """Return the keys of sampler and schedule: those named, else the model's default schedule, else the sampler's.
-
-    Raises UnknownName.
-    """
-    name, found = resolve_sampling(sampler, schedule)
-    if defaults is None or schedule is not None or found != SAMPLERS[name].schedule:
-        return name, found
-    return name, defaults.schedule
-
-
-def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[float, float]:
-    """Return the CFG scale (1 if the model reads no negative prompt), and the distilled guidance that is passed to the
-    model (0 for none)."""
-    match Guidance.CLASSIFIER_FREE if defaults is None else defaults.guidance:
-        case Guidance.DISTILLED:
-            return 1.0, cfg
-        case Guidance.NONE:
-            return 1.0, 0.0
-        case _:
-            return cfg, 0.0
+        return {}
+    values = {"steps": defaults.steps, "cfg": defaults.cfg, "sampler": defaults.sampler}
+    return {name: value for name, value in values.items() if name not in request.model_fields_set}

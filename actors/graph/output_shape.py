@@ -1,4 +1,4 @@
-"""Resolves the size and the length of an output from the order and the model's defaults.
+"""Resolves the size and the length of an output from the request and the model's defaults.
 
 Pure functions of values; every error names a field of a request, and valid values.
 """
@@ -6,51 +6,29 @@ Pure functions of values; every error names a field of a request, and valid valu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_SIDE
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
+from modelpool.pool.core.stage_params import OutputShape
 
 #: kind of output
 Kind = Literal["image", "video", "audio"]
 _FORMATS: dict[Kind, tuple[str, ...]] = {"image": ("png",), "video": VIDEO_FORMATS, "audio": AUDIO_FORMATS}
 
 
-class SizeFields(Protocol):
-    """The size fields of an order; None is the model's default."""
-
-    @property
-    def width(self) -> int | None: ...
-    @property
-    def height(self) -> int | None: ...
-    @property
-    def scale(self) -> float: ...
-
-
-class DurationFields(Protocol):
-    """The duration fields of an order; None is the model's default."""
-
-    @property
-    def frames(self) -> int | None: ...
-    @property
-    def frame_rate(self) -> float | None: ...
-    @property
-    def seconds(self) -> float | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Frames and frame rate of a video, seconds of an audio clip; all 0 for an image. `leading` is the number of latent
-    frames before the video."""
+    """Frames and frame rate of a video, seconds of an audio clip; all 0 for an image."""
 
     frames: int = 0
     frame_rate: float = 0.0
     seconds: float = 0.0
-    leading: int = 0
 
 
 def kind_of(facts: SamplingFacts) -> Kind:
@@ -58,56 +36,57 @@ def kind_of(facts: SamplingFacts) -> Kind:
     return "video" if facts.video is not None else "audio" if facts.audio is not None else "image"
 
 
-def size_of(order: SizeFields, model: str, facts: SamplingFacts, default: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height in pixels of an order for `model`, whose default size is `default`; both 0 for audio.
-    Raises UnusableField."""
+def size_of(request: GenerateRequest, model: str, defaults: ModelDefaults, scale: float = 1.0) -> tuple[int, int]:
+    """Return width and height in pixels of the output of `request` by `model`, times `scale` in whole latent cells;
+    both 0 for audio. Raises UnusableField."""
+    facts = defaults.sampling
     if facts.audio is not None:
-        for name, side in (("width", order.width), ("height", order.height)):
+        for name, side in (("width", request.width), ("height", request.height)):
             if side is not None:
                 raise unsupported_field(name, model, "generates audio", side)
         return 0, 0
-    width, height, step = order.width or default[0], order.height or default[1], facts.side_multiple
-    if order.scale == 1:
+    step, (width, height) = facts.side_multiple, (request.width or defaults.width, request.height or defaults.height)
+    if scale == 1:
         for name, side in (("width", width), ("height", height)):
             if step and side % step:
                 expected = f"a multiple of {step} for model {model!r} ({_nearest(side, step)})"
                 raise unusable_field(name, side, expected)
         return width, height
-    width, height = (round(side * order.scale / (step or SIZE_STEP)) * (step or SIZE_STEP) for side in (width, height))
+    width, height = (round(side * scale / (step or SIZE_STEP)) * (step or SIZE_STEP) for side in (width, height))
     if max(width, height) > MAX_SIDE:
-        raise unusable_field("hires.scale", order.scale, f"a scale that gives sides of up to {MAX_SIDE} pixels")
+        raise unusable_field("hires.scale", scale, f"a scale that gives sides of up to {MAX_SIDE} pixels")
     return width, height
 
 
-def duration_of(order: DurationFields, model: str, facts: SamplingFacts) -> Duration:
-    """Return the length of the output of an order for `model`. Raises UnusableField."""
+def duration_of(request: GenerateRequest, model: str, facts: SamplingFacts) -> Duration:
+    """Return the length of the output of `request` by `model`. Raises UnusableField."""
     kind = kind_of(facts)
     if kind != "video":
-        for name, found in (("frames", order.frames), ("frame_rate", order.frame_rate)):
+        for name, found in (("frames", request.frames), ("frame_rate", request.frame_rate)):
             if found is not None:
                 raise unsupported_field(name, model, f"generates {_PLURALS[kind]}, not videos", found)
-    if kind != "audio" and order.seconds is not None:
-        raise unsupported_field("seconds", model, f"generates {_PLURALS[kind]}, not audio", order.seconds)
+    if kind != "audio" and request.seconds is not None:
+        raise unsupported_field("seconds", model, f"generates {_PLURALS[kind]}, not audio", request.seconds)
     if facts.video is not None:
-        frames = facts.video.frames if order.frames is None else order.frames
-        return Duration(_fitting_frames(frames, model, facts.video), order.frame_rate or facts.video.rate)
+        frames = facts.video.frames if request.frames is None else request.frames
+        return Duration(_fitting_frames(frames, model, facts.video), request.frame_rate or facts.video.rate)
     if facts.audio is not None:
-        return Duration(seconds=_fitting_seconds(order.seconds, model, facts.audio))
+        return Duration(seconds=_fitting_seconds(request.seconds, model, facts.audio))
     return Duration()
 
 
-def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDefaults) -> tuple[int, int, Duration]:
-    """Return width and height in pixels, and the length, of what `model` decodes from a latent of this shape after the
-    channels. Raises UnusableField for a latent of another kind."""
+def output_shape_of(cells: tuple[int, ...], model: str, model_defaults: ModelDefaults) -> OutputShape:
+    """Return the shape of what `model` decodes from a latent of this shape after the channels. Raises UnusableField for
+    a latent of another kind."""
     facts, sides = model_defaults.sampling, tuple(cell * model_defaults.downscale for cell in cells[-2:])
     if facts.audio is not None and cells == (facts.audio.cells,):
-        return 0, 0, Duration(seconds=facts.audio.seconds)
+        return OutputShape(0, 0, seconds=facts.audio.seconds)
     if facts.video is not None and len(cells) == 3 and cells[0] > facts.video.leading:
         leading = facts.video.leading
         frames = 1 + (cells[0] - 1 - leading) * facts.video.multiple
-        return sides[1], sides[0], Duration(frames, facts.video.rate, leading=leading)
+        return OutputShape(sides[1], sides[0], frames, facts.video.rate, leading=leading)
     if kind_of(facts) == "image" and len(cells) == 2:
-        return sides[1], sides[0], Duration()
+        return OutputShape(sides[1], sides[0])
     expected = f"a latent of a {kind_of(facts)}: model {model!r} generates {_PLURALS[kind_of(facts)]}"
     raise unusable_field("latent", f"shape {cells}", expected)
 

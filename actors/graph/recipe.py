@@ -8,15 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from modelpool.actors.request.low_noise_fields import LowNoiseRun
-    from modelpool.actors.request.requests import GenerateRequest
-    from modelpool.pool.core.stage_params import ControlRef, SampleParams
-
+from typing import Any
 
 #: file format of images
 IMAGE_FORMAT = "png"
@@ -75,11 +69,6 @@ class RecipeDecoder:
     steps: int
     cfg: float
 
-    @classmethod
-    def of(cls, work: SampleParams | None) -> RecipeDecoder | None:
-        """Return the recipe of the decoder that did `work`; None for a model with one stage."""
-        return None if work is None else cls(work.model.name, work.model.sha256, work.schedule.steps, work.guidance.cfg)
-
 
 @dataclass(frozen=True, slots=True)
 class RecipeLowNoise:
@@ -88,12 +77,15 @@ class RecipeLowNoise:
     boundary: float
     cfg: float
 
-    @classmethod
-    def of(cls, options: LowNoiseRun | None) -> RecipeLowNoise | None:
-        """Return the recipe of completed options; None for a model without experts."""
-        if options is None or options.boundary is None or options.cfg is None:
-            return None
-        return cls(options.boundary, options.cfg)
+
+@dataclass(frozen=True, slots=True)
+class RecipeNoise:
+    """The noise that the sampler drew in its steps, where it differs from the sampler's default. The names are the
+    fields of a request."""
+
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,52 +118,6 @@ class RecipeImages:
     #: as used; 0 if the model is not guided by an image
     image_cfg: float = field(default=0.0, metadata=_LATER)
     noise_level: int = field(default=0, metadata=_LATER)
-
-    @classmethod
-    def of(cls, request: GenerateRequest, controls: Sequence[ControlRef] = ()) -> RecipeImages | None:
-        """Return the recipe of the images of `request`, which are in the pool; None if it uses none. `controls` are its
-        ControlNets."""
-        regions = tuple(region for region in request.regions if region.strength != 0)
-        sources = (request.image, request.reference, request.hires, request.video)
-        if not any(each is not None for each in sources) and not controls and not regions:
-            return None
-        image, mask = request.image, request.mask
-        named = [control for control in request.controls if control.strength != 0]
-        read = [(control.image or image, control.mask or mask) for control in named]
-        references: list[Any] = list(request.references)
-        reference = references[0] if references else None
-        return cls(
-            image_sha256="" if image is None else image.sha256,
-            image_file="" if image is None else image.file,
-            mask_sha256="" if mask is None else mask.sha256,
-            mask_file="" if mask is None else mask.file,
-            reference_sha256="" if reference is None else reference.sha256,
-            reference_file="" if reference is None else reference.file,
-            more_references=tuple(each.sha256 for each in references[1:]),
-            more_reference_files=tuple(each.file for each in references[1:]),
-            reference_as=request.reference_as or "",
-            last_image_sha256="" if request.last_image is None else request.last_image.sha256,
-            last_image_file="" if request.last_image is None else request.last_image.file,
-            video_sha256="" if request.video is None else request.video.sha256,
-            video_file="" if request.video is None else request.video.file,
-            video_mask_sha256="" if request.video_mask is None else request.video_mask.sha256,
-            video_mask_file="" if request.video_mask is None else request.video_mask.file,
-            paste=mask is not None and request.paste,
-            hires={} if request.hires is None else request.hires.model_dump(),
-            controls=tuple(
-                RecipeControl(
-                    *(ref.name, ref.sha256, control_image.sha256, control_image.file),
-                    *(ref.strength, ref.start, ref.end),
-                    mode=ref.mode,
-                    said=dict(ref.config_overrides),
-                    mask_sha256="" if ref.mask_mode is None else control_mask.sha256,
-                )
-                for (control_image, control_mask), ref in zip(read, controls, strict=True)
-            ),
-            regions=tuple(
-                RecipeRegion(r.prompt, r.strength, r.box, "" if r.mask is None else r.mask.sha256) for r in regions
-            ),
-        )
 
     def digest_content(self) -> dict[str, Any]:
         """Return the part that determines the output. Unused later fields are left out, so that adding a field changes
@@ -221,6 +167,8 @@ class Recipe:
     embeddings: tuple[tuple[str, str], ...] = field(default=(), metadata=_LATER)
     #: None for a model with one stage
     decoder: RecipeDecoder | None = field(default=None, metadata=_LATER)
+    #: None for the sampler's defaults
+    noise: RecipeNoise | None = field(default=None, metadata=_LATER)
     #: None for a model without experts
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
 

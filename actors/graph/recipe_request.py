@@ -46,6 +46,8 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}
+    if recipe.noise is not None:
+        fields |= {name: getattr(recipe.noise, name) for name in ("eta", "s_noise", "s_churn")}
     if recipe.low_noise is not None:
         fields["low_noise"] = {name: getattr(recipe.low_noise, name) for name in ("cfg", "boundary")}
     if recipe.pictures is not None:

@@ -6,23 +6,25 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from modelpool.actors.graph.image_concat_graph import EDIT_PIXELS, reference_size
-from modelpool.actors.graph.orders import EncodeImageOrder, SampleOrder
+from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import InputImage
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, unusable_field
 from modelpool.pool.core.sampling_facts import ReferenceMode, SamplingFacts
-from modelpool.pool.core.stage_params import ModelRef, VisionEncodeParams
+from modelpool.pool.core.stage_params import EncodeImageParams, ModelRef, VisionEncodeParams
+from modelpool.pool.core.task_inputs import IMAGE, numbered
 from modelpool.pool.families.control_video import takes_control_video
 from modelpool.pool.models.text.vision_prompt import MOST_PROPORTION
-from modelpool.pool.specs.spec import TaskId
 
 #: most pixels at which a text encoder reads numbered images, and the multiple of the sides of the images that it reads.
 #: Source: the pipelines of diffusers for Qwen-Image's editing models
@@ -45,23 +47,18 @@ _QWEN_IMAGE = "qwen_image"
 class ReferenceInputs:
     """The reference images of a run, in order, and how it reads them.
 
-    images    task ids of the input images
-    orders    their encoding to latents
+    encodes   their encoding to latents
     sizes     width and height of the latents' images
-    seen      sizes at which the text encoder reads them; empty if it reads none
+    embeds    their encoding by the vision encoder, for the text encoder; none if it reads none
+    seen      sizes at which the text encoder reads them
     numbered  the prompt template numbers them
     """
 
-    images: tuple[TaskId, ...] = ()
-    orders: tuple[EncodeImageOrder, ...] = ()
+    encodes: tuple[StageTask, ...] = ()
     sizes: tuple[tuple[int, int], ...] = ()
+    embeds: tuple[StageTask, ...] = ()
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
-
-    def vision_tasks(self, model: ModelRef) -> Iterator[tuple[VisionEncodeParams, TaskId]]:
-        """Yield the vision encoder's work for each image, and that image."""
-        for image, size in zip(self.images, self.seen, strict=False):
-            yield VisionEncodeParams(model, 1, *size), image
 
 
 NO_REFERENCES = ReferenceInputs()
@@ -100,17 +97,17 @@ def _why_none(facts: SamplingFacts) -> str:
     return "reads no reference images"
 
 
-def with_reference_mode(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> GenerateRequest:
-    """Return `request` with `reference_as` filled in: "numbered" for several images, else as the model was trained, as
-    far as the model or its file name tells. Unchanged if its text encoder reads no images."""
+def reference_mode(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> dict[str, str]:
+    """Return `reference_as` if `request` leaves it out: "numbered" for several images, else as the model was trained,
+    as far as the model or its file name tells. Nothing if its text encoder reads no images."""
     if not request.references or facts.reference_mode is None or request.reference_as is not None:
-        return request
+        return {}
     mode = facts.reference_mode
     if mode is ReferenceMode.BY_NAME:
         mode = ReferenceMode.NUMBERED if _is_called(_NUMBERED_NAMES, request, model) else ReferenceMode.WHOLE
     if len(request.references) > 1:
         mode = ReferenceMode.NUMBERED
-    return request.model_copy(update={"reference_as": mode.value})
+    return {"reference_as": mode.value}
 
 
 def edit_model_warnings(request: GenerateRequest, facts: SamplingFacts, model: ModelRef) -> Iterator[str]:
@@ -132,30 +129,42 @@ def _is_called(names: re.Pattern[str], request: GenerateRequest, model: ModelRef
     return any(map(names.search, (request.model, model.name, file)))
 
 
-def read_references(order: SampleOrder, facts: SamplingFacts, output_size: tuple[int, int]) -> ReferenceInputs:
-    """Return how a run of `order` reads its reference images for an output of this size (before it is scaled up): each
-    in its own proportions, with about as many pixels. Raises UnusableField for an image that is too long or too wide
-    for the vision encoder. Nothing for a model that puts them before a control video
-    (`actors.graph.control_video_graph`); one image for each text if the text encoder reads the first frame."""
+def read_references(run: SamplingRun, size: tuple[int, int]) -> ReferenceInputs:
+    """Return how `run` reads its reference images for an output of `size`, before it is scaled up: each in its own
+    proportions, with about as many pixels. Raises UnusableField for an image that is too long or too wide for the
+    vision encoder. Nothing for a model that puts them before a control video (`actors.graph.control_video_graph`); one
+    image for each text if the text encoder reads the first frame."""
+    facts, request = run.facts, run.request
     if facts.vision_use is not None and not facts.vision_use.is_model_input:
         return ReferenceInputs(seen=((0, 0),))
-    if not order.references or takes_control_video(facts):
-        return ReferenceInputs()
-    step, pixels = facts.side_multiple or SIZE_STEP, output_size[0] * output_size[1]
-    own_sizes = [each.size for each in order.references]
+    if not request.references or takes_control_video(facts):
+        return NO_REFERENCES
+    step, pixels = facts.side_multiple or SIZE_STEP, math.prod(size)
+    images = [each for each in request.references if isinstance(each, InputImage)]
+    own_sizes = [(each.width, each.height) for each in images]
     if facts.reference_mode is not None:
         step, pixels = max(step, EDIT_STEP), min(pixels, EDIT_PIXELS)
     sizes = tuple(reference_size(size, pixels, step) for size in own_sizes)
-    numbered = order.reference_as == ReferenceMode.NUMBERED.value
-    seen = sizes if order.reference_as else ()
-    if numbered:
+    numbers = request.reference_as == ReferenceMode.NUMBERED.value
+    seen = sizes if request.reference_as else ()
+    if numbers:
         seen = tuple(reference_size(size, min(pixels, NUMBERED_PIXELS), step) for size in own_sizes)
     for found, size in zip(own_sizes, seen, strict=False):
         if max(size) > MOST_PROPORTION * min(size):
             which = f"an image of {found[0]}x{found[1]} pixels, read at {size[0]}x{size[1]}"
             expected = f"a ratio of its sides of at most {MOST_PROPORTION}"
             raise unusable_field("reference", which, expected)
-    orders = tuple(
-        EncodeImageOrder(each.image, order.model, *size) for each, size in zip(order.references, sizes, strict=True)
+    ids = [input_image_id(each) for each in images]
+    return ReferenceInputs(
+        tuple(
+            StageTask(EncodeImageParams(run.model, *size), {IMAGE: image})
+            for image, size in zip(ids, sizes, strict=True)
+        ),
+        sizes,
+        tuple(
+            StageTask(VisionEncodeParams(run.model, 1, *size), {numbered(IMAGE, 0): image})
+            for image, size in zip(ids, seen, strict=False)
+        ),
+        seen,
+        numbers,
     )
-    return ReferenceInputs(tuple(each.image.task_id for each in order.references), orders, sizes, seen, numbered)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from modelpool.actors.graph.orders import RegionOrder
+from modelpool.actors.request.image_fields import Region
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.stage_params import RegionParams
 
 
-def region_work(region: RegionOrder, size: tuple[int, int]) -> RegionParams:
+def region_params(region: Region, size: tuple[int, int]) -> RegionParams:
     """Return the region of an image of this width and height, before it is scaled up. Raises UnusableField for a box
     that exceeds the image."""
     if region.box is None:

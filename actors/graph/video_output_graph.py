@@ -5,7 +5,6 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.orders import EncodeImageOrder, SampleOrder
 from modelpool.actors.graph.output_shape import format_of, kind_of
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
@@ -33,25 +32,25 @@ def check_video_output(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unsupported_field("image", request.model, "generates audio clips")
 
 
-def first_frame_mode(order: SampleOrder, model: str, facts: SamplingFacts) -> FirstFrameMode | None:
-    """Return how the model reads the first frame of `order`; None without a first frame, or for images. Raises
+def first_frame_mode(request: GenerateRequest, model: str, facts: SamplingFacts) -> FirstFrameMode | None:
+    """Return how the model reads the first frame of `request`; None without a first frame, or for images. Raises
     UnusableField for an image that the model does not accept, and for a missing one that it requires."""
     if facts.video is None:
-        if order.last is not None:
+        if request.last_image is not None:
             raise unsupported_field("last_image", model, "generates no videos")
         return None
     begins, ends = facts.video.begins, facts.video.ends
-    if order.last is not None and ends is None:
+    if request.last_image is not None and ends is None:
         raise unsupported_field("last_image", model, "accepts no last frame")
-    if order.last is None and ends is LastFrameMode.MUST:
+    if request.last_image is None and ends is LastFrameMode.MUST:
         raise missing_field("last_image", f"model {model!r} requires the last frame of the video")
-    if order.last is not None and order.frames == 1:
+    if request.last_image is not None and request.frames == 1:
         raise unusable_field("frames", 1, "at least 2 for a video with first and last frame")
-    if order.start is None:
+    if request.image is None:
         if begins is not None and begins.is_required:
             raise missing_field("image", f"model {model!r} requires the first frame of the video")
         return None
-    if begins is None or not isinstance(order.start, EncodeImageOrder):
+    if begins is None:
         reason = (
             "accepts images as reference or video" if takes_control_video(facts) else "generates videos from text only"
         )

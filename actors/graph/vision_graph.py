@@ -5,14 +5,16 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from modelpool.actors.graph.orders import EncodeImageOrder, EncodeOrder, InputRef, SampleOrder
+from modelpool.actors.graph.input_ids import input_image_id
+from modelpool.actors.graph.sampling_runs import SamplingRun, StageTask, start_image_task
 from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import FirstFrameMode, SamplingFacts, VideoNumbers
-from modelpool.pool.core.task_inputs import NEGATIVE, POSITIVE, REGION, enumerated
+from modelpool.pool.core.stage_params import EncodeImageParams
+from modelpool.pool.core.task_inputs import LAST_IMAGE
 from modelpool.pool.specs.spec import TaskId
 
 #: conditioning numbers of requests, and the kinds of models that accept them
@@ -46,33 +48,26 @@ def check_video_numbers(request: GenerateRequest, facts: SamplingFacts) -> None:
             raise unsupported_field(name, request.model, _MEANINGS[name], value)
 
 
-def video_conditioning(order: SampleOrder, facts: SamplingFacts) -> VideoConditioning:
-    """Return the conditioning numbers of a run of `order`: the order's, else the model's defaults."""
+def video_conditioning(request: GenerateRequest, facts: SamplingFacts) -> VideoConditioning:
+    """Return the conditioning numbers of a run: the request's, else the model's defaults."""
     if facts.video is None or facts.video.numbers is None:
         return VideoConditioning()
     defaults, numbers = facts.defaults, facts.video.numbers
     assert defaults is not None, "a model with conditioning numbers has defaults"
+    motion = defaults.motion if request.motion is None else request.motion
     return VideoConditioning(
-        image_noise=defaults.image_noise if order.image_noise is None else order.image_noise,
-        motion=0 if numbers not in _NUMBERS["motion"] else defaults.motion if order.motion is None else order.motion,
-        elevation=order.elevation or 0.0 if numbers in _NUMBERS["elevation"] else 0.0,
+        image_noise=defaults.image_noise if request.image_noise is None else request.image_noise,
+        motion=motion if numbers in _NUMBERS["motion"] else 0,
+        elevation=request.elevation or 0.0 if numbers in _NUMBERS["elevation"] else 0.0,
     )
 
 
-def texts_read(order: SampleOrder, facts: SamplingFacts, cfg: float) -> dict[str, EncodeOrder]:
-    """Return the texts that a run with this CFG scale reads, by name; none for a model that reads only images."""
-    if not facts.reads_text:
-        return {}
-    negative = {} if order.negative is None or cfg == 1 else {NEGATIVE: order.negative}
-    regions = zip(enumerated(REGION, order.regions), (region.text for region in order.regions), strict=True)
-    return {POSITIVE: order.positive, **negative, **dict(regions)}
-
-
-def unread_text_warnings(order: SampleOrder, model: str, facts: SamplingFacts, cfg: float) -> Iterator[str]:
-    """Yield warnings about texts that are set but not read."""
-    if order.positive.text and not facts.reads_text:
+def unread_text_warnings(run: SamplingRun, positive: str, negative: str, cfg: float) -> Iterator[str]:
+    """Yield warnings about texts that are set but not read with `cfg`, the CFG scale of the model."""
+    model, reads_text = run.model.name, run.facts.reads_text
+    if positive and not reads_text:
         yield f"prompt: ignored, model {model!r} reads no prompt"
-    if order.negative is not None and order.negative.text and (cfg == 1 or not facts.reads_text):
+    if run.cfg != 1 and negative and (cfg == 1 or not reads_text):
         yield f"negative: ignored, model {model!r} reads no negative prompt with these settings"
 
 
@@ -82,36 +77,23 @@ def image_context_lengths(facts: SamplingFacts, cfg: float) -> tuple[int, ...] |
     return None if facts.reads_text else (1,) * (1 if cfg == 1 else 2)
 
 
-def vision_images(order: SampleOrder, facts: SamplingFacts) -> tuple[TaskId, ...]:
-    """Return the input images that the model's vision encoder reads, each once; none without a vision encoder. That
-    they are set was checked with the first frame."""
-    if facts.vision_use is None:
-        return ()
-    start = order.start
-    image = start.image if isinstance(start, EncodeImageOrder) else None
-    assert isinstance(image, InputRef), f"the image must come from the driver, found {start}"
-    return tuple(dict.fromkeys((image.task_id, *(() if order.last is None else (order.last.task_id,)))))
+def vision_images(request: GenerateRequest) -> tuple[TaskId, ...]:
+    """Return the input images that a vision encoder reads, each once. That they are set was checked with the first
+    frame."""
+    images = (request.image, *(() if request.last_image is None else (request.last_image,)))
+    return tuple(dict.fromkeys(input_image_id(each) for each in images))
 
 
-def vision_inputs(order: SampleOrder, facts: SamplingFacts) -> Callable[[EncodeOrder | None], tuple[TaskId, ...]]:
-    """Return the images that the vision encoder reads for a text, or for the diffusion model if that is None; none for
-    a negative prompt."""
-    images = vision_images(order, facts)
-    return lambda text: () if text is not None and text.is_negative else images
-
-
-def first_frame_order(
-    order: SampleOrder, begins: FirstFrameMode | None, frames: int, noise: float
-) -> EncodeImageOrder | None:
-    """Return the encoding of the first frame of a video of `frames`, for models that read it as latent channels; None
-    if it is encoded as any other image."""
-    start = order.start
-    if not isinstance(start, EncodeImageOrder):
-        return None
+def first_frame_task(run: SamplingRun, begins: FirstFrameMode | None, frames: int, noise: float) -> StageTask:
+    """Return the encoding of the image that `run` starts from: of a video of `frames`, or with `noise`, for models that
+    read the first frame as latent channels."""
+    request, task = run.request, start_image_task(run)
+    assert isinstance(task.work, EncodeImageParams), "the start image is encoded"
     match begins:
         case FirstFrameMode.CONCATENATED:
-            return replace(start, frames=frames, last=order.last)
+            ends = {} if request.last_image is None else {LAST_IMAGE: input_image_id(request.last_image)}
+            return StageTask(replace(task.work, frames=frames, ends=bool(ends)), {**task.needs, **ends})
         case FirstFrameMode.REPEATED:
-            return replace(start, noise=noise, seed=order.seed if noise else 0)
+            return StageTask(replace(task.work, noise=noise, seed=run.seed if noise else 0), task.needs)
         case _:
-            return None
+            return task

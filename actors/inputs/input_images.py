@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from modelpool.actors.graph.orders import input_image_id
+from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.inputs.input_videos import InputVideos
 from modelpool.actors.request.control_fields import Control

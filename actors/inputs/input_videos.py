@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from modelpool.actors.graph.orders import input_video_id
+from modelpool.actors.graph.input_ids import input_video_id
 from modelpool.actors.inputs.input_sizes import times_of, wanted_size
 from modelpool.actors.request.control_video_fields import (
     Frames,

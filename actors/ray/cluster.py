@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import logging
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,12 @@ from modelpool.actors.control.controller import Controller
 from modelpool.actors.control.pool_plan import PoolPlan, worker_kind
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.succession import WorkerOrigin
+from modelpool.actors.metrics.trace_export import open_traces
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds, worker_needs
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_fleet import RayFleet
 from modelpool.actors.ray.ray_losses import LossExaminer, open_trace, trace_folder
+from modelpool.actors.ray.ray_metrics import RayMetrics
 from modelpool.actors.ray.ray_nodes import RayNodes, accelerator_types, read_cluster, this_node
 from modelpool.actors.ray.remote_catalog import RemoteCatalog, catalog_nodes, search_again
 from modelpool.actors.ray.state_folder import own_checkpoints
@@ -43,7 +46,7 @@ from modelpool.actors.ray.survivors import Succession, detached_options, next_ep
 from modelpool.actors.settings.config import ControllerPlace, ModelsSection
 from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
-from modelpool.actors.wire.messages import StartedWorker, StateSaved, StepDone
+from modelpool.actors.wire.messages import RunRequest, StartedWorker, StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
 from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
@@ -55,8 +58,13 @@ from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
+logger = logging.getLogger(__name__)
+
 #: rule 1; and no record of each call in Ray's task list, which costs a fifth of a call: the event log has one
 PLAIN: Mapping[str, Any] = {"max_restarts": 0, "max_task_retries": 0, "enable_task_events": False}
+
+#: the most of the controller's time that the export of metrics may take
+EXPORT_SHARE = 0.005
 
 _PR_SET_PDEATHSIG = 1
 #: escape sequences in Ray's messages
@@ -127,7 +135,28 @@ class ControllerActor(Controller):
             heartbeat_seconds=plan.nodes.heartbeat_seconds,
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,
+            traces=None if plan.traces is None else open_traces(plan.traces, name),
         )
+        self._ray_metrics = RayMetrics(name)
+        self._metrics_seconds = plan.metrics_seconds
+
+    async def open(self) -> None:
+        """As `Controller.open`; also starts the export of metrics."""
+        await super().open()
+        if self._metrics_seconds:
+            self._upkeep.append(asyncio.ensure_future(self._keep_exporting(self._metrics_seconds)))
+
+    async def _keep_exporting(self, interval_seconds: float) -> None:
+        """Pass the metrics on to Ray, at longer intervals if they take much time: a queue may be very long."""
+        while True:
+            began = time.thread_time()
+            try:
+                self._ray_metrics.export(await self.metrics())
+            except Exception:  # Ray's part of it: the pool works without
+                logger.exception("metrics are no longer passed on to Ray")
+                return
+            spent_seconds = time.thread_time() - began
+            await asyncio.sleep(max(interval_seconds, spent_seconds / EXPORT_SHARE))
 
     async def save_state(self, saved: StateSaved, state: bytes | RunState) -> None:
         """As `state_saved`, for the state itself: it is stored here, since an object that the worker stored would be
@@ -203,13 +232,20 @@ class GpuWorkerActor(GpuWorker):
         return function(argument)
 
     def run_packed(self, request: bytes, *inputs: Result | bytes) -> tuple[bytes, Result | bytes | None]:
-        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`."""
-        report, result = self.run(unpacked(request), *map(result_of, inputs))
+        """As `run`, with request, inputs, report and result packed; see `RayFleet.run`. The report is None if the run
+        was revoked."""
+        wanted: RunRequest = unpacked(request)
+        if not self.may_start(wanted):
+            return packed(None), None
+        report, result = self.run(wanted, *map(result_of, inputs))
         return packed(report), packed_result(result, report.result_bytes)
 
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
         """As `run_together`, packed; see `RayFleet.run_together`."""
-        reports, results = self.run_batch(unpacked(requests), *map(result_of, inputs))
+        wanted: Sequence[RunRequest] = unpacked(requests)
+        for request in wanted:
+            self.may_start(request)  # a batch is never sent ahead
+        reports, results = self.run_batch(wanted, *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
 

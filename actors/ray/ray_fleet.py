@@ -370,6 +370,18 @@ class RayFleet:
         reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
         return SentBatch(self._awaited(worker, reports), results)
 
+    async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
+        """See `WorkerFleet`."""
+        worker = self._workers.get((worker_id, incarnation))
+        if worker is None:
+            return False
+        try:
+            is_revoked: bool = await worker.handle.revoke.options(concurrency_group=CONTROL).remote(run, self._epoch)
+        except RayError as failed:  # whoever waits for its end reports a loss
+            self._note_epoch(failed)
+            return False
+        return is_revoked
+
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         """See `WorkerFleet`."""
         worker = self._workers.get((worker_id, incarnation))

@@ -20,16 +20,16 @@ from ray.exceptions import RayError, RayTaskError
 from modelpool.actors.control.catalog_place import added_paths, existing, nodes_for_catalog, paths_of
 from modelpool.actors.control.catalog_service import (
     LEARN_BATCH,
-    BuiltRequest,
     CatalogService,
     ListingCatalog,
     PinnableModel,
 )
 from modelpool.actors.control.cluster_facts import names_of
 from modelpool.actors.control.cluster_view import NodeView
-from modelpool.actors.graph.build_graph import JobGraph
-from modelpool.actors.graph.orders import Order
+from modelpool.actors.control.graph_shapes import BuiltRequest
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.ray.node_affinity import on_node
 from modelpool.actors.ray.ray_nodes import read_cluster
 from modelpool.actors.request.requests import GenerateRequest
@@ -87,10 +87,10 @@ class RemoteCatalog:
         return cast("tuple[Recipe | UserError, ...]", await self._ask("recipes", tuple(requests), capacity_bytes))
 
     async def build_stage(
-        self, order: Order, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
+        self, stage: StageRequest, job_id: JobId, given: frozenset[TaskId], capacity_bytes: int | None
     ) -> JobGraph:
         """See `CatalogService`."""
-        return cast("JobGraph", await self._ask("build_stage", order, job_id, given, capacity_bytes))
+        return cast("JobGraph", await self._ask("build_stage", stage, job_id, given, capacity_bytes))
 
     async def weights(self, name: str) -> PinnableModel:
         """See `CatalogService`."""

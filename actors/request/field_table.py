@@ -166,6 +166,31 @@ _ROWS = (
         option=Option("--schedule", "NAME", "normal, karras, simple, ... (default: depends on the sampler)."),
     ),
     RequestField(
+        "eta",
+        "Share of the noise that a sampler draws again in each step: 0 draws none, 1 as much as DDPM. Default: the "
+        "sampler's. Samplers without such noise ignore it.",
+        check=Number(0.0, 1.0),
+        option=Option(
+            "--eta", "X", "Share of noise drawn in each step, 0 to 1 (default: the sampler's).", kind="number"
+        ),
+    ),
+    RequestField(
+        "s_noise",
+        "Factor of the noise that a sampler draws in its steps.",
+        1.0,
+        check=Number(0.0, 2.0),
+        option=Option("--s-noise", "X", "Factor of the noise drawn in steps (default: 1).", kind="number"),
+    ),
+    RequestField(
+        "s_churn",
+        "Noise added before the steps of Euler, Heun, HeunPP2 and DPM2, over the whole run. Other samplers ignore it.",
+        0.0,
+        check=Number(0.0, 1000.0),
+        option=Option(
+            "--s-churn", "X", "Noise added before steps of Euler, Heun and DPM2 (default: 0).", kind="number"
+        ),
+    ),
+    RequestField(
         "width",
         "Width of the output. Default: that of `image`, else the model's.",
         unit="pixels",

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -135,6 +136,22 @@ def open_image(name: str, path: str) -> Iterator[Image]:
                 yield image
     except CorruptFile as problem:
         raise UserError(f"{name}: {problem}") from None
+
+
+def image_of_bytes(name: str, content: bytes) -> Image:
+    """Return the image in the content of a file; its pixels are read later. Raises UserError naming the field `name`,
+    also for an image that is too large.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(BytesIO(content), formats=_readable())
+    except UnidentifiedImageError:
+        raise UserError(f"{name}: {len(content)} bytes are no image; expected {', '.join(IMAGE_FORMATS)}") from None
+    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
+        raise UserError(f"{name}: the image cannot be read ({error})") from None
+    check_size(name, image.size)
+    return image
 
 
 def _readable() -> tuple[str, ...]:

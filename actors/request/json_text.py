@@ -22,13 +22,13 @@ class NotJson(UserError):
     """A text that is not a JSON value, or one that is longer or deeper than any of ours. The message says where."""
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes, max_bytes: int = MAX_BYTES) -> Any:
     """Parse one JSON value in UTF-8. Numbers are finite, no object has a key twice, and all characters are complete.
 
     Raises NotJson.
     """
-    if len(text) > MAX_BYTES:
-        raise NotJson(f"found {len(text)} bytes, expected up to {MAX_BYTES}")
+    if len(text) > max_bytes:
+        raise NotJson(f"found {len(text)} bytes, expected up to {max_bytes}")
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_checked_object)
     except UnicodeDecodeError as error:

@@ -38,7 +38,7 @@ from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_exper
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
-from modelpool.pool.sampling.names import SCHEDULES, resolve_sampler
+from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
 
 
 class LoraChoice(Strict):
@@ -86,6 +86,9 @@ class GenerateRequest(Strict):
     cfg: float = _field("cfg")
     sampler: str = _field("sampler")
     schedule: str | None = _field("schedule")
+    eta: float | None = _field("eta")
+    s_noise: float = _field("s_noise")
+    s_churn: float = _field("s_churn")
     width: int | None = _field("width")
     height: int | None = _field("height")
     seed: int | None = _field("seed")
@@ -222,7 +225,4 @@ def resolve_sampling(sampler: str, schedule: str | None) -> tuple[str, str]:
     key, default_schedule = resolve_sampler(sampler)
     if schedule is None:
         return key, default_schedule
-    wanted = "_".join(schedule.lower().replace("-", " ").replace("_", " ").split())
-    if wanted not in SCHEDULES:
-        raise unknown_name("schedule", schedule, SCHEDULES)
-    return key, wanted
+    return key, resolve_schedule_name(schedule)

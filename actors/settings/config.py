@@ -21,6 +21,7 @@ from modelpool.actors.request.strict import Strict
 from modelpool.actors.settings.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
 from modelpool.actors.settings.output_address import OutputAddress, output_address
 from modelpool.actors.settings.separate_models import SeparateModel, separate_models
+from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import UnusableField, UserError, parse_bytes, unknown_name, unusable_field
 from modelpool.pool.devices.vram_policy import VramPolicy
@@ -297,6 +298,20 @@ class OutputSection(Strict):
         return None if value is None else output_address(value, "folder")
 
 
+class ObservabilitySection(Strict):
+    """What a pool reports about itself.
+
+    ray_metrics_seconds  interval at which metrics are passed on to Ray, whose agents export them with Ray's own; 0:
+                         never
+    traces               exporter of OpenTelemetry traces, by the name of its entry point: "console", or "otlp" with the
+                         package opentelemetry-exporter-otlp; by default none. OpenTelemetry's environment variables
+                         configure it
+    """
+
+    ray_metrics_seconds: Annotated[float, Field(ge=0.0, le=3600.0)] = 10.0
+    traces: str | None = None
+
+
 class UserSection(Strict):
     """[users.NAME]: share and limits of one user; see `scheduler.tables.user_share.UserShare`. The name "*" is for
     all other users.
@@ -326,6 +341,8 @@ class PoolConfig(Strict):
     cluster: ClusterSection = ClusterSection()
     scheduler: SchedulerConfig = SchedulerConfig()
     output: OutputSection = OutputSection()
+    serve: ServeSection = ServeSection()
+    observability: ObservabilitySection = ObservabilitySection()
 
     @classmethod
     def load(cls, path: str | Path) -> PoolConfig:
@@ -367,8 +384,8 @@ class PoolConfig(Strict):
         """Return this configuration with single settings changed, by flat names; None leaves a setting unchanged.
 
         The names: device, workers, vram, vram_policy, reserve_vram, threads, models, loras (folders), allow_pickle,
-        address, namespace, name, controller, output, record. Relative paths are relative to the working folder. Raises
-        UserError for other names and for invalid values.
+        address, namespace, name, controller, output, record, host, port. Relative paths are relative to the working
+        folder. Raises UserError for other names and for invalid values.
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -403,7 +420,8 @@ class PoolConfig(Strict):
         """Return the keys of a section, without those that are tables of their own."""
         value = getattr(self, section)
         keys: dict[str, Any] = dataclasses.asdict(value) if section == "scheduler" else value.model_dump()
-        return {key: item for key, item in keys.items() if key not in (*_TABLES, "separate")}
+        own = {key: item for key, item in keys.items() if key not in (*_TABLES, "separate")}
+        return own if section != "serve" else {**own, **_without_secrets(own)}
 
 
 _FLAT: Mapping[str, tuple[str, str]] = {
@@ -422,7 +440,14 @@ _FLAT: Mapping[str, tuple[str, str]] = {
     "controller": ("cluster", "controller"),
     "output": ("output", "folder"),
     "record": ("output", "record"),
+    "host": ("serve", "host"),
+    "port": ("serve", "port"),
 }
+
+
+def _without_secrets(serve: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is printed instead of the secrets of [serve]: the users that have keys, and whether there is one."""
+    return {"keys": sorted(serve["keys"]), "webhook_secret": "(set)" if serve["webhook_secret"] else ""}
 
 
 def _pin_of(text: str) -> tuple[str, int]:

@@ -43,6 +43,8 @@ class _Facts(Strict):
     step: int
     steps: int
     levels: tuple[float, ...] = ()
+    numbers: tuple[float, ...] = ()
+    draws: int = 0
     guidance_levels: int = 0
     guidance_level: float | None = None
     inputs_drawn: int = 0
@@ -57,6 +59,8 @@ def write_checkpoint(path: Path, task_id: TaskId, state: RunState, versions: Map
         step=state.step,
         steps=state.steps,
         levels=sampler.levels,
+        numbers=sampler.numbers,
+        draws=sampler.draws,
         guidance_levels=guidance.levels,
         guidance_level=guidance.level,
         inputs_drawn=guidance.inputs_drawn,
@@ -123,7 +127,7 @@ def _state(path: Path, facts: _Facts, arrays: Mapping[str, FloatArray]) -> RunSt
     return RunState(
         facts.step,
         facts.steps,
-        SamplerState(samples, facts.levels, predictions, arrays.get("start")),
+        SamplerState(samples, facts.levels, predictions, arrays.get("start"), facts.numbers, facts.draws),
         GuidanceState(
             facts.guidance_levels,
             facts.guidance_level,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
-from modelpool.actors.graph.orders import Order
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
 from modelpool.pool.core.remote_file import RemoteFile
@@ -31,6 +31,7 @@ from modelpool.pool.specs.spec import (
     WorkerId,
     WorkerSpec,
 )
+from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.messages import Outcome
 
 ClientId = NewType("ClientId", str)  #: the connection of one driver
@@ -62,7 +63,7 @@ class FetchOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class RunRequest:
+class RunRequest(WireValue):
     """One run of a task, for a worker. Its inputs travel with it, in the order of `task.needs` and
     `task.input_names`; with `resume`, the `RunState` that it resumes from follows them.
 
@@ -186,7 +187,7 @@ class StageSubmission:
 
     client_id: ClientId
     submission_id: SubmissionId
-    order: Order
+    stage: StageRequest
     given: Mapping[TaskId, ResultRef]
     user: str = ""
 

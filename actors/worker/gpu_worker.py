@@ -39,6 +39,7 @@ from modelpool.actors.worker.fetch_cost import FetchCost
 from modelpool.actors.worker.file_check import FileCheck, FilesUnavailable
 from modelpool.actors.worker.prefetcher import Prefetcher
 from modelpool.actors.worker.process_memory import ProcessMemory, process_memory
+from modelpool.actors.worker.revoked_runs import RevokedRuns
 from modelpool.actors.worker.run_checkpoints import RunCheckpoints
 from modelpool.actors.worker.run_memory import RunMemory
 from modelpool.actors.worker.storage_meter import StorageMeter
@@ -203,6 +204,8 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
+        #: replaced with the controller
+        self._revoked = RevokedRuns()
         self._ended = threading.Event()
 
     def start(self, epoch: int = 0) -> WorkerSpec:
@@ -224,7 +227,7 @@ class GpuWorker:
         Returns at once, on any thread. Raises OlderEpoch."""
         self._lease.pass_to(epoch)
         # a controller counts its runs from 1
-        self._stops, self._pauses, self._preload_request = {}, {}, None
+        self._stops, self._pauses, self._preload_request, self._revoked = {}, {}, None, RevokedRuns()
         return self.ping(epoch)
 
     def adopt(self, worker_id: WorkerId, incarnation: int, epoch: int = 0) -> StartedWorker:
@@ -251,6 +254,17 @@ class GpuWorker:
             cache_bytes=0 if self._cache is None else self._cache.bound_bytes or 0,
             cached_files=() if self._fetched is None else self._fetched.on_disk(),
         )
+
+    def may_start(self, request: RunRequest) -> bool:
+        """Return whether a run may start, and has not been revoked. Call before `run`, once. Raises OlderEpoch."""
+        self._lease.check(request.epoch)
+        return self._revoked.start(request.run)
+
+    def revoke(self, run: int, epoch: int = 0) -> bool:
+        """Take back a run that was sent here; return False if it has started. Returns at once, on any thread. Raises
+        OlderEpoch."""
+        self._lease.check(epoch)
+        return self._revoked.revoke(run)
 
     def run(self, request: RunRequest, *inputs: Result) -> tuple[TaskReport, Result | None]:
         """Run one attempt. The result is None exactly if the report has an error, except that it is the state of a run

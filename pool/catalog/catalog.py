@@ -19,6 +19,7 @@ from modelpool.pool.catalog.fetch_sizes import with_fetch
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import CorruptFile, UserError, unusable_field
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import ModelDefaults
 from modelpool.pool.core.stage_params import (
     EncodeImageParams,
@@ -34,7 +35,7 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.devices.capabilities import DeviceCapabilities
 from modelpool.pool.estimates.activation_estimator import ActivationEstimator
-from modelpool.pool.families.cascade_families import pooled_width
+from modelpool.pool.families.modules.stable_cascade import pooled_width
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.weights_file import files_of
 from modelpool.pool.loading.content_digest import component_digests
@@ -52,7 +53,6 @@ from modelpool.pool.registry.listings import LoraListing, ModelListing, check_ru
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import open_registry
 from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, ExecutionMode, Role, RunCost, TaskSpec
-from modelpool.pool.text.chunks import expand_embeddings
 
 if TYPE_CHECKING:
     from modelpool.pool.registry.remote_models import RemoteModels
@@ -212,13 +212,14 @@ class Catalog:
         """Return a warning about a LoRA that is only partly used, with counts. Raises AdapterMismatch."""
         return self._open(model).lora_warning(lora)
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        """Return the number of tokens of `text` as the diffusion model of `model` reads it, with images as in
-        `EncodeParams`. Raises UnusableField as `parse_weights` does, and TokenizerMissing."""
-        expanded = expand_embeddings(text, {e.name: e.rows for e in self.embeddings.of(text)})
-        return self.figures.text_tokens(model, expanded, seen, numbered)
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images. Raises
+        UnusableField as `parse_weights` does, and TokenizerMissing."""
+        return self.figures.tokenize(work)
+
+    def text_tokens(self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = ()) -> int:
+        """Return the number of tokens of `text` as the diffusion model of `model` reads it. Raises as `tokenize`."""
+        return self.tokenize(EncodeParams(model, (), text, embeddings=self.embeddings.of(text), seen=seen)).length
 
     def execution_modes(
         self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()

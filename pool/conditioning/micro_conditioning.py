@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.sampling_facts import MicroConditioning
-from modelpool.pool.models.common.infer_config import NUMBER_WIDTH, SIZE_NUMBERS
+from modelpool.pool.families.parts.unet import NUMBER_WIDTH
+from modelpool.pool.models.common.infer_config import SIZE_NUMBERS
 
 #: model inputs other than latent, timestep and text, by name; each [B, ...]
 ModelKwargs: TypeAlias = Mapping[str, Tensor]

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.families.parts.unet import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.models.common.infer_config import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
 
 Config: TypeAlias = dict[str, Any]
 

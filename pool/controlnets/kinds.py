@@ -30,7 +30,9 @@ from modelpool.pool.controlnets.transformer_configs import (
     sd3_control_config,
     z_image_control_config,
 )
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.arguments import PATCH
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, HALF_FIRST, NO_FLOAT16
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.diffusers_private import controlnet_converter
 
@@ -38,10 +40,6 @@ Shapes: TypeAlias = Mapping[str, Shape]
 Convert: TypeAlias = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 #: (block, number of residuals, blocks of the model) -> the residual of the block
 Spread: TypeAlias = Callable[[int, int, int], int]
-
-#: compute dtypes, the best first. Source: those of the models that they are for
-_HALF_FIRST, _BFLOAT16_FIRST = ("float16", "bfloat16", "float32"), ("bfloat16", "float16", "float32")
-_NO_FLOAT16 = ("bfloat16", "float32")
 
 
 def evenly(block: int, count: int, blocks: int) -> int:
@@ -73,7 +71,8 @@ class ControlKind:
     call      one call
     reads_latent  it reads the VAE latent of its image, else pixels
     reads_prompt_only  it reads only the prompt, and its residuals are used for other texts too, as in diffusers'
-    pipelines blocks    blocks of the model for each kind of residual; empty if residuals have fixed places
+              pipelines
+    blocks    blocks of the model for each kind of residual; empty if residuals have fixed places
     spread    how residuals are spread over the blocks; None: over some of them, evenly spaced
     modes     names of the modes of a ControlNet with several, by number
     patch     latent positions per patch in its channel counts; 1 if it counts channels of latents
@@ -92,7 +91,7 @@ class ControlKind:
     reads_prompt_only: bool = False
     blocks: Mapping[str, str] = field(default_factory=dict)
     spread: Spread | None = evenly
-    dtypes: tuple[str, ...] = _HALF_FIRST
+    dtypes: tuple[str, ...] = HALF_FIRST
     modes: tuple[str, ...] = ()
     patch: int = 1
     channels: int = 0
@@ -139,6 +138,11 @@ class ControlKind:
         return is_unshifted and not self.extra_channels(module)
 
 
+def _models(name: str) -> frozenset[str]:
+    """Return the families whose ControlNets are called `name`."""
+    return frozenset(family.name for family in defined_families() if family.controlnets == name)
+
+
 def _as_it_is(shapes: Shapes) -> Convert:
     return lambda tensors: tensors
 
@@ -153,7 +157,6 @@ def _sd3_names(shapes: Shapes) -> Convert:
 
 _CONTROL_BLOCKS = "controlnet_blocks.0.weight"
 _FLUX_BLOCKS = {calls.DOUBLE: "transformer_blocks", calls.SINGLE: "single_transformer_blocks"}
-_FLUX = frozenset({"flux_dev", "flux_schnell"})
 #: Source: the card of InstantX/FLUX.1-dev-Controlnet-Union
 FLUX_MODES = ("canny", "tile", "depth", "blur", "pose", "gray", "low_quality")
 
@@ -164,7 +167,7 @@ UNION_MODES = ("pose", "depth", "scribble", "canny", "normal", "segment", "tile"
 KINDS: tuple[ControlKind, ...] = (
     ControlKind(
         title="Flux, of XLabs",
-        models=_FLUX,
+        models=_models("flux"),
         module=FluxControlNetModel,
         signs=(
             frozenset({_CONTROL_BLOCKS, "input_hint_block.0.weight", "double_blocks.0.img_attn.qkv.weight"}),
@@ -177,12 +180,12 @@ KINDS: tuple[ControlKind, ...] = (
         reads_prompt_only=True,
         blocks=_FLUX_BLOCKS,
         spread=in_turn,
-        dtypes=_BFLOAT16_FIRST,
+        dtypes=BFLOAT16_FIRST,
         patch=PATCH,
     ),
     ControlKind(
         title="Flux",
-        models=_FLUX,
+        models=_models("flux"),
         module=FluxControlNetModel,
         signs=(
             frozenset(
@@ -194,13 +197,13 @@ KINDS: tuple[ControlKind, ...] = (
         call=calls.call_flux_control,
         reads_prompt_only=True,
         blocks=_FLUX_BLOCKS,
-        dtypes=_BFLOAT16_FIRST,
+        dtypes=BFLOAT16_FIRST,
         modes=FLUX_MODES,
         patch=PATCH,
     ),
     ControlKind(
         title="Stable Diffusion 3",
-        models=frozenset({"sd3", "sd35_medium", "sd35_large"}),
+        models=_models("sd3"),
         module=SD3ControlNetModel,
         signs=(frozenset({_CONTROL_BLOCKS, "pos_embed_input.proj.weight"}),),
         config=sd3_control_config,
@@ -211,7 +214,7 @@ KINDS: tuple[ControlKind, ...] = (
     ),
     ControlKind(
         title="Qwen-Image",
-        models=frozenset({"qwen_image"}),
+        models=_models("qwen_image"),
         module=QwenImageControlNetModel,
         signs=(frozenset({_CONTROL_BLOCKS, "controlnet_x_embedder.weight", "img_in.weight", "txt_in.weight"}),),
         config=qwen_image_control_config,
@@ -219,12 +222,12 @@ KINDS: tuple[ControlKind, ...] = (
         call=calls.call_qwen_image_control,
         reads_prompt_only=True,
         blocks={calls.DOUBLE: "transformer_blocks"},
-        dtypes=_NO_FLOAT16,
+        dtypes=NO_FLOAT16,
         patch=PATCH,
     ),
     ControlKind(
         title="HunyuanDiT",
-        models=frozenset({"hunyuan_dit", "hunyuan_dit_1"}),
+        models=_models("hunyuan_dit"),
         module=HunyuanDiT2DControlNetModel,
         signs=(frozenset({_CONTROL_BLOCKS, "input_block.weight", "text_embedding_padding"}),),
         config=hunyuan_dit_control_config,
@@ -233,7 +236,7 @@ KINDS: tuple[ControlKind, ...] = (
     ),
     ControlKind(
         title="Z-Image",
-        models=frozenset({"z_image"}),
+        models=_models("z_image"),
         module=ZImageControlNetModel,
         signs=(frozenset({"control_all_x_embedder.2-1.weight", "control_layers.0.before_proj.weight"}),),
         config=z_image_control_config,
@@ -241,7 +244,7 @@ KINDS: tuple[ControlKind, ...] = (
         call=calls.call_z_image_control,
         blocks={calls.DOUBLE: "layers"},
         spread=None,
-        dtypes=_BFLOAT16_FIRST,
+        dtypes=BFLOAT16_FIRST,
         channels=16,
         borrows=True,
     ),

@@ -11,10 +11,11 @@ from enum import StrEnum
 from modelpool.pool.core.assembly import Assembly, Source
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.specs.spec import ComponentKey, Role
+from modelpool.pool.specs.wire_value import WireValue
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRef:
+class ModelRef(WireValue):
     """A checkpoint. `sha256` (hexadecimal) is of the file, or of all its parts; it is the identity, not the path.
 
     components  keys of its components; models with equal weights share keys. Empty: keys are derived from the model
@@ -36,7 +37,7 @@ class ModelRef:
 
 
 @dataclass(frozen=True, slots=True)
-class LoraRef:
+class LoraRef(WireValue):
     """A LoRA file and its strength.
 
     noise  "high" or "low": it applies to this expert only (`pool.families.two_experts`)

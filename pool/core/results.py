@@ -62,16 +62,20 @@ class SamplerState:
     levels            noise levels of the predictions in the history, newest first
     predictions_NCHW  predictions of the clean latent at these levels
     start_CHW         latent before the last step, for samplers that need it; else None
+    numbers           numbers of a sampler that chooses its steps
+    draws             how often noise was drawn after the initial one
     """
 
     samples_CHW: FloatArray
     levels: tuple[float, ...] = ()
     predictions_NCHW: FloatArray | None = None
     start_CHW: FloatArray | None = None
+    numbers: tuple[float, ...] = ()
+    draws: int = 0
 
     @property
     def arrays(self) -> tuple[FloatArray, ...]:
-        """All that it consists of."""
+        """All arrays that it consists of."""
         return tuple(a for a in (self.samples_CHW, self.predictions_NCHW, self.start_CHW) if a is not None)
 
 

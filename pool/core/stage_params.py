@@ -13,10 +13,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_args
 
+from modelpool.pool.core.prompt_tokens import PromptTokens
 from modelpool.pool.core.refs import ControlMaskMode as ControlMaskMode
 from modelpool.pool.core.refs import ControlRef as ControlRef
 from modelpool.pool.core.refs import EmbeddingRef as EmbeddingRef
@@ -46,10 +47,11 @@ from modelpool.pool.core.sample_conditions import RegionParams as RegionParams
 from modelpool.pool.core.sample_conditions import SampleCondition as SampleCondition
 from modelpool.pool.core.sample_conditions import StartCondition as StartCondition
 from modelpool.pool.specs.spec import ComponentKey, Role, RunCost, Stage, TaskId, TaskSpec
+from modelpool.pool.specs.wire_value import WireValue
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeParams:
+class EncodeParams(WireValue):
     """Encode one text with its prompt weights. Result: `Encoded`. Reads "image.N", the `ImageEmbeds` of each reference
     image that the text encoder reads.
 
@@ -58,6 +60,8 @@ class EncodeParams:
     embeddings      textual inversions that the text names
     seen            width and height in which each reference image was encoded
     numbered        the text refers to the images by number
+    tokens          of the text, for each text encoder in order; empty if it is not tokenized yet. They follow from the
+                    text, so they are not part of the identity
     """
 
     model: ModelRef
@@ -69,10 +73,11 @@ class EncodeParams:
     embeddings: tuple[EmbeddingRef, ...] = ()
     seen: tuple[tuple[int, int], ...] = ()
     numbered: bool = False
+    tokens: tuple[PromptTokens, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class OutputShape:
+class OutputShape(WireValue):
     """The size of an output.
 
     width, height  in pixels; 0 for audio
@@ -91,7 +96,7 @@ class OutputShape:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingSchedule:
+class SamplingSchedule(WireValue):
     """The steps of a run.
 
     sampler, noise_schedule  by name
@@ -99,6 +104,9 @@ class SamplingSchedule:
     switch      two experts: step at which the low-noise expert continues from the state of the other; 0 for a single
                 model
     low_noise   run of the low-noise expert; with `switch` it reads "sampler_state"
+    eta         share of the noise that is drawn again in each step; None is the sampler's default
+    s_noise     factor of the noise that is drawn in steps
+    s_churn     noise added before steps of Euler, Heun and DPM2
     """
 
     steps: int
@@ -107,6 +115,9 @@ class SamplingSchedule:
     first_step: int = 0
     switch: int = 0
     low_noise: bool = False
+    eta: float | None = None
+    s_noise: float = 1.0
+    s_churn: float = 0.0
 
     @property
     def steps_run(self) -> int:
@@ -126,7 +137,7 @@ class SamplingSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class GuidanceParams:
+class GuidanceParams(WireValue):
     """The guidance of a run.
 
     cfg        guidance scale; 1 for none, then the negative prompt is not read
@@ -148,7 +159,7 @@ _Kind = TypeVar("_Kind", bound=SampleCondition)
 
 
 @dataclass(frozen=True, slots=True)
-class SampleParams:
+class SampleParams(WireValue):
     """Denoise one latent. Result: `Latent`.
 
     Reads by name (`pool.core.task_inputs`): "positive", "negative" unless the guidance scale is 1, "image_embeds" for
@@ -264,7 +275,7 @@ class VisionEncodeParams:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeParams:
+class DecodeParams(WireValue):
     """Decode a latent. Result: `ImagePixels`, with frames a `VideoFrames`, with seconds an `AudioSamples` of that
     length.
 
@@ -397,9 +408,9 @@ _VARYING: Mapping[type[StageParams], frozenset[str]] = MappingProxyType(
         DecodeParams: frozenset(),
     }
 )
-#: the names of all fields by class, and of those that tasks of one batch share
+#: the names of all fields of the identity by class, and of those that tasks of one batch share
 _FIELDS: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
-    {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in get_args(StageParams)}
+    {kind: tuple(one.name for one in dataclasses.fields(kind) if one.compare) for kind in get_args(StageParams)}
 )
 _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
     {kind: tuple(name for name in _FIELDS[kind] if name not in varying) for kind, varying in _VARYING.items()}
@@ -407,11 +418,13 @@ _SHARED: Mapping[type[StageParams], tuple[str, ...]] = MappingProxyType(
 #: the names of the fields of the parts of parameters; references to files are written out in `_without_places`
 _PARTS: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
     {
-        kind: tuple(field.name for field in dataclasses.fields(kind))
+        kind: tuple(one.name for one in dataclasses.fields(kind))
         for kind in (OutputShape, SamplingSchedule, GuidanceParams, *get_args(SampleCondition))
         if kind is not ControlRef
     }
 )
+#: the sampler whose step lengths follow from the images
+ADAPTIVE_SAMPLER = "dpm_adaptive"
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -426,6 +439,9 @@ def batch_key(work: StageParams, context_tokens: Sequence[int] = ()) -> str:
     shared = _SHARED.get(type(work))
     # one image fills a device; the length of texts with images depends on the image sizes
     if shared is None or (isinstance(work, EncodeParams) and work.seen):
+        return ""
+    # the steps of this sampler follow from the error of all images of a run
+    if isinstance(work, SampleParams) and work.schedule.sampler == ADAPTIVE_SAMPLER:
         return ""
     # not JSON: this runs for every requested task, and takes a third of the time
     text = repr(([_without_places(getattr(work, name)) for name in shared], tuple(context_tokens)))

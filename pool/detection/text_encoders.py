@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.modules import all_definitions
 from modelpool.pool.formats.safetensors_file import Shape
 
 Shapes = Mapping[str, Shape]
@@ -225,12 +225,11 @@ class TextEncoderSet:
 
 #: the members of each set
 MEMBERS: Mapping[str, tuple[str, ...]] = {
-    **{family.readings_name: tuple(text.encoder for text in family.texts) for family in defined_families()},
-    "sd1": ("clip_l",),
-    "sd2": ("clip_h",),
-    "sdxl": ("clip_l", "clip_g"),
-    "sdxl_refiner": ("clip_g",),
-    "stable_cascade": ("clip_g",),
+    **{
+        family.readings_name: tuple(text.encoder for text in family.texts)
+        for family in all_definitions()
+        if family.texts
+    },
     "newbie": ("gemma3_4b",),
     "ace_step": ("t5_base",),
     "omnigen2": ("qwen25_3b",),

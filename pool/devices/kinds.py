@@ -13,6 +13,7 @@ from modelpool.pool.devices.accelerator_memory import AcceleratorMemory, memory_
 from modelpool.pool.devices.kind_names import AUTO, RAY_COUNTS, DeviceKind, choose_kind
 from modelpool.pool.devices.memory_limits import HostMemory, host_memory
 from modelpool.pool.devices.sim import device as sim
+from modelpool.pool.devices.sim.tensor import linear as sim_linear
 from modelpool.pool.devices.torch_modules import FindModule, device_count, device_module, device_name, torch_device
 from modelpool.pool.devices.transfers import TransferCounters, TransferLedger
 
@@ -62,12 +63,16 @@ class DeviceMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """An open device, ready for computation."""
+    """An open device, ready for computation.
+
+    linear  computes a linear layer from input, weight and bias, or returns None to decline; None for torch's
+    """
 
     kind: DeviceKind
     torch_device: torch.device
     name: str
     memory: DeviceMemory
+    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor | None] | None = None
 
 
 class SimMemory:
@@ -157,7 +162,8 @@ def open_device(kind: str, index: int, budget_bytes: int | None, find_module: Fi
     match device_kind(kind, find_module):
         case DeviceKind.SIM:
             sim.configure(index, budget_bytes or DEFAULT_SIM_BYTES)
-            return OpenDevice(DeviceKind.SIM, torch.device("sim", index), "simulated GPU", SimMemory(index))
+            place = torch.device("sim", index)
+            return OpenDevice(DeviceKind.SIM, place, "simulated GPU", SimMemory(index), sim_linear)
         case DeviceKind.CPU:
             return OpenDevice(DeviceKind.CPU, torch.device("cpu"), "CPU", CpuMemory(budget_bytes))
         case found:

@@ -171,7 +171,8 @@ def _kind(member: BatchMember) -> object:
     """Key of members that may share a run."""
     sizes = tuple(_size(result) for result in member.inputs.values())
     uses = tuple((use.component, use.patch_digest, use.passes) for use in member.task.uses)
-    return batch_key(member.work), sizes, uses, None if member.resume is None else member.resume.step
+    # an empty key is never batched
+    return batch_key(member.work) or id(member), sizes, uses, None if member.resume is None else member.resume.step
 
 
 def _all_end(members: Sequence[BatchMember]) -> bool:

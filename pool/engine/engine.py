@@ -125,7 +125,7 @@ class Engine:
         self.vram = VramManager(facts.capacity_bytes, rules, lambda: device.memory.free_bytes() - kept_free_bytes)
         self._pipeline = pipeline
         self._runner = TaskRunner(device, self.vram, pipeline, rules.may_stream, self._run_to_come)
-        self._tools = RunTools(device.memory.ledger, pipeline, attention=attention_priority(capabilities))
+        self._tools = RunTools(device.memory.ledger, pipeline, device.linear, attention_priority(capabilities))
         self._capabilities = capabilities
         self._tokenizer = ClipTokenizer.load()
         self._embeddings: LruCache[tuple[str, str], Embedding] = LruCache(MAX_EMBEDDINGS)

@@ -95,7 +95,7 @@ def encode_batch(
     """`encode` for each of `works`, which differ in their texts, in one run. `embeddings` are the textual inversions
     that the texts name, `images` the reference images that the text encoders read."""
     texts, negative, read = [work.text for work in works], [work.is_negative for work in works], []
-    for encoder in encoders:
+    for number, encoder in enumerate(encoders):
         facts = with_layers_skipped(encoder.facts, works[0].layers_skipped)
         if isinstance(facts, Reading):
             facts = reading_with_images(facts, len(images), works[0].numbered)
@@ -108,16 +108,17 @@ def encode_batch(
             image_states = [ImageStates(torch.from_numpy(each.states_LD.copy()), *each.grid) for each in images]
             sees = isinstance(facts, Reading) and facts.sees
             how: dict[str, Any] = {"embeddings": known, "negative": negative, "images": image_states if sees else ()}
+            how["tokens"] = [work.tokens[number] if work.tokens else None for work in works]
             read.append(read_texts(module, own, texts, device, facts, **how))
     hooks.on_step(1, 1)
     by_text = list(zip(*read, strict=True))
     if text_set:
         places = [encoder.place for encoder in encoders]
-        return tuple(_told(text_set, dict(zip(places, parts, strict=True))) for parts in by_text)
+        return tuple(_joined_states(text_set, dict(zip(places, parts, strict=True))) for parts in by_text)
     return tuple(_encoded(parts) for parts in by_text)
 
 
-def _told(text_set: str, parts: Mapping[int, ReadText]) -> Encoded:
+def _joined_states(text_set: str, parts: Mapping[int, ReadText]) -> Encoded:
     """Combine the outputs of the available encoders for one text, as the family requires."""
     members = readings_of(text_set)
     assert members is not None, f"no readings are defined for {text_set}"

@@ -6,7 +6,7 @@ Counted by dry runs of the models' own code, cached, and corrected by measuremen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from modelpool.pool.conditioning.micro_conditioning import CONTEXT, IMAGE_CONTEX
 from modelpool.pool.controlnets.controlnet_bytes import ControlStage
 from modelpool.pool.controlnets.open_controlnet import OpenControlNet
 from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, TokenizedPrompt
 from modelpool.pool.core.sampling_facts import VideoFacts, VisionEncoderUse
 from modelpool.pool.core.stage_params import (
     ControlRef,
@@ -54,11 +55,11 @@ from modelpool.pool.estimates.stage_peak_bytes import (
     tile_slowdown,
     vision_encode_bytes,
 )
+from modelpool.pool.families.modules.stable_cascade import empty_text
 from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.open_model import OpenModel
-from modelpool.pool.models.diffusion.cascade_model import empty_text
-from modelpool.pool.models.text.lengths import context_tokens, empty_text_kwargs, length_read
+from modelpool.pool.models.text.lengths import ReadLength, context_tokens, empty_text_kwargs, length_read
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.models.vision.preprocess import states_shape
 from modelpool.pool.models.vision.qwen import empty_images
@@ -67,9 +68,10 @@ from modelpool.pool.pixels.latent_pixels import sampled_shape
 from modelpool.pool.plan.eviction_plan import ModuleBytes
 from modelpool.pool.specs.execution_modes import execution_modes as ways_of
 from modelpool.pool.specs.spec import ExecutionMode, Role, RunCost, TaskSpec
-from modelpool.pool.text.chunks import expand_embeddings
+from modelpool.pool.text.chunks import clip_tokens, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.image_tokens import ImageStates
+from modelpool.pool.text.templates import template_tokens
 from modelpool.pool.tracing.activation_bytes import WITHOUT_MARGIN, StageModule, attention_form, with_margin
 from modelpool.pool.tracing.dry_run import META
 from modelpool.pool.tracing.meta_cache import MetaCache
@@ -81,6 +83,14 @@ SIZES_REMEMBERED = 4096
 #: time of two calls with one text each relative to one call with both: kernels are less busy.
 #: An assumption, not measured on a GPU
 APART_SLOWDOWN = 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class _TextRead:
+    """A prompt as the text encoders of a model read it."""
+
+    tokens: tuple[PromptTokens, ...]
+    shape: TextShape
 
 
 class ActivationEstimator:
@@ -100,15 +110,14 @@ class ActivationEstimator:
         self._counts = ActivationCounts() if counts is None else counts
         self._read: LruCache[tuple[object, ...], str] = LruCache(SIZES_REMEMBERED)
         self._calibration = ActivationCalibration()
-        self._texts: LruCache[tuple[object, ...], TextShape] = LruCache(SIZES_REMEMBERED)
+        self._texts: LruCache[tuple[object, ...], _TextRead] = LruCache(SIZES_REMEMBERED)
         self._tokenizer: ClipTokenizer | None = None
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        """Return the tokens of `text` as the diffusion model of `model` reads it, with images as in `EncodeParams`.
-        Raises UnusableField as `parse_weights` does, and TokenizerMissing."""
-        return self._text_shape(model, text, seen, numbered).tokens
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        """Return the tokens of the text of `work`, and how many of them the diffusion model reads, with images. Raises
+        UnusableField as `parse_weights` does, and TokenizerMissing."""
+        read = self._text_read(work)
+        return TokenizedPrompt(read.tokens, read.shape.tokens)
 
     def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
         """Return the device memory of `work` in full execution, without weights and scratch.
@@ -199,7 +208,7 @@ class ActivationEstimator:
         lengths = tuple(context_tokens) or _typical_tokens(work)
         shape: TextShape | tuple[int, ...] = lengths
         if isinstance(work, EncodeParams):
-            shape = self._text_shape(model, _with_placeholders(work), work.seen, work.numbered)
+            shape = self._text_read(work).shape
         sizes = (*_size_of(work), shape, mode.batch, mode.tile)
         key = (self._structure_read(model, work), *self._controls_read(work), attention_form(self._device_kind), *sizes)
         return with_margin(self._counts.get(key, lambda: self._counted(model, work, lengths, mode)), self._device_kind)
@@ -241,8 +250,9 @@ class ActivationEstimator:
         latent, family = opened.latent, opened.checkpoint.family
         match work:
             case EncodeParams():
-                stages = [self._text_stage(opened, role, work) for role in family.text_encoders]
-                return encode_bytes(stages, _with_placeholders(work))
+                tokens = zip(family.text_encoders, self._text_read(work).tokens, strict=True)
+                stages = [self._text_stage(opened, role, work, own) for role, own in tokens]
+                return encode_bytes(stages, work.text, work.is_negative)
             case SampleParams():
                 module = self._module(opened, role_of(work))
                 text_inputs, controls = (
@@ -265,17 +275,17 @@ class ActivationEstimator:
         component = opened.component(role)
         return self._stage_module(component.built.module, component.form.compute_dtype)
 
-    def _text_stage(self, opened: OpenModel, role: Role, work: EncodeParams) -> TextStage:
+    def _text_stage(self, opened: OpenModel, role: Role, work: EncodeParams, tokens: PromptTokens) -> TextStage:
         family, module = opened.checkpoint.family, self._module(opened, role)
+        config = cast(Any, module.module).config
+        learned = {each.name: torch.empty((each.rows, config.hidden_size), device=META) for each in work.embeddings}
         if not family.text_set:
-            return TextStage(module, family.texts[role], self._load_tokenizer())
+            return TextStage(module, family.texts[role], self._load_tokenizer(), tokens, embeddings=learned)
         text = opened.reading(role)
-        reading, config = (
-            reading_with_images(text.reading, len(work.seen), work.numbered),
-            cast(Any, module.module).config,
-        )
+        reading = reading_with_images(text.reading, len(work.seen), work.numbered)
         images = _empty_seen(opened, work.seen, config.hidden_size) if reading.sees else ()
-        return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), images)
+        known = learned if isinstance(tokens, ClipTokens) else {}
+        return TextStage(module, reading, text.tokenizer or self._load_tokenizer(), tokens, images, known)
 
     def _control(self, control: ControlRef) -> ControlStage:
         opened = self._open_control(control)
@@ -285,33 +295,47 @@ class ActivationEstimator:
     def _stage_module(self, module: nn.Module, compute_dtype: torch.dtype) -> StageModule:
         return StageModule(module, compute_dtype, attention_form(self._device_kind), self._cache)
 
-    def _text_shape(self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
-        family = self._open(model).checkpoint.family
+    def _text_read(self, work: EncodeParams) -> _TextRead:
+        family = self._open(work.model).checkpoint.family
+        rows = tuple((each.name, each.rows) for each in work.embeddings)
 
-        def measure() -> TextShape:
-            if not family.text_set:
-                return text_shape(self._load_tokenizer(), text)
-            return self._read_shape(self._open(model), text, seen, numbered)
+        def read() -> _TextRead:
+            if family.text_set:
+                return self._read_by_encoders(work, dict(rows))
+            tokens = clip_tokens(self._load_tokenizer(), work.text)
+            chunks = split_prompt(self._load_tokenizer(), work.text, dict(rows), tokens=tokens)
+            return _TextRead((tokens,) * len(family.text_encoders), text_shape(chunks))
 
         # families without a text set read the same chunks
-        return self._texts.get((model.sha256 if family.text_set else "", text, seen, numbered), measure)
+        text_set = work.model.sha256 if family.text_set else len(family.text_encoders)
+        key = (text_set, work.text, rows, work.is_negative, work.seen, work.numbered)
+        return self._texts.get(key, read)
 
-    def _read_shape(self, opened: OpenModel, text: str, seen: tuple[tuple[int, int], ...], numbered: bool) -> TextShape:
-        """The shape of a text that several kinds of encoders read."""
-        family, lengths, read = opened.checkpoint.family, [0] * len(TEXT_ROLES), []
-        counts = [len(image.states_LD) for image in _empty_seen(opened, seen, 1)]
+    def _read_by_encoders(self, work: EncodeParams, rows: Mapping[str, int]) -> _TextRead:
+        """The tokens and the shape of a text that several kinds of encoders read; CLIPs read the same tokens."""
+        opened = self._open(work.model)
+        family, lengths = opened.checkpoint.family, [0] * len(TEXT_ROLES)
+        read: list[ReadLength] = []
+        tokens: list[PromptTokens] = []
+        counts = [len(image.states_LD) for image in _empty_seen(opened, work.seen, 1)]
+        clip: ClipTokens | None = None
         for role in family.text_encoders:
             own = opened.reading(role)
-            reading, tokenizer = (
-                reading_with_images(own.reading, len(seen), numbered),
-                own.tokenizer or self._load_tokenizer(),
-            )
-            read.append(length_read(reading, tokenizer, text, counts if reading.sees else ()))
+            reading = reading_with_images(own.reading, len(work.seen), work.numbered)
+            tokenizer = own.tokenizer or self._load_tokenizer()
+            if isinstance(tokenizer, ClipTokenizer):
+                clip = clip or clip_tokens(tokenizer, work.text)
+                tokens.append(clip)
+            else:
+                tokens.append(template_tokens(tokenizer, work.text, reading, work.is_negative))
+            how = counts if reading.sees else (), tokens[-1], rows, work.is_negative
+            read.append(length_read(reading, tokenizer, work.text, *how))
             lengths[own.place] = read[-1].tokens
         readings = readings_of(family.text_set)
         assert readings is not None, f"no readings are defined for {family.text_set}"
-        weighted = any(each.weighted for each in read)
-        return TextShape(weighted, context_tokens(family.text_set, lengths[: len(readings)]), tuple(read))
+        length = context_tokens(family.text_set, lengths[: len(readings)])
+        learned = bool(rows) and clip is not None
+        return _TextRead(tuple(tokens), TextShape(any(each.weighted for each in read), length, tuple(read), learned))
 
     def _load_tokenizer(self) -> ClipTokenizer:
         if self._tokenizer is None:
@@ -380,11 +404,6 @@ def _empty_seen(opened: OpenModel, seen: Sequence[tuple[int, int]], width: int) 
         return empty_images(seen, width)
     states, _ = states_shape(opened.component(Role.VISION_ENCODER).built.module, vision_use) if seen else (0, 0)
     return tuple(ImageStates(torch.empty((states, width), device=META), 0, 0) for _ in seen)
-
-
-def _with_placeholders(work: EncodeParams) -> str:
-    """A text with placeholder words for its textual inversions, which take as many tokens."""
-    return expand_embeddings(work.text, {each.name: each.rows for each in work.embeddings})
 
 
 def _size_of(work: StageParams) -> tuple[object, ...]:

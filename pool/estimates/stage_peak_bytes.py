@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from modelpool.pool.conditioning.starts import StartLatent
 from modelpool.pool.controlnets.calls import ControlInputs
 from modelpool.pool.controlnets.controlnet_bytes import ControlBytes, ControlStage, control_bytes, reads_prompt_only
 from modelpool.pool.core.family_facts import LatentFacts, TextFacts
+from modelpool.pool.core.prompt_tokens import PromptTokens
 from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, SamplingFacts
 from modelpool.pool.core.stage_params import (
     DecodeParams,
@@ -47,12 +49,12 @@ from modelpool.pool.core.stage_params import (
     Stopped,
     VisionEncodeParams,
 )
+from modelpool.pool.families.modules.stable_cascade import prior_channels
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.guidance.call_model import call_model, number_inputs
 from modelpool.pool.guidance.guided_steps import ModelCall, Prompts
 from modelpool.pool.guidance.model_guiders import FirstFrame, guider_of
 from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
-from modelpool.pool.models.diffusion.cascade_model import prior_channels
 from modelpool.pool.models.text.lengths import ReadLength
 from modelpool.pool.models.vision.preprocess import side_of, states
 from modelpool.pool.models.vision.qwen import empty_patches, grid_of, read_patches
@@ -60,9 +62,14 @@ from modelpool.pool.pixels.latent_pixels import KL, codec_of, sampled_shape
 from modelpool.pool.pixels.tiled_vae import Tiling, decode_latent, encode_moments, frame_by_frame
 from modelpool.pool.sampling.partial_run import GuidanceMemory
 from modelpool.pool.sampling.schedules import sd1_sigma_table
-from modelpool.pool.text.chunks import CHUNK_TOKENS, Chunk, split_prompt
-from modelpool.pool.text.clip_tokenizer import ClipTokenizer
-from modelpool.pool.text.encode import AnyTokenizer, ReadText, matched_length, read_texts
+from modelpool.pool.text.chunks import CHUNK_TOKENS, Chunk
+from modelpool.pool.text.encode import (
+    AnyTokenizer,
+    Embeddings,
+    ReadText,
+    matched_length,
+    read_texts,
+)
 from modelpool.pool.text.image_tokens import ImageStates
 from modelpool.pool.tracing.activation_bytes import PeakCounter, StageModule
 from modelpool.pool.tracing.dry_run import META
@@ -84,35 +91,40 @@ class TextShape:
     weighted  some token has a weight other than 1: the empty text is encoded too
     tokens    number of tokens that the diffusion model reads
     read      lengths for each text encoder, if they do not all read the same chunks
+    learned   it names textual inversions
     """
 
     weighted: bool
     tokens: int
     read: tuple[ReadLength, ...] = ()
+    learned: bool = False
 
 
-def text_shape(tokenizer: ClipTokenizer, text: str) -> TextShape:
-    """Return the shape of `text`. Raises UnusableField as `parse_weights` does."""
-    chunks: tuple[Chunk, ...] = split_prompt(tokenizer, text)
-    return TextShape(any(chunk.is_weighted for chunk in chunks), len(chunks) * CHUNK_TOKENS)
+def text_shape(chunks: Sequence[Chunk]) -> TextShape:
+    """Return the shape of a text that all encoders read in the same chunks."""
+    weighted, learned = (any(map(attrgetter(name), chunks)) for name in ("is_weighted", "learned"))
+    return TextShape(weighted, len(chunks) * CHUNK_TOKENS, learned=learned)
 
 
 @dataclass(frozen=True, slots=True)
 class TextStage:
-    """A text encoder, its reading, and its reference images, without values."""
+    """A text encoder, its reading, and what it reads of a prompt: tokens, and without values reference images and the
+    vectors of textual inversions."""
 
     module: StageModule
     facts: TextFacts | Reading
     tokenizer: AnyTokenizer
+    tokens: PromptTokens | None = None
     images: tuple[ImageStates, ...] = ()
+    embeddings: Embeddings = field(default_factory=dict)
 
 
-def encode_bytes(text_encoders: Sequence[TextStage], text: str) -> int:
+def encode_bytes(text_encoders: Sequence[TextStage], text: str, is_negative: bool = False) -> int:
     """Return the device memory of encoding `text` with the text encoders one after the other, without weights; equal
     for texts of one `TextShape`."""
     read_bytes, most_bytes = 0, 0
     for encoder in text_encoders:
-        peak_bytes, own_bytes = _read_bytes(encoder, text)
+        peak_bytes, own_bytes = _read_bytes(encoder, text, is_negative)
         most_bytes = max(most_bytes, read_bytes + peak_bytes)
         read_bytes += own_bytes  # results stay until all encoders have run
     return most_bytes
@@ -272,12 +284,14 @@ def stage_call(
             return lambda module: _decode(module, empty(images, *shape), latent, compute_dtype)
 
 
-def _read_bytes(encoder: TextStage, text: str) -> tuple[int, int]:
+def _read_bytes(encoder: TextStage, text: str, is_negative: bool) -> tuple[int, int]:
     """Peak bytes of encoding `text`, and bytes of the result."""
     read: list[ReadText] = []
 
     def call(module: nn.Module) -> None:
-        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, images=encoder.images))
+        how: dict[str, Any] = {"negative": (is_negative,), "tokens": (encoder.tokens,)}
+        how |= {"images": encoder.images, "embeddings": encoder.embeddings}
+        read.extend(read_texts(module, encoder.tokenizer, (text,), META, encoder.facts, **how))
 
     peak_bytes = encoder.module.peak_bytes(call)
     kept = [tensor for one in read for tensor in (one.context_LD, one.pooled_V) if tensor is not None]

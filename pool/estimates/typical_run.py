@@ -25,8 +25,8 @@ from modelpool.pool.core.stage_params import (
 )
 from modelpool.pool.estimates.activation_estimator import empty_conditioning
 from modelpool.pool.estimates.stage_peak_bytes import stage_call
-from modelpool.pool.families.cascade_families import prior_cells
 from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.families.modules.stable_cascade import prior_cells
 from modelpool.pool.loading.describe import native_size
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.specs.spec import Role

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from modelpool.pool.families.family import FAMILIES, Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.families.video_unet_families import VIDEO_UNETS
+from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 
 #: where people find the list, in the project
 LIST = "docs/reference/families.md"

@@ -14,7 +14,6 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import (
     AudioFacts,
-    Guidance,
     ReferenceMode,
     SamplingDefaults,
     SamplingFacts,
@@ -22,19 +21,19 @@ from modelpool.pool.core.sampling_facts import (
 )
 from modelpool.pool.detection.diffusion import DiffusionFacts
 from modelpool.pool.detection.facts import Kind
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.parts import split
 from modelpool.pool.detection.qwen_layout import qwen_vision_config
 from modelpool.pool.detection.text_encoders import recognise_text_encoder, stands_for
-from modelpool.pool.families.cascade_families import CASCADES
-from modelpool.pool.families.family import SEEING_PARTS, Architecture, Family, is_weight
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import (
     FamilyDefinition,
     TextVision,
 )
+from modelpool.pool.families.parts.family import SEEING_PARTS, Architecture, Family, is_weight
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.families.parts.model_facts import ModelFacts
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 
@@ -224,8 +223,3 @@ def _encoders(
             if name in members:
                 yield name, prefix
                 break
-
-
-def needs_negative(guidance: Guidance) -> bool:
-    """Return whether a model with this kind of guidance reads a negative prompt."""
-    return guidance not in (Guidance.DISTILLED, Guidance.NONE)

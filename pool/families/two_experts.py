@@ -17,9 +17,9 @@ from modelpool.pool.core.expert_names import HIGH, LOW, expert_named
 from modelpool.pool.core.sampling_facts import LowNoiseExpert
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX
-from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import FamilyDefinition, TwoExperts
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.transformer_families import defined_family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role

@@ -84,21 +84,39 @@ class Prompts:
         )
 
 
+@dataclass(slots=True, eq=False)
+class Unconditional:
+    """The clean latent that the last guided step predicted for the negative prompt, or for the prompt if that did not
+    run. CFG++ samplers read it."""
+
+    clean_BCHW: Tensor | None = None
+
+    def read(self) -> Tensor:
+        """Return it; a step must have run."""
+        assert self.clean_BCHW is not None, "no step has run"
+        return self.clean_BCHW
+
+
 def guided_denoiser(
-    call: ModelCall, prompts: Prompts, guider: Guider, drawn_inputs: Callable[[], ModelKwargs] | None = None
+    call: ModelCall,
+    prompts: Prompts,
+    guider: Guider,
+    drawn_inputs: Callable[[], ModelKwargs] | None = None,
+    unconditional: Unconditional | None = None,
 ) -> Denoise:
     """Return a `denoise` that predicts for all prompts and combines the predictions by `guider`.
 
     All run as one batch, the negative prompt first. They run separately if they differ in length, so that neither is
     padded with tokens that the model was not trained on, or in their hooks, or as `call.max_batch` says. With a
     guidance scale of 1 the negative prompt does not run, unless the options say otherwise. `drawn_inputs` returns model
-    inputs that replace those of the same names, new for each prediction and text, `cond` first.
+    inputs that replace those of the same names, new for each prediction and text, `cond` first. `unconditional` is set
+    by each call.
     """
     assert guider.scale == 1.0 or prompts.uncond is not None, f"cfg {guider.scale} needs the unconditional context"
     options = call.options
     if guider.scale == 1.0 and not options.disable_cfg1_optimization:
         prompts = replace(prompts, uncond=None)
-    step = _GuidedStep(call, prompts, guider, drawn_inputs)
+    step = _GuidedStep(call, prompts, guider, drawn_inputs, unconditional)
     sees_clean = options.changes_guidance or options.model_function_wrapper is not None
     sees_clean = sees_clean or any(options.wrappers.at(point) for point in _CLEAN_POINTS)
     denoise: Denoise = options.wrappers.around(
@@ -111,9 +129,14 @@ class _GuidedStep:
     """The two forms of a guided prediction: plain, and through the functions of a run's options."""
 
     def __init__(
-        self, call: ModelCall, prompts: Prompts, guider: Guider, drawn_inputs: Callable[[], ModelKwargs] | None
+        self,
+        call: ModelCall,
+        prompts: Prompts,
+        guider: Guider,
+        drawn_inputs: Callable[[], ModelKwargs] | None,
+        unconditional: Unconditional | None,
     ) -> None:
-        self._call, self._guider, self._drawn_inputs = call, guider, drawn_inputs
+        self._call, self._guider, self._drawn_inputs, self._unconditional = call, guider, drawn_inputs, unconditional
         self._options, self._regions = call.options, prompts.regions
         self._conditions: tuple[Condition | None, ...] = (prompts.cond, prompts.uncond, *prompts.regions.conditions)
         self._without_image = len(self._conditions)
@@ -139,6 +162,8 @@ class _GuidedStep:
             predicted = self._predict(copies, sigma, batch.context_BLD, batch)
             noises |= zip(batch.members, predicted.chunk(len(batch.members)), strict=True)
         cond_BCHW = self._regions.combine(noises)
+        if self._unconditional is not None:
+            self._unconditional.clean_BCHW = self._clean(x_BCHW, noises.get(UNCOND, cond_BCHW), sigma)
         if UNCOND not in noises:
             return self._clean(x_BCHW, cond_BCHW, sigma)
         guided_BCHW = self._guider.combine(Predictions(cond_BCHW, noises[UNCOND]), sigma)
@@ -167,6 +192,8 @@ class _GuidedStep:
         for pre_cfg in options.sampler_pre_cfg_function:
             predictions = pre_cfg({**common, "conds": list(self._conditions), "conds_out": predictions})
         cond, uncond = predictions[COND], predictions[UNCOND]
+        if self._unconditional is not None:
+            self._unconditional.clean_BCHW = cond if self._conditions[UNCOND] is None else uncond
         clean: Args = {**common, "cond_denoised": cond, "uncond_denoised": uncond}
         if options.sampler_cfg_function is None:
             denoised_BCHW = self._guider.combine_clean(x_BCHW, Predictions(cond, uncond), sigma)

@@ -20,14 +20,16 @@ from modelpool.pool.conditioning.starts import NOISE_ONLY, StartLatent
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import RunHooks, SampleParams
 from modelpool.pool.core.stopping import stop_if_asked
-from modelpool.pool.guidance.guided_steps import ModelCall, Prompts, guided_denoiser
+from modelpool.pool.guidance.guided_steps import ModelCall, Prompts, Unconditional, guided_denoiser
 from modelpool.pool.guidance.guiders import Guider
 from modelpool.pool.guidance.model_guiders import NO_FIRST_FRAME, FirstFrame
 from modelpool.pool.options.run_context import call_facts
 from modelpool.pool.options.wrappers import WrapperPoint
 from modelpool.pool.sampling.noise import ImageNoise
+from modelpool.pool.sampling.noise_path import EXPLODING, flow_path
 from modelpool.pool.sampling.partial_run import GuidanceMemory, PartialRun, run_states
-from modelpool.pool.sampling.samplers import DRAWING, FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise, sample_euler_ancestral
+from modelpool.pool.sampling.sampler_step import SamplerSettings
+from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise
 from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas
 
 
@@ -63,24 +65,27 @@ def denoise_images(
     done. Raises Stopped before a step if `hooks.should_stop()`, UnusableField for inpainting of other shapes.
     """
     work, wrappers = images.work, call.options.wrappers
+    unconditional = Unconditional() if work.schedule.sampler.endswith(_CFG_PP) else None
     kept, start_BCHW = _kept(start, (len(images.seeds), *images.shape_CHW), device)
 
     def prepare() -> Denoise:
         placed = prompts.to(device)
         memory = GuidanceMemory() if part is None else part.guidance
         drawn_inputs = first_frame.drawn_inputs(placed.cond, images.seeds, call.table.sigma_data, memory)
-        return first_frame.keep(guided_denoiser(call, placed, guider, drawn_inputs), placed.cond)
+        denoise = guided_denoiser(call, placed, guider, drawn_inputs, unconditional)
+        return first_frame.keep(denoise, placed.cond)
 
     def outer_sample(noise: Noise, sigmas: Tensor) -> Tensor:
         denoise: Denoise = wrappers.around(WrapperPoint.PREPARE_SAMPLING, prepare)()
         stop_if_asked(hooks.should_stop)
         drawn_BC = noise()
         initial_BC = _initial_latent(drawn_BC, start_BCHW, sigmas, call, first_frame)
-        x_BCHW = _initial_or_resumed_latent(part, work.schedule.sampler, noise, initial_BC)
+        x_BCHW = _initial_or_resumed_latent(part, noise, initial_BC)
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, call.options, call.prediction)
-        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work.schedule.sampler, call, part))
-        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, noise, _stoppable(hooks, work, part))
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work, call, part, unconditional))
+        step_noise = noise if part is None else _counted(noise, part)
+        latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
         return latent_BCHW
 
     sigmas = make_sigmas(work.schedule.noise_schedule, work.schedule.steps, call.table)[work.schedule.first_step :]
@@ -90,19 +95,43 @@ def denoise_images(
         return latent_BCHW.to("cpu")
 
 
-def _sampler(name: str, call: ModelCall, part: PartialRun | None) -> Callable[..., Tensor]:
+#: ending of the names of samplers that read the prediction without guidance
+_CFG_PP = "_cfg_pp"
+
+
+def _sampler(
+    work: SampleParams, call: ModelCall, part: PartialRun | None, unconditional: Unconditional | None
+) -> Callable[..., Tensor]:
     """Return the sampler function for the steps of `part`, for this kind of prediction and these noise levels."""
-    if name == "euler_ancestral" and call.table.ancestral_residue:
-        return partial(sample_euler_ancestral, left=call.table.ancestral_residue, part=part)
-    functions = {**FUNCTIONS, **FLOW_FUNCTIONS} if call.prediction is Prediction.FLOW else FUNCTIONS
-    return partial(functions[name], part=part)
+    is_flow = call.prediction is Prediction.FLOW
+    schedule = work.schedule
+    settings = SamplerSettings(
+        eta=schedule.eta,
+        s_noise=schedule.s_noise,
+        s_churn=schedule.s_churn,
+        path=flow_path(call.table) if is_flow else EXPLODING,
+        table=call.table,
+        unconditional=None if unconditional is None else unconditional.read,
+    )
+    functions = {**FUNCTIONS, **FLOW_FUNCTIONS} if is_flow else FUNCTIONS
+    return partial(functions[schedule.sampler], part=part, settings=settings)
 
 
-def _initial_or_resumed_latent(part: PartialRun | None, sampler: str, noise: Noise, initial_BCHW: Tensor) -> Tensor:
-    """Return the latent that a run starts or resumes from. Advances `noise` to its state at that step."""
+def _counted(noise: Noise, part: PartialRun) -> Noise:
+    """Return `noise`, which counts its calls in the state of the run."""
+
+    def draw() -> Tensor:
+        part.memory.draws += 1
+        return noise()
+
+    return draw
+
+
+def _initial_or_resumed_latent(part: PartialRun | None, noise: Noise, initial_BCHW: Tensor) -> Tensor:
+    """Return the latent that a run starts or resumes from. Advances `noise` to its state there."""
     if part is None or part.latent_BCHW is None:
         return initial_BCHW
-    for _ in range(part.done if sampler in DRAWING else 0):
+    for _ in range(part.memory.draws):
         noise()
     return part.latent_BCHW
 

@@ -24,12 +24,13 @@ from modelpool.pool.detection.text_encoders import (
     stands_for,
 )
 from modelpool.pool.detection.vaes import recognise_vae
-from modelpool.pool.families.family import FAMILIES, SDXL, SDXL_REFINER, Architecture, Family
+from modelpool.pool.families.modules.stable_diffusion_xl import SDXL, SDXL_REFINER
+from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.families.two_experts import misassigned
-from modelpool.pool.families.video_unet_families import VIDEO_UNETS
+from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.loading.assembled_parts import (
     AssemblyPart,

@@ -9,7 +9,7 @@ from modelpool.pool.core.errors import MissingParts, UnknownArchitecture
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
 from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.parts import LOW_NOISE_PREFIX, split, split_second
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.quant.detect_layers import layers_in_file, logical_shapes

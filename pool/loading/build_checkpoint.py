@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from modelpool.pool.core.assembly import Source
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.keymaps.key_map import KeyMap

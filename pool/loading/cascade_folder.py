@@ -12,10 +12,10 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.diffusion import recognise_diffusion
-from modelpool.pool.families.cascade_families import CASCADES
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.formats.safetensors_file import Header, Shape
-from modelpool.pool.formats.strict_json import brief, finite_number
+from modelpool.pool.loading.folder_values import number_in, wrong_value
 from modelpool.pool.specs.spec import Role
 
 #: the folders of the diffusion models of stage C and of stage B, and of stage A
@@ -56,10 +56,7 @@ def cascade_folder_family(header: Header, shapes: Mapping[str, Shape]) -> Family
 
 def _scale(config: Mapping[str, Any]) -> float:
     """Return the factor between the VAE's latents and those of stage B."""
-    value = config.get("scale_factor", _DEFAULT_SCALE)
-    number = finite_number(value)
-    if number is None or not number > 0.0:
-        raise UnknownArchitecture(
-            f"configuration of {VAE}: scale_factor: found {brief(value)}, expected a number above 0"
-        )
-    return 1.0 / number
+    scale = number_in(VAE, config, "scale_factor", _DEFAULT_SCALE)
+    if not scale > 0.0:
+        raise wrong_value(VAE, "scale_factor", scale, "a number above 0")
+    return 1.0 / scale

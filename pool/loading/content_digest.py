@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.byte_ranges import ByteRange
 from modelpool.pool.formats.safetensors_file import Header
 from modelpool.pool.quant.detect_layers import QuantizedLayer

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from modelpool.pool.core.assembly import Source
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora, split_key
 from modelpool.pool.loading.detect_family import detect

@@ -17,22 +17,12 @@ from modelpool.pool.detection.layouts.signature import Naming
 from modelpool.pool.detection.other_files import folder_part, other_file
 from modelpool.pool.detection.parts import split_second
 from modelpool.pool.detection.prediction import NOISE_WORD, VELOCITY_WORD, ZERO_TERMINAL_MARK, declared_prediction
-from modelpool.pool.families.family import (
-    COSXL_EDIT,
-    FAMILIES,
-    PLAYGROUND_25,
-    SD2,
-    SD2_VELOCITY_PIXELS,
-    SDXL,
-    SDXL_REFINER,
-    VELOCITY_EDM_NOISE,
-    Architecture,
-    Family,
-)
+from modelpool.pool.families.modules.stable_diffusion_xl import SDXL, SDXL_REFINER
+from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.families.supported import LIST, why_not
 from modelpool.pool.families.transformer_families import TRANSFORMERS, located, other_texts
 from modelpool.pool.families.two_experts import two_expert_family
-from modelpool.pool.families.video_unet_families import VIDEO_UNETS
+from modelpool.pool.families.unet_families import FAMILIES, UNETS, VIDEO_UNETS
 from modelpool.pool.formats.ggml_types import is_block_type
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.keymaps.adapter_keys import looks_like_lora
@@ -48,8 +38,6 @@ from modelpool.pool.specs.spec import Role
 
 #: float dtypes that weights may be stored in
 WEIGHT_DTYPES = frozenset({"F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2"})
-#: families whose files may specify the range of noise levels; they predict velocity then
-_WITH_NOISE_RANGE = (SDXL.name, COSXL_EDIT.name)
 #: counters of batch norms, and channel counts
 _COUNTERS = (".num_batches_tracked", ".per_channel_statistics.channel")
 #: suffixes of the keys of scale factors. Without a marker that specifies how to use them, a plain cast would be wrong
@@ -170,7 +158,9 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
     """Return what distinguishes a file from those that this version runs, if its shapes do not; empty for nothing."""
     is_edm = EDM_MEAN in header.tensors or EDM_DEVIATION in header.tensors
     has_ends = EDM_SIGMA_MAX in header.tensors
-    if (is_edm and family.name != PLAYGROUND_25.name) or (has_ends and family.name not in _WITH_NOISE_RANGE):
+    if (is_edm and EDM_MEAN not in UNETS[family.name].extra_keys) or (
+        has_ends and UNETS[family.name].edm_noise is None
+    ):
         return " with another noise schedule (EDM)"
     if ZERO_TERMINAL_MARK in header.tensors and (is_edm or not (has_ends or _predicts_velocity(header))):
         # pure noise contains no information about the noise that a model must predict
@@ -184,13 +174,14 @@ def _variant(family: Family, header: Header, shapes: Mapping[str, Shape]) -> str
 def _with_file_sampling(family: Family, header: Header) -> Family:
     """Return `family` with the prediction and the noise that keys or metadata of the file specify."""
     sampling = family.sampling
-    if EDM_SIGMA_MAX in header.tensors:
-        return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY, noise=VELOCITY_EDM_NOISE))
+    edm_noise = UNETS[family.name].edm_noise
+    if EDM_SIGMA_MAX in header.tensors and edm_noise is not None:
+        return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY, noise=edm_noise))
     if sampling.prediction is not Prediction.NOISE or not _predicts_velocity(header):
         return family
     if ZERO_TERMINAL_MARK in header.tensors:
         sampling = replace(sampling, noise=NoiseFacts(NoiseKind.ZERO_TERMINAL))
-    pixels = SD2_VELOCITY_PIXELS if family.name == SD2.name else family.native_pixels
+    pixels = UNETS[family.name].velocity_pixels or family.native_pixels
     return replace(family, sampling=replace(sampling, prediction=Prediction.VELOCITY), native_pixels=pixels)
 
 

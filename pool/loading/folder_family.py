@@ -15,29 +15,26 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import TextFacts
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction
 from modelpool.pool.detection.diffusion import recognise_diffusion
-from modelpool.pool.families.family import (
+from modelpool.pool.families.modules.stable_diffusion_xl import (
     COSXL_EDIT,
-    FAMILIES,
     PLAYGROUND_25,
     SDXL,
     SDXL_INSTRUCT,
     SDXL_REFINER,
     VELOCITY_EDM_NOISE,
-    Architecture,
-    Family,
 )
-from modelpool.pool.families.video_unet_families import VIDEO_UNETS
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.unet_families import FAMILIES, VIDEO_UNETS
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
-from modelpool.pool.formats.strict_json import brief, finite_number
 from modelpool.pool.loading.cascade_folder import cascade_folder_family, is_cascade
+from modelpool.pool.loading.folder_values import FolderConfig, number_in, wrong_value
 from modelpool.pool.loading.transformer_folder import TRANSFORMER, transformer_folder_family
 from modelpool.pool.loading.video_unet_folder import video_folder_family
 from modelpool.pool.models.common import infer_config as infer
 from modelpool.pool.specs.spec import Role
 
-FolderConfig: TypeAlias = Mapping[str, Any]
 #: (family, component, its folder, the folder's configuration, shapes of all tensors) -> family
 _Reader: TypeAlias = Callable[[Family, Role, str, FolderConfig, Mapping[str, Shape]], Family]
 
@@ -152,7 +149,7 @@ def _read_text(
     facts = family.texts[role]
     if architecture is None or (facts.gives_pooled and architecture is Architecture.CLIP_TEXT):
         wanted = "CLIPTextModelWithProjection" if facts.gives_pooled else " or ".join(_TEXT_CLASSES)
-        raise _wrong(name, CLASS_KEY, folder_config.get(CLASS_KEY), wanted)
+        raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), wanted)
     family = replace(
         family,
         architectures={**family.architectures, role: architecture},
@@ -174,7 +171,7 @@ def _read_unet(
     family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
 ) -> Family:
     if folder_config.get(CLASS_KEY) != _UNET_CLASS:
-        raise _wrong(name, CLASS_KEY, folder_config.get(CLASS_KEY), _UNET_CLASS)
+        raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), _UNET_CLASS)
     unet_shapes = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
     context = next((shape for key, shape in unet_shapes.items() if key.endswith("attn2.to_k.weight")), ())
     sizes: dict[str, Any] = {
@@ -200,7 +197,7 @@ def _native_pixels(family: Family, name: str, folder_config: FolderConfig, shape
     if largest is None:
         return family.native_pixels
     if type(largest) is not int or not 0 < largest < 1 << 16:
-        raise _wrong(name, "sample_size", cells, "the edge of a latent")
+        raise wrong_value(name, "sample_size", cells, "the edge of a latent")
     levels = _levels({key.removeprefix(f"{VAE}."): s for key, s in shapes.items()}, "decoder.up_blocks")
     edge: int = largest * 2 ** max(levels, default=0)
     return edge
@@ -210,7 +207,7 @@ def _read_vae(
     family: Family, role: Role, name: str, folder_config: FolderConfig, shapes: Mapping[str, Shape]
 ) -> Family:
     if folder_config.get(CLASS_KEY) != _VAE_CLASS:
-        raise _wrong(name, CLASS_KEY, folder_config.get(CLASS_KEY), _VAE_CLASS)
+        raise wrong_value(name, CLASS_KEY, folder_config.get(CLASS_KEY), _VAE_CLASS)
     vae_shapes = {key.removeprefix(f"{name}."): shape for key, shape in shapes.items() if key.startswith(f"{name}.")}
     channels = _size(vae_shapes, "decoder.conv_in.weight", 1)
     sizes = {
@@ -224,16 +221,17 @@ def _read_vae(
     means = _numbers(name, folder_config, "latents_mean", channels)
     deviations = _numbers(name, folder_config, "latents_std", channels)
     if bool(means) != bool(deviations) or any(number <= 0 for number in deviations):
-        raise _wrong(name, "latents_mean and latents_std", (means, deviations), "both, deviations above 0, or neither")
+        expected = "both, deviations above 0, or neither"
+        raise wrong_value(name, "latents_mean and latents_std", (means, deviations), expected)
     family = replace(
         family,
-        scaling_factor=_number(name, folder_config, "scaling_factor", 0.18215),
-        latent_shift=_number(name, folder_config, "shift_factor", 0.0),
+        scaling_factor=number_in(name, folder_config, "scaling_factor", 0.18215),
+        latent_shift=number_in(name, folder_config, "shift_factor", 0.0),
         latent_means=means,
         latent_deviations=deviations,
     )
     if not family.scaling_factor > 0:
-        raise _wrong(name, "scaling_factor", family.scaling_factor, "a number above 0")
+        raise wrong_value(name, "scaling_factor", family.scaling_factor, "a number above 0")
     return _with_config(family, role, {**sizes, **_arguments(folder_config), CLASS_KEY: _VAE_CLASS})
 
 
@@ -244,12 +242,12 @@ def _with_scheduler(family: Family, folder_config: FolderConfig) -> Family:
         return family
     prediction = folder_config.get("prediction_type", _SCHEDULER_DEFAULTS["prediction_type"])
     if prediction not in _PREDICTIONS:
-        raise _wrong(SCHEDULER, "prediction_type", prediction, " or ".join(_PREDICTIONS))
+        raise wrong_value(SCHEDULER, "prediction_type", prediction, " or ".join(_PREDICTIONS))
     if str(folder_config.get(CLASS_KEY, "")).startswith("EDM"):
         return _with_edm_noise(family, folder_config, prediction)
     noise = _table_noise(folder_config, prediction)
     if family.name == SDXL.name and noise.kind is NoiseKind.LINEAR:
-        raise _wrong(SCHEDULER, "beta_schedule", "linear", "scaled_linear, which SDXL was trained with")
+        raise wrong_value(SCHEDULER, "beta_schedule", "linear", "scaled_linear, which SDXL was trained with")
     return _sampled(family, _PREDICTIONS[prediction], noise)
 
 
@@ -257,19 +255,19 @@ def _table_noise(folder_config: FolderConfig, prediction: str) -> NoiseFacts:
     """Return the noise of a scheduler with a table of levels."""
     for key, expected in (("num_train_timesteps", _STEPS), ("trained_betas", None)):
         if folder_config.get(key, _SCHEDULER_DEFAULTS[key]) != expected:
-            raise _wrong(SCHEDULER, key, folder_config[key], str(expected))
+            raise wrong_value(SCHEDULER, key, folder_config[key], str(expected))
     schedule = folder_config.get("beta_schedule", _SCHEDULER_DEFAULTS["beta_schedule"])
     if schedule not in _KINDS:
-        raise _wrong(SCHEDULER, "beta_schedule", schedule, " or ".join(_KINDS))
-    start = _number(SCHEDULER, folder_config, "beta_start", _SCHEDULER_DEFAULTS["beta_start"])
-    end = _number(SCHEDULER, folder_config, "beta_end", _SCHEDULER_DEFAULTS["beta_end"])
+        raise wrong_value(SCHEDULER, "beta_schedule", schedule, " or ".join(_KINDS))
+    start = number_in(SCHEDULER, folder_config, "beta_start", _SCHEDULER_DEFAULTS["beta_start"])
+    end = number_in(SCHEDULER, folder_config, "beta_end", _SCHEDULER_DEFAULTS["beta_end"])
     if not 0.0 < start <= end < 1.0:
-        raise _wrong(SCHEDULER, "beta_start and beta_end", (start, end), "rising numbers between 0 and 1")
+        raise wrong_value(SCHEDULER, "beta_start and beta_end", (start, end), "rising numbers between 0 and 1")
     kind = _KINDS[schedule]
     if folder_config.get("rescale_betas_zero_snr", False) is True:
         if prediction != "v_prediction" or kind is not NoiseKind.SCALED_LINEAR:
             # pure noise contains no information about the noise that a model must predict
-            raise _wrong(SCHEDULER, "rescale_betas_zero_snr", True, "false without velocity prediction")
+            raise wrong_value(SCHEDULER, "rescale_betas_zero_snr", True, "false without velocity prediction")
         kind = NoiseKind.ZERO_TERMINAL
     return NoiseFacts(kind, beta_start=start, beta_end=end)
 
@@ -277,17 +275,18 @@ def _table_noise(folder_config: FolderConfig, prediction: str) -> NoiseFacts:
 def _with_edm_noise(family: Family, folder_config: FolderConfig, prediction: str) -> Family:
     is_edm = prediction == "epsilon"
     if family.name not in ((SDXL.name,) if is_edm else (SDXL.name, COSXL_EDIT.name)):
-        raise _wrong(SCHEDULER, CLASS_KEY, folder_config.get(CLASS_KEY), f"a scheduler of {family.title}")
+        raise wrong_value(SCHEDULER, CLASS_KEY, folder_config.get(CLASS_KEY), f"a scheduler of {family.title}")
     base = PLAYGROUND_25 if is_edm else family
     default = PLAYGROUND_25.sampling.noise if is_edm else VELOCITY_EDM_NOISE
     noise = replace(
         default,
-        sigma_min=_number(SCHEDULER, folder_config, "sigma_min", default.sigma_min),
-        sigma_max=_number(SCHEDULER, folder_config, "sigma_max", default.sigma_max),
-        sigma_data=_number(SCHEDULER, folder_config, "sigma_data", 0.5 if is_edm else default.sigma_data),
+        sigma_min=number_in(SCHEDULER, folder_config, "sigma_min", default.sigma_min),
+        sigma_max=number_in(SCHEDULER, folder_config, "sigma_max", default.sigma_max),
+        sigma_data=number_in(SCHEDULER, folder_config, "sigma_data", 0.5 if is_edm else default.sigma_data),
     )
     if not 0.0 < noise.sigma_min < noise.sigma_max or not noise.sigma_data > 0:
-        raise _wrong(SCHEDULER, "sigma_min and sigma_max", (noise.sigma_min, noise.sigma_max), "a rising range above 0")
+        ends = (noise.sigma_min, noise.sigma_max)
+        raise wrong_value(SCHEDULER, "sigma_min and sigma_max", ends, "a rising range above 0")
     return _sampled(base, Prediction.EDM if is_edm else Prediction.VELOCITY, noise)
 
 
@@ -310,7 +309,7 @@ def _checked_counts(name: str, folder_config: FolderConfig, tensors: int) -> Fol
     for key, value in folder_config.items():
         counts = _whole_numbers(value) if "layers" in key or "blocks" in key else ()
         if any(number > tensors for number in counts):
-            raise _wrong(name, key, value, f"no more than its {tensors} tensors")
+            raise wrong_value(name, key, value, f"no more than its {tensors} tensors")
     return folder_config
 
 
@@ -327,7 +326,7 @@ def _expect_equal(name: str, folder_config: FolderConfig, sizes: FolderConfig) -
     for key, size in sizes.items():
         found = folder_config.get(key)
         if found is not None and found != size:
-            raise _wrong(name, key, found, f"{size} as its tensors have")
+            raise wrong_value(name, key, found, f"{size} as its tensors have")
 
 
 def _size(shapes: Mapping[str, Shape], key: str, dimension: int) -> int:
@@ -341,25 +340,11 @@ def _levels(shapes: Mapping[str, Shape], blocks: str) -> Sequence[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def _number(name: str, folder_config: FolderConfig, key: str, default: float) -> float:
-    value = folder_config.get(key)
-    if value is None:
-        return default
-    number = finite_number(value)
-    if number is None:
-        raise _wrong(name, key, value, "a number")
-    return number
-
-
 def _numbers(name: str, folder_config: FolderConfig, key: str, count: int) -> tuple[float, ...]:
     """Return the numbers of a list, one for each channel of a latent; empty if it is missing."""
     value = folder_config.get(key)
     if value is None:
         return ()
     if not isinstance(value, list) or len(value) != count:
-        raise _wrong(name, key, value, f"a number for each of {count} channels")
-    return tuple(_number(name, {key: each}, key, 0.0) for each in value)
-
-
-def _wrong(name: str, key: str, found: object, expected: str) -> UnknownArchitecture:
-    return UnknownArchitecture(f"configuration of {name}: {key.lstrip('_')}: found {brief(found)}, expected {expected}")
+        raise wrong_value(name, key, value, f"a number for each of {count} channels")
+    return tuple(number_in(name, {key: each}, key, 0.0) for each in value)

@@ -11,10 +11,10 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import FACTS
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.models.common.infer_config import latents_with
 from modelpool.pool.specs.spec import Role
 

@@ -18,7 +18,8 @@ from dataclasses import replace
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
 from modelpool.pool.detection.prediction import NOISE_WORD, declared_prediction
-from modelpool.pool.families.family import PLAYGROUND_25, SD2, SD2_VELOCITY_PIXELS, Family
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.unet_families import UNETS
 from modelpool.pool.formats.safetensors_file import Header, stored_bytes
 from modelpool.pool.specs.spec import Role
 
@@ -43,11 +44,14 @@ def refine_family(family: Family, header: Header) -> Family:
     if header.configs:  # the configurations of a diffusers folder specify all of it
         return family
     family = _with_noise_range(family, header)
-    if family.name == PLAYGROUND_25.name:
+    unet = UNETS.get(family.name)
+    if unet is None:
+        return family
+    if EDM_MEAN in unet.extra_keys:
         return _with_latent_measures(family, header)
-    if family.name == SD2.name and _has_wide_spread(family, header):
+    if unet.velocity_pixels and _has_wide_spread(family, header):
         sampling = replace(family.sampling, prediction=Prediction.VELOCITY)
-        return replace(family, sampling=sampling, native_pixels=SD2_VELOCITY_PIXELS)
+        return replace(family, sampling=sampling, native_pixels=unet.velocity_pixels)
     return family
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ReferenceMode, ShiftBySize
 from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusion
-from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.supported import running_families, why_not
 from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, ROW_OF
 from modelpool.pool.families.transformer_families import TRANSFORMERS, other_texts, with_text_vision
@@ -22,11 +21,10 @@ from modelpool.pool.families.two_experts import two_expert_family
 from modelpool.pool.formats.folder_header import CLASS_KEY, PROJECTION
 from modelpool.pool.formats.model_folder import INDEX_FILE
 from modelpool.pool.formats.safetensors_file import Header, Shape
-from modelpool.pool.formats.strict_json import brief, finite_number
+from modelpool.pool.formats.strict_json import finite_number
+from modelpool.pool.loading.folder_values import FolderConfig, number_in, wrong_value
 from modelpool.pool.loading.incomplete_checkpoint import without_parts
 from modelpool.pool.specs.spec import Role
-
-FolderConfig: TypeAlias = Mapping[str, Any]
 
 TRANSFORMER, VAE, SCHEDULER, VISION = "transformer", "vae", "scheduler", "image_encoder"
 #: the folder of the low-noise expert, and the index entry of the noise fraction below which it takes over
@@ -49,6 +47,10 @@ _BY_PIPELINE = {
 _TEXT_FOLDERS: Mapping[str, Mapping[Role, str]] = {
     family.name: family.text_folders for family in defined_families() if family.text_folders
 }
+#: families whose pipeline does not pass the size of an image to the scheduler
+_FIXED_SHIFTS = frozenset(family.name for family in defined_families() if not family.shifts_by_size)
+#: the prediction of a flow in schedulers for several kinds of models
+_FLOW_PREDICTION = "flow_prediction"
 #: the configuration entry for a transformer's image conditioning, and the mode that this version lacks: such a model
 #: has the tensors of a text-only one. Source: diffusers' HunyuanVideoTransformer3DModel
 _IMAGE_CONDITION_KEY, _REPLACED = "image_condition_type", "token_replace"
@@ -86,6 +88,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     if variant := other_texts(f"{TRANSFORMER}.", shapes):
         raise UnknownArchitecture(f"recognised as {base.title}{variant}, which this version cannot run yet")
     _check_image_condition(base, header.configs.get(TRANSFORMER, {}))
+    _check_scheduler(base, header.configs.get(SCHEDULER, {}))
     base = _paired(base, found, header, shapes)
     folders = _folders(base, shapes)
     needed = [*folders.values(), *(PROJECTION for _ in base.extra_prefixes)]
@@ -96,9 +99,9 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
     noise = _noise(base.sampling.noise, header.configs.get(SCHEDULER, {}))
     present = {role: name for role, name in folders.items() if role not in absent}
     config, vision = header.configs.get(VAE, {}), _vision_config(present, header.configs)
-    scale = _number(VAE, config, "scaling_factor", base.scaling_factor)
+    scale = number_in(VAE, config, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
-        raise _wrong(VAE, "scaling_factor", scale, "a number above 0")
+        raise wrong_value(VAE, "scaling_factor", scale, "a number above 0")
     family = replace(
         base,
         prefixes={role: f"{name}." for role, name in folders.items()},
@@ -107,7 +110,7 @@ def transformer_folder_family(header: Header, shapes: Mapping[str, Shape], whole
         configs={**_models(folders, header.configs), Role.VAE: config, **vision},
         sampling=replace(base.sampling, noise=noise),
         scaling_factor=scale,
-        latent_shift=_number(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
+        latent_shift=number_in(VAE, config, "shift_factor", base.latent_shift) if base.shifts_latent else 0.0,
     )
     return with_text_vision(without_parts(family, absent), shapes, _SIGHTS.get(pipeline, ReferenceMode.BY_NAME))
 
@@ -124,7 +127,7 @@ def _paired(base: Family, found: DiffusionFacts, header: Header, shapes: Mapping
     boundary = finite_number(header.configs.get(INDEX_FILE, {}).get(BOUNDARY))
     if boundary is None or not 0.0 < boundary < 1.0:
         expected = f"the noise fraction below which {SECOND} takes over, such as {defaults.boundary}"
-        raise _wrong(INDEX_FILE, BOUNDARY, boundary, expected)
+        raise wrong_value(INDEX_FILE, BOUNDARY, boundary, expected)
     return replace(pair, sampling=replace(pair.sampling, low_noise=replace(defaults, boundary=boundary)))
 
 
@@ -138,6 +141,20 @@ def _check_image_condition(base: Family, config: FolderConfig) -> None:
             f"{_IMAGE_CONDITION_KEY}: found {_REPLACED!r}, expected none or 'latent_concat'; "
             f"not supported: {missing}"
         )
+
+
+def _check_scheduler(base: Family, config: FolderConfig) -> None:
+    """Raise UnknownArchitecture for the scheduler of a flow whose levels this version would not reproduce."""
+    if base.sampling.noise.kind is not NoiseKind.FLOW:
+        return
+    name = str(config.get(CLASS_KEY, ""))
+    is_flow = config.get("use_flow_sigmas") is True or config.get("prediction_type") == _FLOW_PREDICTION
+    if name and not name.startswith("Flow") and not is_flow:
+        expected = f"a scheduler of flows, as {base.title} was trained with, such as FlowMatchEulerDiscreteScheduler"
+        raise wrong_value(SCHEDULER, CLASS_KEY, name, expected)
+    if base.name in _FIXED_SHIFTS and config.get("use_dynamic_shifting") is True:
+        expected = f"false: the pipeline of {base.title} does not pass the size of an image to the scheduler"
+        raise wrong_value(SCHEDULER, "use_dynamic_shifting", True, expected)
 
 
 def _models(folders: Mapping[Role, str], configs: Mapping[str, FolderConfig]) -> dict[Role, FolderConfig]:
@@ -188,7 +205,7 @@ def _vision_config(folders: Mapping[Role, str], configs: Mapping[str, FolderConf
         return {}
     config = configs.get(VISION, {})
     if config.get(CLASS_KEY) not in _VISION_CLASSES:
-        raise _wrong(VISION, "class_name", config.get(CLASS_KEY), " or ".join(_VISION_CLASSES))
+        raise wrong_value(VISION, "class_name", config.get(CLASS_KEY), " or ".join(_VISION_CLASSES))
     return {Role.VISION_ENCODER: config}
 
 
@@ -201,51 +218,37 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
     if config.get("invert_sigmas") is True:  # Mochi's, whose pipeline defines the levels itself
         return noise
     settings = {**_FLOW_DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
-    last = _number(SCHEDULER, settings, "shift_terminal", 0.0)
+    last = number_in(SCHEDULER, settings, "shift_terminal", 0.0)
     if not 0.0 <= last < 1.0:
-        raise _wrong(SCHEDULER, "shift_terminal", last, "a noise fraction below 1")
+        raise wrong_value(SCHEDULER, "shift_terminal", last, "a noise fraction below 1")
     if settings["use_dynamic_shifting"] is not True:
         return replace(noise, shift=_shift(settings), shift_by_size=None, last_share=last)
     if noise.shift_by_size is not None and not isinstance(noise.shift_by_size, ShiftBySize):
         return noise  # the pipeline defines the shift itself
     low, high = (_patches(settings, key) for key in ("base_image_seq_len", "max_image_seq_len"))
     if not low < high:
-        raise _wrong(SCHEDULER, "base_image_seq_len and max_image_seq_len", (low, high), "rising numbers")
+        raise wrong_value(SCHEDULER, "base_image_seq_len and max_image_seq_len", (low, high), "rising numbers")
     by_size = ShiftBySize((low, high), (_exponent(settings, "base_shift"), _exponent(settings, "max_shift")))
     return replace(noise, shift_by_size=by_size, last_share=last)
 
 
 def _patches(settings: FolderConfig, key: str) -> int:
-    found = _number(SCHEDULER, settings, key, 0.0)
+    found = number_in(SCHEDULER, settings, key, 0.0)
     if not found.is_integer() or not 0 < found <= _MAX_PATCHES:
-        raise _wrong(SCHEDULER, key, found, f"a whole number from 1 to {_MAX_PATCHES}")
+        raise wrong_value(SCHEDULER, key, found, f"a whole number from 1 to {_MAX_PATCHES}")
     return int(found)
 
 
 def _exponent(settings: FolderConfig, key: str) -> float:
-    found = _number(SCHEDULER, settings, key, 0.0)
+    found = number_in(SCHEDULER, settings, key, 0.0)
     if not abs(found) <= _MAX_EXPONENT:
-        raise _wrong(SCHEDULER, key, found, f"a number from {-_MAX_EXPONENT} to {_MAX_EXPONENT}")
+        raise wrong_value(SCHEDULER, key, found, f"a number from {-_MAX_EXPONENT} to {_MAX_EXPONENT}")
     return found
 
 
 def _shift(settings: FolderConfig) -> float:
-    shift = _number(SCHEDULER, settings, "shift", 1.0)
+    shift = number_in(SCHEDULER, settings, "shift", 1.0)
     least, most = _SHIFTS
     if not least <= shift <= most:
-        raise _wrong(SCHEDULER, "shift", shift, f"a number from {least} to {most}")
+        raise wrong_value(SCHEDULER, "shift", shift, f"a number from {least} to {most}")
     return shift
-
-
-def _number(name: str, config: FolderConfig, key: str, default: float) -> float:
-    value = config.get(key)
-    if value is None:
-        return default
-    number = finite_number(value)
-    if number is None:
-        raise _wrong(name, key, value, "a number")
-    return number
-
-
-def _wrong(name: str, key: str, found: object, expected: str) -> UnknownArchitecture:
-    return UnknownArchitecture(f"configuration of {name}: {key}: found {brief(found)}, expected {expected}")

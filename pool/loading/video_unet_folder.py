@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Header, Shape
-from modelpool.pool.formats.strict_json import brief, finite_number
+from modelpool.pool.loading.folder_values import FolderConfig, number_in, wrong_value
 from modelpool.pool.specs.spec import Role
-
-FolderConfig: TypeAlias = Mapping[str, Any]
 
 #: the folder of each component, and its class
 FOLDERS: Mapping[Role, tuple[str, str]] = {
@@ -44,16 +41,16 @@ def video_folder_family(base: Family, header: Header, shapes: Mapping[str, Shape
     for role, (name, expected) in FOLDERS.items():
         config = header.configs.get(name, {})
         if config.get(CLASS_KEY) != expected:
-            raise _wrong(name, CLASS_KEY, config.get(CLASS_KEY), expected)
+            raise wrong_value(name, CLASS_KEY, config.get(CLASS_KEY), expected)
         configs[role] = config
     vae, video = configs[Role.VAE], base.sampling.video
-    scale = _number("vae", vae, "scaling_factor", base.scaling_factor)
+    scale = number_in("vae", vae, "scaling_factor", base.scaling_factor)
     if not scale > 0.0:
-        raise _wrong("vae", "scaling_factor", scale, "a number above 0")
+        raise wrong_value("vae", "scaling_factor", scale, "a number above 0")
     assert video is not None, f"{base.name} generates no videos"
-    frames = _number("unet", configs[Role.DIFFUSION_MODEL], "num_frames", float(video.frames))
+    frames = number_in("unet", configs[Role.DIFFUSION_MODEL], "num_frames", float(video.frames))
     if not frames.is_integer() or not 1 <= frames <= _MAX_FRAMES:
-        raise _wrong("unet", "num_frames", frames, f"a whole number from 1 to {_MAX_FRAMES}")
+        raise wrong_value("unet", "num_frames", frames, f"a whole number from 1 to {_MAX_FRAMES}")
     return replace(
         base,
         prefixes={role: f"{name}." for role, (name, _) in FOLDERS.items()},
@@ -73,24 +70,9 @@ def _noise(noise: NoiseFacts, config: FolderConfig) -> NoiseFacts:
         return noise
     prediction = config.get("prediction_type", "v_prediction")
     if prediction != "v_prediction":
-        raise _wrong(_SCHEDULER, "prediction_type", prediction, "v_prediction")
-    least = _number(_SCHEDULER, config, "sigma_min", noise.sigma_min)
-    most = _number(_SCHEDULER, config, "sigma_max", noise.sigma_max)
+        raise wrong_value(_SCHEDULER, "prediction_type", prediction, "v_prediction")
+    least = number_in(_SCHEDULER, config, "sigma_min", noise.sigma_min)
+    most = number_in(_SCHEDULER, config, "sigma_max", noise.sigma_max)
     if not 0.0 < least < most:
-        raise _wrong(_SCHEDULER, "sigma_min and sigma_max", (least, most), "a rising range above 0")
+        raise wrong_value(_SCHEDULER, "sigma_min and sigma_max", (least, most), "a rising range above 0")
     return replace(noise, sigma_min=least, sigma_max=most)
-
-
-def _number(name: str, config: FolderConfig, key: str, default: float) -> float:
-    value = config.get(key)
-    if value is None:
-        return default
-    number = finite_number(value)
-    if number is None:
-        raise _wrong(name, key, value, "a number")
-    return number
-
-
-def _wrong(name: str, key: str, found: object, expected: str) -> UnknownArchitecture:
-    config = f"configuration of {name}: {key.lstrip('_')}: found {brief(found)}, expected {expected}"
-    return UnknownArchitecture(config)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, Shape
 from modelpool.pool.specs.spec import Role
 

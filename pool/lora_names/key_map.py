@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from modelpool.pool.families.modules import defined_unets
+from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.lora_names.diffusion import model_names, names_of, through
 from modelpool.pool.lora_names.styles import style_of, styles_of
-from modelpool.pool.lora_names.text import CLIP_G, CLIP_H, CLIP_L, lora_encoder, names_of_module, text_encoder_names
+from modelpool.pool.lora_names.text import lora_encoder, names_of_module, text_encoder_names
 from modelpool.pool.specs.spec import Role
 
 if TYPE_CHECKING:
-    from modelpool.pool.families.family import Family
+    from modelpool.pool.families.parts.family import Family
     from modelpool.pool.keymaps.key_map import KeyMap, RowRange
 
 __all__ = ["lora_key_map", "lora_targets", "model_names", "style_of", "styles_of", "text_encoder_names"]
 
-#: the text encoders of UNet families
+#: the text encoders of UNet families, by the name under which LoRAs know their weights
 _ENCODERS = {
-    "sd1": {Role.TEXT_ENCODER: CLIP_L},
-    "sd2": {Role.TEXT_ENCODER: CLIP_H},
-    "sdxl": {Role.TEXT_ENCODER: CLIP_L, Role.TEXT_ENCODER_2: CLIP_G},
-    "sdxl_refiner": {Role.TEXT_ENCODER: CLIP_G},
-    "cascade": {Role.TEXT_ENCODER: CLIP_G},
+    unet.lora_family: dict(zip(TEXT_ROLES, (reading.encoder for reading in unet.texts), strict=False))
+    for unet in defined_unets()
 }
 
 

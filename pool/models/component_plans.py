@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import VisionEncoderUse
-from modelpool.pool.families.family import Architecture, Family
 from modelpool.pool.families.modules.stable_audio import SECONDS
+from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.formats.folder_header import CLASS_KEY
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from modelpool.pool.core.family_facts import TextFacts
-from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.families.parts.family import Architecture, Family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.infer_config import clip_text_config
 

@@ -99,7 +99,7 @@ def _group_norm(self: nn.GroupNorm, x: Tensor) -> Tensor:
 def _layer_norm(self: nn.LayerNorm, x: Tensor) -> Tensor:
     check_interrupt()
     weight, bias = _weights(self, x)
-    return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+    return torch.layer_norm(x, self.normalized_shape, weight, bias, self.eps, False)
 
 
 def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:

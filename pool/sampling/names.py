@@ -42,17 +42,64 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "simple": "Simple",
         "ddim_uniform": "DDIM",
         "linear_quadratic": "Linear Quadratic",
+        "polyexponential": "Polyexponential",
+        "beta": "Beta",
+        "kl_optimal": "KL Optimal",
+        "trailing": "Trailing",
+        "ays_sd1": "Align Your Steps SD1",
+        "ays_sdxl": "Align Your Steps SDXL",
+        "ays_svd": "Align Your Steps SVD",
     }
 )
+
+#: samplers that place their own steps: two experts cannot share them, nor images of a batch those of "dpm_adaptive"
+OWN_STEPS = frozenset({"dpm_fast", "dpm_adaptive", "restart"})
 
 SAMPLERS: Mapping[str, SamplerName] = MappingProxyType(
     {
         "euler": SamplerName("Euler", "normal"),
-        "euler_ancestral": SamplerName("Euler a", "normal", aliases=("euler_a",)),
+        "euler_ancestral": SamplerName("Euler a", "normal", ("euler_a",)),
+        "euler_cfg_pp": SamplerName("Euler CFG++", "normal", ("euler_cfgpp",)),
+        "euler_ancestral_cfg_pp": SamplerName("Euler a CFG++", "normal", ("euler_a_cfgpp", "euler_ancestral_cfgpp")),
+        "heun": SamplerName("Heun", "normal"),
+        "heunpp2": SamplerName("HeunPP2", "normal"),
+        "dpm_2": SamplerName("DPM2", "karras", ("dpm2",)),
+        "dpm_2_ancestral": SamplerName("DPM2 a", "karras", ("dpm2_a",)),
+        "lms": SamplerName("LMS", "karras"),
+        "dpm_fast": SamplerName("DPM fast", "normal"),
+        "dpm_adaptive": SamplerName("DPM adaptive", "normal"),
+        "dpmpp_2s_ancestral": SamplerName("DPM++ 2S a", "karras", ("dpmpp_2s_a",)),
+        "dpmpp_2s_ancestral_cfg_pp": SamplerName("DPM++ 2S a CFG++", "karras", ("dpmpp_2s_a_cfgpp",)),
+        "dpmpp_sde": SamplerName("DPM++ SDE", "karras", ("dpmpp_sde_gpu",)),
         "dpmpp_2m": SamplerName("DPM++ 2M", "karras"),
+        "dpmpp_2m_cfg_pp": SamplerName("DPM++ 2M CFG++", "karras", ("dpmpp_2m_cfgpp",)),
+        "dpmpp_2m_sde": SamplerName("DPM++ 2M SDE", "exponential", ("dpmpp_2m_sde_gpu",)),
+        "dpmpp_2m_sde_heun": SamplerName("DPM++ 2M SDE Heun", "exponential", ("dpmpp_2m_sde_heun_gpu",)),
+        "dpmpp_3m_sde": SamplerName("DPM++ 3M SDE", "exponential", ("dpmpp_3m_sde_gpu",)),
+        "ddpm": SamplerName("DDPM", "normal"),
+        "lcm": SamplerName("LCM", "sgm_uniform"),
+        "tcd": SamplerName("TCD", "trailing"),
+        "ipndm": SamplerName("IPNDM", "karras"),
+        "ipndm_v": SamplerName("IPNDM_V", "karras"),
+        "deis": SamplerName("DEIS", "karras"),
+        "res_multistep": SamplerName("Res Multistep", "normal"),
+        "res_multistep_cfg_pp": SamplerName("Res Multistep CFG++", "normal", ("res_multistep_cfgpp",)),
+        "res_multistep_ancestral": SamplerName("Res Multistep a", "karras", ("res_multistep_a",)),
+        "res_multistep_ancestral_cfg_pp": SamplerName("Res Multistep a CFG++", "karras", ("res_multistep_a_cfgpp",)),
+        "gradient_estimation": SamplerName("Gradient Estimation", "normal"),
+        "gradient_estimation_cfg_pp": SamplerName(
+            "Gradient Estimation CFG++", "normal", ("gradient_estimation_cfgpp",)
+        ),
+        "er_sde": SamplerName("ER SDE", "normal"),
+        "seeds_2": SamplerName("SEEDS 2", "normal"),
+        "seeds_3": SamplerName("SEEDS 3", "normal"),
+        "sa_solver": SamplerName("SA-Solver", "karras"),
+        "sa_solver_pece": SamplerName("SA-Solver PECE", "karras"),
         "ddim": SamplerName("DDIM", "ddim_uniform"),
-        "uni_pc": SamplerName("UniPC", "karras", aliases=("unipc",)),
-        "uni_pc_2": SamplerName("UniPC 2", "karras", aliases=("unipc_2",)),
+        "uni_pc": SamplerName("UniPC", "karras", ("unipc",)),
+        "uni_pc_bh2": SamplerName("UniPC bh2", "karras", ("unipc_bh2",)),
+        "uni_pc_2": SamplerName("UniPC 2", "karras", ("unipc_2",)),
+        "restart": SamplerName("Restart", "karras"),
     }
 )
 
@@ -68,11 +115,24 @@ def resolve_sampler(name: str) -> tuple[str, str]:
     if wanted in aliases:
         sampler = aliases[wanted]
         return sampler, SAMPLERS[sampler].schedule
-    for schedule in SCHEDULES:
-        head = wanted.removesuffix(f"_{schedule}")
+    # the longest name of a schedule first: "sgm_uniform" ends in no other, but "polyexponential" in "exponential"
+    for ending, schedule in sorted(_schedule_spellings().items(), key=lambda item: -len(item[0])):
+        head = wanted.removesuffix(f"_{ending}")
         if head != wanted and head in aliases:
             return aliases[head], schedule
     raise unknown_name("sampler", name, (*aliases, *(f"dpmpp_2m_{schedule}" for schedule in ("karras", "normal"))))
+
+
+def resolve_schedule_name(name: str) -> str:
+    """Return the key of `SCHEDULES` that `name` means: a key or A1111's name, in any case. Raises UnknownName."""
+    found = _schedule_spellings().get(_normalised(name))
+    if found is None:
+        raise unknown_name("schedule", name, SCHEDULES)
+    return found
+
+
+def _schedule_spellings() -> dict[str, str]:
+    return {spelling: key for key, display in SCHEDULES.items() for spelling in (key, _normalised(display))}
 
 
 def display_name(sampler: str, schedule: str) -> tuple[str, str]:

@@ -33,12 +33,16 @@ OnStep: TypeAlias = Callable[[int, int], None]
 class SamplerMemory:
     """The state of a multistep sampler between two steps. Multistep samplers write to it.
 
-    predictions  earlier predictions, the newest first
+    predictions  earlier predictions or slopes with their levels, the newest first
     start_BCHW  the latent at which the last step started
+    numbers     numbers of a sampler that chooses its steps: time and length of the next step
+    draws       how often noise was drawn after the initial one
     """
 
     predictions: list[Denoised] = field(default_factory=list)
     start_BCHW: Tensor | None = None
+    numbers: tuple[float, ...] = ()
+    draws: int = 0
 
 
 @dataclass(slots=True)
@@ -88,10 +92,26 @@ class PartialRun:
         first = self.done + 1
         for done, (sigma, sigma_next) in enumerate(pairwise(sigmas.tolist()), start=1):
             if first <= done <= self._end(sigmas):
-                if done > first and self.should_pause():
-                    self.paused = True
+                if done > first and self.pauses():
                     return
                 yield done, sigma, sigma_next
+
+    def spans(self, ends: Sequence[int]) -> Iterator[int]:
+        """Yield the place of each span of steps that is not done, until the run should pause; `ends`: steps done of the
+        complete schedule after each span. For samplers that place their own steps, which two experts cannot share."""
+        assert (self.begin, self.end or ends[-1]) == (0, ends[-1]), "a part of a run has steps of its own"
+        first = True
+        for place, end in enumerate(ends):
+            if end > self.done:
+                if not first and self.pauses():
+                    return
+                first = False
+                yield place
+
+    def pauses(self) -> bool:
+        """Return whether the run pauses here, and note it."""
+        self.paused = self.should_pause()
+        return self.paused
 
     def step_reporter(self, on_step: OnStep, sigmas: Tensor) -> Callable[[int, Tensor], None]:
         """Return a callback for the steps done of the complete schedule and the latent after them: it notes both, and
@@ -135,7 +155,9 @@ def partial_run_of(
         return part
     assert len({each.levels for each in found}) == 1, f"sampler states at different noise levels: {work}"
     part.latent_BCHW = _stacked([each.samples_CHW for each in found], device)
+    assert len({(each.numbers, each.draws) for each in found}) == 1, f"sampler states of different runs: {work}"
     part.memory.start_BCHW = _stacked_if_any([each.start_CHW for each in found], device)
+    part.memory.numbers, part.memory.draws = found[0].numbers, found[0].draws
     for place, level in enumerate(found[0].levels):
         predictions = [each.predictions_NCHW[place] for each in found if each.predictions_NCHW is not None]
         part.memory.predictions.append((level, _stacked(predictions, device)))
@@ -199,6 +221,8 @@ def sampler_states(samples_BCHW: Tensor, memory: SamplerMemory) -> tuple[Sampler
             levels,
             None if predictions_NBCHW is None else _array(predictions_NBCHW[:, place]),
             None if start_BCHW is None else _array(start_BCHW[place]),
+            memory.numbers,
+            memory.draws,
         )
         for place, samples_CHW in enumerate(samples_BCHW.to("cpu"))
     )

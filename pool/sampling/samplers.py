@@ -1,140 +1,107 @@
-"""Samplers: functions that step a latent from one noise level to the next.
+"""The samplers by name, and those without a module of their own: Euler, Euler ancestral, DPM++ 2M, UniPC.
 
-Each is a function `sample(denoise, x_BCHW, sigmas, noise, on_step)`. It knows neither model, text, guidance nor seed:
-only `denoise`, which predicts the clean latent of a noisy one, and which it calls once a step. With `part` it runs only
-some of the steps, and its multistep state is in the part's memory.
-
-Three rules make the result equal, bit for bit, on all devices for an equal `denoise`:
-1. Coefficients are Python floats; nothing is read back from the device.
-2. Tensor arithmetic is `*`, `+` and `-` only: `add(alpha=)`, `lerp` and division by a number may round differently.
-3. The state keeps the dtype and the device of `x_BCHW`.
-
-Shape legend: B batch, C latent channels, H W latent height and width.
+`sampler_step` has their signature and its rules. Shape legend: B batch, C latent channels, H W latent height and width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from modelpool.pool.sampling.partial_run import Denoised, PartialRun
+from modelpool.pool.sampling.cfg_plus_plus import (
+    sample_dpmpp_2m_cfg_pp,
+    sample_dpmpp_2s_ancestral_cfg_pp,
+    sample_euler_ancestral_cfg_pp,
+    sample_euler_cfg_pp,
+    sample_gradient_estimation_cfg_pp,
+    sample_res_multistep_ancestral_cfg_pp,
+    sample_res_multistep_cfg_pp,
+)
+from modelpool.pool.sampling.dpm_solver import sample_dpm_adaptive, sample_dpm_fast
+from modelpool.pool.sampling.multistep import (
+    sample_deis,
+    sample_gradient_estimation,
+    sample_ipndm,
+    sample_ipndm_v,
+    sample_lms,
+    sample_res_multistep,
+    sample_res_multistep_ancestral,
+)
+from modelpool.pool.sampling.partial_run import Denoised
 from modelpool.pool.sampling.partial_run import OnStep as OnStep
+from modelpool.pool.sampling.restart import sample_restart
+from modelpool.pool.sampling.runge_kutta import (
+    churned,
+    sample_dpm_2,
+    sample_dpm_2_ancestral,
+    sample_dpmpp_2s_ancestral,
+    sample_heun,
+    sample_heunpp2,
+)
+from modelpool.pool.sampling.sampler_step import Denoise as Denoise
+from modelpool.pool.sampling.sampler_step import Noise as Noise
+from modelpool.pool.sampling.sampler_step import Sampler, Step, StepSampler, renoise
+from modelpool.pool.sampling.stochastic import (
+    sample_ddpm,
+    sample_dpmpp_2m_sde,
+    sample_dpmpp_2m_sde_heun,
+    sample_dpmpp_3m_sde,
+    sample_dpmpp_sde,
+    sample_er_sde,
+    sample_lcm,
+    sample_sa_solver,
+    sample_sa_solver_pece,
+    sample_seeds_2,
+    sample_seeds_3,
+    sample_tcd,
+)
 
 #: least share of the image, so that the ratio of noise and image is finite. Source: diffusers' UniPCMultistepScheduler
 _MIN_SHARE = 1e-6
-#: (noisy x_BCHW, its noise level) -> the predicted clean latent, in the dtype and on the device of x_BCHW
-Denoise: TypeAlias = Callable[[Tensor, float], Tensor]
-#: () -> fresh standard normal noise like x_BCHW
-Noise: TypeAlias = Callable[[], Tensor]
 
 
-class Sampler(Protocol):
-    """The signature of the samplers of this module."""
-
-    def __call__(
-        self,
-        denoise: Denoise,
-        x_BCHW: Tensor,
-        sigmas: Tensor,
-        noise: Noise,
-        on_step: OnStep,
-        *,
-        part: PartialRun | None = None,
-    ) -> Tensor:
-        """Return the latent after the last step."""
-
-
-def sample_euler(
-    denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep, *, part: PartialRun | None = None
-) -> Tensor:
+def _euler(step: Step, x_BCHW: Tensor) -> Tensor:
     """Euler's method on the probability flow; first order. In this variable it is also DDIM with eta 0.
 
-    Source: Karras et al. 2022, algorithm 1 without its correction; Song et al. 2021 (DDIM), section 4.3.
+    Source: Karras et al. 2022, algorithm 2 without its correction; Song et al. 2021 (DDIM), section 4.3.
     """
-    part = part or PartialRun()
-    report_step = part.step_reporter(on_step, sigmas)
-    for done, sigma, sigma_next in part.steps(sigmas):
-        x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), sigma_next)
-        report_step(done, x_BCHW)
-    return x_BCHW
+    x_BCHW, sigma = churned(step, x_BCHW)
+    return _advance(x_BCHW, (sigma, step.denoise(x_BCHW, sigma)), step.sigma_next)
 
 
-def sample_euler_ancestral(
-    denoise: Denoise,
-    x_BCHW: Tensor,
-    sigmas: Tensor,
-    noise: Noise,
-    on_step: OnStep,
-    left: float = 0.0,
-    *,
-    part: PartialRun | None = None,
-) -> Tensor:
+def _euler_ancestral(step: Step, x_BCHW: Tensor) -> Tensor:
     """Euler's method to below each noise level, then fresh noise back up to it (eta 1).
 
-    Draws from `noise` once a step, except in a step that ends at 0. With `left`, that step is run as if it ended at
-    this noise level, and the result is scaled to unit variance: DDPM over a table whose first level is `left`.
+    Draws noise once a step, except in a step that ends at 0. Where the training's levels end above 0
+    (`SigmaTable.ancestral_residue`), that step is run as if it ended there, and the result is scaled to unit variance:
+    DDPM over a table whose first level is that.
     Sources: k-diffusion, `sample_euler_ancestral`; Ho et al. 2020 (DDPM), algorithm 2, which is the same in other
-    variables.
+    variables. For a flow, where less noise means more of the image, see `renoise`.
     """
-    part = part or PartialRun()
-    report_step = part.step_reporter(on_step, sigmas)
-    for done, sigma, sigma_next in part.steps(sigmas):
-        end = sigma_next or left
-        ratio = end / sigma
-        below, fresh = end * ratio, end * math.sqrt(1.0 - ratio**2)  # squares add up to end**2
-        x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), below)
-        if sigma_next > 0.0:
-            x_BCHW = x_BCHW + noise() * fresh
-        elif left:
-            x_BCHW = x_BCHW * (1.0 / math.hypot(1.0, left))
-        report_step(done, x_BCHW)
-    return x_BCHW
+    left = 0.0 if step.settings.table is None else step.settings.table.ancestral_residue
+    if step.is_last and left:
+        x_BCHW = _advance(x_BCHW, (step.sigma, step.denoise(x_BCHW, step.sigma)), left * (left / step.sigma))
+        return x_BCHW * (1.0 / math.hypot(1.0, left))
+    fresh = renoise(step, step.settings.eta_or(1.0))
+    return fresh.apply(step, _advance(x_BCHW, (step.sigma, step.denoise(x_BCHW, step.sigma)), fresh.down))
 
 
-def sample_flow_ancestral(
-    denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep, *, part: PartialRun | None = None
-) -> Tensor:
-    """`sample_euler_ancestral` for flow models, where less noise means more of the image.
-
-    From below each level, the image is scaled back to its share there, and fresh noise makes the squares add up. Draws
-    from `noise` once a step, except in a step that ends at 0. The distance below is that of `sample_euler_ancestral`.
-    """
-    part = part or PartialRun()
-    report_step = part.step_reporter(on_step, sigmas)
-    for done, sigma, sigma_next in part.steps(sigmas):
-        below = sigma_next * (sigma_next / sigma)
-        x_BCHW = _advance(x_BCHW, (sigma, denoise(x_BCHW, sigma)), below)
-        if sigma_next > 0.0:
-            back = (1.0 - sigma_next) / (1.0 - below)
-            x_BCHW = x_BCHW * back + noise() * math.sqrt(max(0.0, sigma_next**2 - (below * back) ** 2))
-        report_step(done, x_BCHW)
-    return x_BCHW
-
-
-def sample_dpmpp_2m(
-    denoise: Denoise, x_BCHW: Tensor, sigmas: Tensor, noise: Noise, on_step: OnStep, *, part: PartialRun | None = None
-) -> Tensor:
+def _dpmpp_2m(step: Step, x_BCHW: Tensor) -> Tensor:
     """DPM-Solver++(2M): second order, from the slope between the last two predictions; first order in the first step
     and in the step to 0.
 
     Source: Lu et al. 2022 (DPM-Solver++), algorithm 2.
     """
-    part = part or PartialRun()
-    report_step, memory = part.step_reporter(on_step, sigmas), part.memory
-    for done, sigma, sigma_next in part.steps(sigmas):
-        older = memory.predictions
-        prediction = sigma, denoise(x_BCHW, sigma)
-        if sigma_next == 0.0:
-            older = []
-        weights = [0.5 * (1.0 - sigma_next / sigma) / node for node in _nodes(sigma, sigma_next, older)]
-        x_BCHW = _advance(x_BCHW, prediction, sigma_next, older, weights)
-        memory.predictions = [prediction]
-        report_step(done, x_BCHW)
+    older = [] if step.is_last else step.memory.predictions
+    prediction = step.sigma, step.denoise(x_BCHW, step.sigma)
+    nodes = _nodes(step.sigma, step.sigma_next, older)
+    weights = [0.5 * (1.0 - step.sigma_next / step.sigma) / node for node in nodes]
+    x_BCHW = _advance(x_BCHW, prediction, step.sigma_next, older, weights)
+    step.memory.predictions = [prediction]
     return x_BCHW
 
 
@@ -153,30 +120,22 @@ class UniPc:
     grows: bool = False
     is_flow: bool = False
 
-    def __call__(
-        self,
-        denoise: Denoise,
-        x_BCHW: Tensor,
-        sigmas: Tensor,
-        noise: Noise,
-        on_step: OnStep,
-        *,
-        part: PartialRun | None = None,
-    ) -> Tensor:
-        """Run the sampler; see `Sampler`."""
-        part = part or PartialRun()
-        report_step, memory, steps = part.step_reporter(on_step, sigmas), part.memory, len(sigmas) - 1
-        for done, sigma, sigma_next in part.steps(sigmas):
-            # memory: the predictions that the last step used, and the latent at which it started
-            prediction, predictions, start_BCHW = (sigma, denoise(x_BCHW, sigma)), memory.predictions, memory.start_BCHW
-            if start_BCHW is None:
-                start_BCHW = x_BCHW
-            else:
-                start_BCHW = self._step(start_BCHW, predictions[0], sigma, [prediction, *predictions[1:]])
-            predictions = [prediction, *predictions][: min(self.order, done, steps - done + 1)]
-            x_BCHW = self._step(start_BCHW, prediction, sigma_next, predictions[1:])
-            memory.predictions, memory.start_BCHW = predictions, start_BCHW
-            report_step(done, x_BCHW)
+    def __call__(self, step: Step, x_BCHW: Tensor) -> Tensor:
+        """Correct the step that led here, then predict the end of `step`."""
+        memory, sigma = step.memory, step.sigma
+        # memory: the predictions that the last step used, and the latent at which it started
+        prediction, predictions, start_BCHW = (
+            (sigma, step.denoise(x_BCHW, sigma)),
+            memory.predictions,
+            memory.start_BCHW,
+        )
+        if start_BCHW is None:
+            start_BCHW = x_BCHW
+        else:
+            start_BCHW = self._step(start_BCHW, predictions[0], sigma, [prediction, *predictions[1:]])
+        predictions = [prediction, *predictions][: min(self.order, step.done, step.steps_left + 1)]
+        x_BCHW = self._step(start_BCHW, prediction, step.sigma_next, predictions[1:])
+        memory.predictions, memory.start_BCHW = predictions, start_BCHW
         return x_BCHW
 
     def _step(self, x: Tensor, prediction: Denoised, sigma_next: float, others: Sequence[Denoised]) -> Tensor:
@@ -239,25 +198,61 @@ def _uni_pc_weights(sigma: float, sigma_next: float, nodes: Sequence[float], gro
     return weights
 
 
+sample_euler = StepSampler(_euler)
+sample_euler_ancestral = StepSampler(_euler_ancestral)
+sample_dpmpp_2m = StepSampler(_dpmpp_2m)
 #: order 3 with "bh1": the sampler that ComfyUI and A1111 call by this name
-sample_uni_pc = UniPc(3)
+sample_uni_pc = StepSampler(UniPc(3))
+#: order 3 with "bh2"
+sample_uni_pc_bh2 = StepSampler(UniPc(3, grows=True))
 #: order 2 with "bh2": diffusers' UniPCMultistepScheduler, with which Wan was published
-sample_uni_pc_2 = UniPc(2, grows=True)
-#: samplers that draw noise in each step that does not end at 0
-DRAWING = frozenset({"euler_ancestral"})
-#: samplers of `FUNCTIONS` that differ for flow models. The others follow the same path for both kinds: the noisy latent
-#: minus the clean one shrinks in proportion to the noise level
-FLOW_FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
-    {"euler_ancestral": sample_flow_ancestral, "uni_pc_2": UniPc(2, grows=True, is_flow=True)}
-)
+sample_uni_pc_2 = StepSampler(UniPc(2, grows=True))
+#: samplers of `FUNCTIONS` that differ for flow models. The others follow the same path for both kinds, or read
+#: `SamplerSettings.path`
+FLOW_FUNCTIONS: Mapping[str, Sampler] = MappingProxyType({"uni_pc_2": StepSampler(UniPc(2, grows=True, is_flow=True))})
 #: sampler, a key of `names.SAMPLERS` -> function
 FUNCTIONS: Mapping[str, Sampler] = MappingProxyType(
     {
         "euler": sample_euler,
         "euler_ancestral": sample_euler_ancestral,
+        "euler_cfg_pp": sample_euler_cfg_pp,
+        "euler_ancestral_cfg_pp": sample_euler_ancestral_cfg_pp,
+        "heun": sample_heun,
+        "heunpp2": sample_heunpp2,
+        "dpm_2": sample_dpm_2,
+        "dpm_2_ancestral": sample_dpm_2_ancestral,
+        "lms": sample_lms,
+        "dpm_fast": sample_dpm_fast,
+        "dpm_adaptive": sample_dpm_adaptive,
+        "dpmpp_2s_ancestral": sample_dpmpp_2s_ancestral,
+        "dpmpp_2s_ancestral_cfg_pp": sample_dpmpp_2s_ancestral_cfg_pp,
+        "dpmpp_sde": sample_dpmpp_sde,
         "dpmpp_2m": sample_dpmpp_2m,
+        "dpmpp_2m_cfg_pp": sample_dpmpp_2m_cfg_pp,
+        "dpmpp_2m_sde": sample_dpmpp_2m_sde,
+        "dpmpp_2m_sde_heun": sample_dpmpp_2m_sde_heun,
+        "dpmpp_3m_sde": sample_dpmpp_3m_sde,
+        "ddpm": sample_ddpm,
+        "lcm": sample_lcm,
+        "tcd": sample_tcd,
+        "ipndm": sample_ipndm,
+        "ipndm_v": sample_ipndm_v,
+        "deis": sample_deis,
+        "res_multistep": sample_res_multistep,
+        "res_multistep_cfg_pp": sample_res_multistep_cfg_pp,
+        "res_multistep_ancestral": sample_res_multistep_ancestral,
+        "res_multistep_ancestral_cfg_pp": sample_res_multistep_ancestral_cfg_pp,
+        "gradient_estimation": sample_gradient_estimation,
+        "gradient_estimation_cfg_pp": sample_gradient_estimation_cfg_pp,
+        "er_sde": sample_er_sde,
+        "seeds_2": sample_seeds_2,
+        "seeds_3": sample_seeds_3,
+        "sa_solver": sample_sa_solver,
+        "sa_solver_pece": sample_sa_solver_pece,
         "ddim": sample_euler,
         "uni_pc": sample_uni_pc,
+        "uni_pc_bh2": sample_uni_pc_bh2,
         "uni_pc_2": sample_uni_pc_2,
+        "restart": sample_restart,
     }
 )

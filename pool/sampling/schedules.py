@@ -303,13 +303,17 @@ def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:
 
     `name` is a key of `SCHEDULES`; the names mean the same as in ComfyUI, except that `ddim_uniform` always has exactly
     the requested number of steps. Raises UnknownName for another name, UnusableField for fewer than 1 or more than
-    `MAX_STEPS` steps.
+    `MAX_STEPS` steps, and for published levels that lie outside of the model's.
     """
     if name not in LEVELS:
         raise unknown_name("schedule", name, SCHEDULES)
     if not 1 <= steps <= MAX_STEPS:
         raise unusable_field("steps", steps, f"1 to {MAX_STEPS}")
-    return torch.tensor([*table.end_adjusted(LEVELS[name](steps, table)), 0.0], dtype=torch.float32)
+    levels = LEVELS[name](steps, table)
+    if name in _PUBLISHED_LEVELS and levels[0] > table.sigma_max * 1.001:
+        expected = f"a schedule within the model's noise levels, up to {table.sigma_max:g}: karras, beta, simple, ..."
+        raise unusable_field("schedule", f"{name}, which starts at noise level {levels[0]:g}", expected)
+    return torch.tensor([*table.end_adjusted(levels), 0.0], dtype=torch.float32)
 
 
 def _evenly(start: float, stop: float, count: int) -> list[float]:
@@ -367,6 +371,95 @@ def _linear_quadratic(steps: int, table: SigmaTable) -> list[float]:
     return [table.sigma_max * (1.0 - share) for share in (*even, *rising)]
 
 
+def _strictly_falling(places: Sequence[int], most: int) -> list[int]:
+    """Return whole numbers near `places`, none twice, from at most `most` down to at least 0."""
+    found: list[int] = []
+    for done, place in enumerate(places, start=1):
+        room_above = found[-1] - 1 if found else most
+        found.append(max(min(place, room_above), len(places) - done))
+    return found
+
+
+def _beta(steps: int, table: SigmaTable) -> list[float]:
+    """Table entries at the quantiles of a beta distribution: more at both ends. A run of so many steps that entries
+    would repeat takes their neighbours.
+
+    Source: Lee et al. 2024 ("Beta Sampling is All You Need"), with alpha = beta = 0.6.
+    """
+    last = len(table.sigmas) - 1
+    places = [round(_beta_quantile(1.0 - step / steps) * last) for step in range(steps)]
+    return [table.sigmas[place] for place in _strictly_falling(places, last)]
+
+
+_BETA_SHAPE = 0.6
+
+
+def _beta_quantile(share: float) -> float:
+    """Return the quantile of the symmetric beta distribution with `_BETA_SHAPE`, by Newton's method on its series."""
+    if share >= 0.5:
+        return 0.5 if share == 0.5 else 1.0 - _beta_quantile(1.0 - share)
+    if share <= 0.0:
+        return 0.0
+    a = _BETA_SHAPE
+    scale = math.gamma(2.0 * a) / math.gamma(a) ** 2
+    x: float = min(0.5, (share * a / scale) ** (1.0 / a))
+    for _ in range(8):
+        # the distribution up to x: scale * x**a * sum of (1 - a)_n x**n / (n! (a + n)), which converges fast up to 0.5
+        factor, total, n = 1.0, 0.0, 0
+        while factor > 1e-16:
+            total += factor / (a + n)
+            factor *= (n + 1.0 - a) / (n + 1.0) * x
+            n += 1
+        x = min(0.5, x - (scale * x**a * total - share) / (scale * (x * (1.0 - x)) ** (a - 1.0)))
+    return x
+
+
+def _kl_optimal(steps: int, table: SigmaTable) -> list[float]:
+    """Even in the angle whose tangent is the noise level. Source: Sabour et al. 2024 (Align Your Steps), theorem
+    3.1."""
+    low, high = table.deviations
+    return [table.level(math.tan(angle)) for angle in _evenly(math.atan(high), math.atan(low), steps)]
+
+
+def _trailing(steps: int, table: SigmaTable) -> list[float]:
+    """Even timesteps that end before the first one, from the last one down: how Turbo, Lightning and Hyper models were
+    distilled. Source: Lin et al. 2023, table 2 ("trailing"); diffusers' `timestep_spacing`."""
+    count = len(table.sigmas)
+    places = [round(count - step * count / steps) - 1 for step in range(steps)]
+    return [table.sigmas[place] for place in places]
+
+
+def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
+    """Return a schedule through 11 published levels for 10 steps; for other numbers of steps, log(sigma) is linear
+    between them. The last level is left out, as the final step goes to 0."""
+
+    def schedule(steps: int, table: SigmaTable) -> list[float]:
+        logs = [math.log(level) for level in levels]
+        positions = _evenly(0.0, len(logs) - 1.0, steps + 1)[:-1]
+        found = []
+        for position in positions:
+            below = min(int(position), len(logs) - 2)
+            weight = position - below
+            found.append(math.exp(logs[below] * (1.0 - weight) + logs[below + 1] * weight))
+        return found
+
+    return schedule
+
+
+def _sd1_levels(timesteps: Sequence[int]) -> list[float]:
+    table = sd1_sigma_table()
+    return [table.sigmas[timestep] for timestep in timesteps]
+
+
+#: Align Your Steps: timesteps for 10 steps of SD1 and SDXL, levels of SVD. Source: Sabour et al. 2024, their web page's
+#: quickstart guide
+_AYS_SD1 = (999, 850, 736, 645, 545, 455, 343, 233, 124, 24, 0)
+_AYS_SDXL = (999, 845, 730, 587, 443, 310, 193, 116, 53, 13, 0)
+_AYS_SVD = (700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034, 0.002)
+
+
+#: schedules whose levels do not follow from those of the model
+_PUBLISHED_LEVELS = frozenset({"ays_sd1", "ays_sdxl", "ays_svd"})
 #: schedule -> levels of a run without the final 0
 LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyType(
     {
@@ -377,5 +470,13 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "simple": _simple,
         "ddim_uniform": _ddim_uniform,
         "linear_quadratic": _linear_quadratic,
+        # with the usual power 1
+        "polyexponential": _exponential,
+        "beta": _beta,
+        "kl_optimal": _kl_optimal,
+        "trailing": _trailing,
+        "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
+        "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),
+        "ays_svd": _aligned(_AYS_SVD),
     }
 )

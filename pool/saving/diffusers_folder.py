@@ -22,8 +22,8 @@ from transformers import CLIPImageProcessorPil, PreTrainedModel
 
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import LoraRef
-from modelpool.pool.families.cascade_families import with_text_encoder
-from modelpool.pool.families.parts.definition import NOTHING
+from modelpool.pool.families.modules.stable_cascade import with_text_encoder
+from modelpool.pool.families.parts.pipeline_form import INDEX_FILE, NOTHING, PipelineFacts, SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.atomic_write import atomic_folder, expect_free
@@ -38,7 +38,6 @@ from modelpool.pool.saving.folder_parts import FolderPart, MissingPart, parts_of
 from modelpool.pool.saving.left_out import left_out
 from modelpool.pool.saving.llava_folder import is_llava
 from modelpool.pool.saving.metadata import with_facts
-from modelpool.pool.saving.pipeline_form import INDEX_FILE, PipelineFacts, SchedulerFacts
 from modelpool.pool.saving.pipelines import noisy_scheduler_facts, pipeline_facts, scheduler_facts
 from modelpool.pool.saving.replaced_folder import expect_outside, lost_files
 from modelpool.pool.saving.single_file import refuse_blocks

@@ -16,7 +16,7 @@ from typing import Any
 
 import diffusers
 import torch
-from diffusers import AutoencoderKLQwenImage, AutoencoderKLWan
+from diffusers import AutoencoderKLWan
 from torch import nn
 from transformers import (
     BertModel,
@@ -28,8 +28,10 @@ from transformers import (
 )
 
 from modelpool.pool.core.family_facts import TextFacts
-from modelpool.pool.families.family import Architecture
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.modules.stable_audio import SECONDS
+from modelpool.pool.families.parts.family import Architecture
+from modelpool.pool.families.parts.pipeline_form import PipelineFacts
 from modelpool.pool.families.parts.text_reading import Pooled, Reading
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
@@ -45,7 +47,6 @@ from modelpool.pool.ops.dtypes import TORCH_DTYPES
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.saving.component_weights import ComponentWeights
 from modelpool.pool.saving.llava_folder import is_llava, llava, llava_names, llava_tensors
-from modelpool.pool.saving.pipeline_form import PipelineFacts
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline
 from modelpool.pool.specs.spec import Role
 
@@ -61,8 +62,8 @@ _TRANSFORMERS = (Architecture.DIFFUSION_TRANSFORMER, Architecture.AUDIO_TRANSFOR
 _CONFIG_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"HunyuanDiT2DModel": {"sample_size": 128}}
 #: the VAE of Stable Cascade, whose scale has a different name
 _CASCADE_VAE = "cascade_a"
-#: the family whose pipelines have a separate class for the VAE of Wan 2.1
-_WITH_QWEN_VAE = "qwen_image"
+#: class of the VAE of Wan 2.1 in the pipelines of some families
+_VAE_CLASSES = {family.name: family.vae_class for family in defined_families() if family.vae_class}
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +254,8 @@ def _vae(checkpoint: Checkpoint) -> nn.Module:
     if plan.facts.name == _CASCADE_VAE:
         return plan.empty({"scale_factor": 1.0 / latent.scaling_factor})
     module = plan.empty()
-    if checkpoint.family.name == _WITH_QWEN_VAE and _is_qwen_vae(module):
-        module = _qwen_vae(module)
+    if checkpoint.family.name in _VAE_CLASSES and _has_equal_halves(module):
+        module = _other_vae(module, getattr(diffusers, _VAE_CLASSES[checkpoint.family.name]))
     settings = {
         "scaling_factor": latent.scaling_factor,
         "shift_factor": latent.shift,
@@ -271,8 +272,8 @@ def _configure(module: Any, settings: Mapping[str, Any]) -> None:
     module.register_to_config(**{key: value for key, value in settings.items() if value and key in module.config})
 
 
-def _is_qwen_vae(module: Any) -> bool:
-    """Whether a VAE of Wan fits Qwen-Image's class: its halves have equal width."""
+def _has_equal_halves(module: Any) -> bool:
+    """Whether it is a VAE of Wan whose halves have equal width, as other classes for it expect."""
     config: Any = module.config
     return (
         type(module) is AutoencoderKLWan
@@ -282,13 +283,12 @@ def _is_qwen_vae(module: Any) -> bool:
     )
 
 
-def _qwen_vae(module: Any) -> nn.Module:
-    """Return the VAE of Qwen-Image with the parameters of `module`, which have the same names in both."""
-    known = inspect.signature(AutoencoderKLQwenImage.__init__).parameters
+def _other_vae(module: Any, cls: type[nn.Module]) -> nn.Module:
+    """Return the VAE of the class `cls` with the parameters of `module`, which have the same names in both."""
+    known = inspect.signature(cls.__init__).parameters
     config = {key: value for key, value in module.config.items() if key in known}
     with torch.device("meta"):
-        built: nn.Module = AutoencoderKLQwenImage(**config, input_channels=module.config.in_channels)
-    return built
+        return cls(**config, input_channels=module.config.in_channels)
 
 
 def _has_own_config(checkpoint: Checkpoint, role: Role) -> bool:

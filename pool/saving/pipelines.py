@@ -1,37 +1,20 @@
 """Maps families to diffusers pipelines and the settings of their folders. Torch-free.
 
-Facts that no tensor determines, as in the published folders. Writes nothing. Source: model_index.json and
-scheduler_config.json of the published folders of each family.
+Facts that no tensor determines. Writes nothing. Source: scheduler_config.json of the published folders of each family.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind, Prediction
-from modelpool.pool.families.family import (
-    COSXL_EDIT,
-    SD1,
-    SD1_INPAINT,
-    SD1_INSTRUCT,
-    SD2,
-    SD2_INPAINT,
-    SD_X4,
-    SDXL,
-    SDXL_INPAINT,
-    SDXL_INSTRUCT,
-    SDXL_REFINER,
-    Family,
-)
-from modelpool.pool.families.parts.definition import NOTHING
-from modelpool.pool.families.video_unet_families import SVD
-from modelpool.pool.saving.pipeline_form import PipelineFacts, SchedulerFacts
+from modelpool.pool.families.modules import defined_unets
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.saving.transformer_pipelines import transformer_pipeline, transformer_scheduler
-from modelpool.pool.specs.spec import Role
 
 #: schedule of video UNets between two noise levels; the table of levels is stored too but not read. Source:
 #: scheduler_config.json of stabilityai/stable-video-diffusion-img2vid-xt
@@ -49,85 +32,9 @@ _PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
 _EDM_PREDICTIONS: Mapping[Prediction, str] = MappingProxyType(
     {Prediction.EDM: "epsilon", Prediction.VELOCITY: "v_prediction"}
 )
-
-
-_MODELS = {Role.DIFFUSION_MODEL: "unet", Role.VAE: "vae"}
-_PLAIN = PipelineFacts(
-    "StableDiffusionPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", **_MODELS},
-    {
-        "safety_checker": NOTHING,
-        "feature_extractor": NOTHING,
-        "image_encoder": NOTHING,
-        "requires_safety_checker": False,
-    },
-)
-_XL = PipelineFacts(
-    "StableDiffusionXLPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", Role.TEXT_ENCODER_2: "text_encoder_2", **_MODELS},
-    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "force_zeros_for_empty_prompt": True},
-)
-_CASCADE_C = PipelineFacts(
-    "StableCascadePriorPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "prior"},
-    {"feature_extractor": NOTHING, "image_encoder": NOTHING, "resolution_multiple": 42.67},
-)
-# published folders name "wuerstchen" for the VAE, which newer versions of diffusers refuse even if one is passed; with
-# this name they take it from the caller: `from_pretrained(folder, vqgan=PaellaVQModel.from_pretrained(...))`
-_CASCADE_B = PipelineFacts(
-    "StableCascadeDecoderPipeline",
-    {Role.TEXT_ENCODER: "text_encoder", Role.DIFFUSION_MODEL: "decoder", Role.VAE: "vqgan"},
-    {"text_encoder": NOTHING, "tokenizer": NOTHING, "latent_dim_scale": 10.67},
-    libraries={"vqgan": "stable_cascade"},
-)
-_XL_INSTRUCT = replace(
-    _XL,
-    name="StableDiffusionXLInstructPix2PixPipeline",
-    entries={"force_zeros_for_empty_prompt": True, "is_cosxl_edit": False},
-)
+#: pipelines of UNets and of Stable Cascade
 _PIPELINES: Mapping[str, PipelineFacts] = MappingProxyType(
-    {
-        **dict.fromkeys(("cascade_c", "cascade_c_lite"), _CASCADE_C),
-        **dict.fromkeys(("cascade_b", "cascade_b_lite"), _CASCADE_B),
-        SVD.name: PipelineFacts(
-            "StableVideoDiffusionPipeline",
-            {Role.VISION_ENCODER: "image_encoder", **_MODELS},
-            processor="feature_extractor",
-        ),
-        SD1.name: _PLAIN,
-        SD2.name: _PLAIN,
-        SDXL.name: _XL,
-        SD1_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
-        SD2_INPAINT.name: replace(_PLAIN, name="StableDiffusionInpaintPipeline"),
-        SDXL_INPAINT.name: replace(_XL, name="StableDiffusionXLInpaintPipeline"),
-        SD1_INSTRUCT.name: replace(_PLAIN, name="StableDiffusionInstructPix2PixPipeline"),
-        SDXL_INSTRUCT.name: _XL_INSTRUCT,
-        COSXL_EDIT.name: replace(_XL_INSTRUCT, entries={**_XL_INSTRUCT.entries, "is_cosxl_edit": True}),
-        SD_X4.name: PipelineFacts(
-            "StableDiffusionUpscalePipeline",
-            _PLAIN.folders,
-            {
-                "safety_checker": NOTHING,
-                "feature_extractor": NOTHING,
-                "watermarker": NOTHING,
-                "max_noise_level": 350,
-            },
-            noisy="low_res_scheduler",
-        ),
-        # the refiner's one text encoder is the second one of SDXL
-        SDXL_REFINER.name: PipelineFacts(
-            "StableDiffusionXLImg2ImgPipeline",
-            {Role.TEXT_ENCODER: "text_encoder_2", **_MODELS},
-            {
-                "text_encoder": NOTHING,
-                "tokenizer": NOTHING,
-                "feature_extractor": NOTHING,
-                "image_encoder": NOTHING,
-                "force_zeros_for_empty_prompt": False,
-                "requires_aesthetics_score": True,
-            },
-        ),
-    }
+    {unet.name: unet.pipeline for unet in defined_unets() if unet.pipeline is not None}
 )
 
 

@@ -26,7 +26,9 @@ from modelpool.pool.detection.prediction import (
     VELOCITY_MARK,
     ZERO_TERMINAL_MARK,
 )
-from modelpool.pool.families.family import FAMILIES, SD2, Architecture, Family
+from modelpool.pool.families.modules.stable_diffusion_2 import SD2
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.unet_families import FAMILIES
 from modelpool.pool.formats.safetensors_file import Header, Shape, TensorEntry
 from modelpool.pool.formats.safetensors_writer import TensorToWrite
 from modelpool.pool.keymaps.key_map import KeyMap

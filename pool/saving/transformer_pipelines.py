@@ -14,12 +14,12 @@ from typing import Any
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.families.family import Family
 from modelpool.pool.families.modules import defined_families
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.families.transformer_families import TRANSFORMERS
 from modelpool.pool.formats.folder_header import PROJECTION
 from modelpool.pool.loading.transformer_folder import BOUNDARY, SECOND, TRANSFORMER, VAE, VISION, text_folders
-from modelpool.pool.saving.pipeline_form import PipelineFacts, SchedulerFacts
 from modelpool.pool.specs.spec import Role
 
 #: the image processor of Wan's vision encoder

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from modelpool.pool.core.errors import unknown_name
+from modelpool.pool.core.prompt_tokens import ClipTokens
 from modelpool.pool.text.clip_tokenizer import BEGIN_ID, END_ID, ClipTokenizer
 from modelpool.pool.text.prompt_weights import parse_weights
 
@@ -70,6 +71,13 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class _Piece:
+    text: str
+    weight: float
+    is_name: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Token:
     id: int
     weight: float
@@ -81,15 +89,18 @@ def split_prompt(
     text: str,
     embeddings: Mapping[str, int] = NO_EMBEDDINGS,
     chunk_tokens: int = CHUNK_TOKENS,
+    tokens: ClipTokens | None = None,
 ) -> tuple[Chunk, ...]:
     """Return the chunks of a prompt with weights in brackets; one empty chunk for an empty prompt.
 
-    `embeddings` are the known textual inversions: the number of rows of each name. Raises UnusableField as
+    `embeddings` are the known textual inversions: the number of rows of each name. `tokens` are those of the text, if
+    it is tokenized already. Raises UnusableField as
     `parse_weights` does, UnknownName for an unknown embedding.
     """
     content = chunk_tokens - 2
     chunks: list[list[_Token]] = [[]]
-    for word in _words(tokenizer, text, embeddings):
+    pieces = iter((clip_tokens(tokenizer, text) if tokens is None else tokens).pieces)
+    for word in _words(pieces, text, embeddings):
         room = content - len(chunks[-1])
         if not word:
             chunks.extend([[]] if chunks[-1] else [])
@@ -102,6 +113,12 @@ def split_prompt(
     if not chunks[-1] and len(chunks) > 1:  # BREAK was the last word
         chunks.pop()
     return tuple(_filled(tokens, chunk_tokens) for tokens in chunks)
+
+
+def clip_tokens(tokenizer: ClipTokenizer, text: str) -> ClipTokens:
+    """Tokenize a prompt. Raises UnusableField as `parse_weights` does."""
+    pieces = (piece for piece in _pieces(text) if piece is not None and not piece.is_name)
+    return ClipTokens(tuple(tuple(tokenizer.encode(piece.text)) for piece in pieces))
 
 
 def empty_chunk(chunk_tokens: int = CHUNK_TOKENS) -> Chunk:
@@ -117,13 +134,6 @@ def embeddings_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for part in parse_weights(text) for name in _EMBEDDING.findall(part.text)))
 
 
-def expand_embeddings(text: str, rows: Mapping[str, int]) -> str:
-    """Return a prompt with each embedding replaced by plain words of as many tokens, for planning."""
-    for name in sorted(rows, key=len, reverse=True):
-        text = text.replace(f"embedding:{name}", "a " * rows[name])
-    return text
-
-
 def plain_words(text: str) -> str:
     """Return a prompt without CLIP's syntax: BREAK becomes a space, names of embeddings are removed."""
     if not (_BREAK.search(text) or _EMBEDDING.search(text)):
@@ -131,22 +141,31 @@ def plain_words(text: str) -> str:
     return _SPACE.sub(" ", _EMBEDDING.sub("", _BREAK.sub(" ", text))).strip()
 
 
-def _words(tokenizer: ClipTokenizer, text: str, embeddings: Mapping[str, int]) -> Iterator[list[_Token]]:
-    """Yield the tokens of each word; an empty list for BREAK."""
+def _pieces(text: str) -> Iterator[_Piece | None]:
+    """Yield the pieces of a prompt that are tokenized alone and the names of embeddings, in order; None for BREAK."""
     for part in parse_weights(text):
         for i, section in enumerate(_BREAK.split(part.text)):
             if i:
-                yield []
+                yield None
             for word in _SPACE.split(section):
-                pieces = _EMBEDDING.split(word)  # text, name, text, name, ..., text
-                for place, piece in enumerate(pieces):
-                    tokens = (
-                        _learned(piece, embeddings, part.weight)
-                        if place % 2
-                        else [_Token(token_id, part.weight) for token_id in tokenizer.encode(piece)]
-                    )
-                    if tokens:
-                        yield tokens
+                # text, name, text, name, ..., text
+                for place, piece in enumerate(_EMBEDDING.split(word)):
+                    if piece:
+                        yield _Piece(piece, part.weight, is_name=place % 2 == 1)
+
+
+def _words(tokens: Iterator[tuple[int, ...]], text: str, embeddings: Mapping[str, int]) -> Iterator[list[_Token]]:
+    """Yield the tokens of each word, whose pieces have `tokens`; an empty list for BREAK."""
+    for piece in _pieces(text):
+        if piece is None:
+            yield []
+            continue
+        if piece.is_name:
+            word = _learned(piece.text, embeddings, piece.weight)
+        else:
+            word = [_Token(token_id, piece.weight) for token_id in next(tokens)]
+        if word:
+            yield word
 
 
 def _learned(name: str, embeddings: Mapping[str, int], weight: float) -> list[_Token]:

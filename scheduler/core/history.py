@@ -25,8 +25,9 @@ from modelpool.pool.specs.spec import (
     TaskSpec,
     WorkerId,
 )
+from modelpool.scheduler.core.waiting_task import TaskWait, wait_of
 from modelpool.scheduler.tables.jobs import TaskStatus
-from modelpool.scheduler.tables.messages import RunEnded, Submitted
+from modelpool.scheduler.tables.messages import RunEnded, Submitted, TaskRevoked
 from modelpool.scheduler.tables.placement_record import TaskStart, Why
 from modelpool.scheduler.tables.story import StoryEntry
 from modelpool.scheduler.tables.story_lines import StoryLine
@@ -46,7 +47,7 @@ class Attempt:
     why       the placement record: expected seconds and bytes
     ended_at  None while it runs
     cost      the cost measured by the worker; None while it runs, and if the worker was lost
-    end       "running", "stopping", "done", the kind of its error, or "worker_lost"
+    end       "running", "stopping", "done", the kind of its error, "worker_lost" or "revoked"
     node      the machine of the worker: its id, or its display name after `with_node_names`; "" if unknown
     """
 
@@ -66,10 +67,11 @@ class Attempt:
 class TaskHistory:
     """One task of the job.
 
-    status     "blocked", "ready", "running", "stopping"; "ended" if no live job needs it to run any more
+    status     "blocked", "ready", "queued", "running", "stopping"; "ended" if no live job needs it to run any more
     attempts   oldest first, including those of an earlier job that wanted the same task
     passed     how often later tasks went first while it waited, divided by the workers that are up
     held_back  it is ready and waits because its user is at the limit of running tasks
+    wait       what it waits for; None if it has started, or ended
     """
 
     task_id: TaskId
@@ -79,6 +81,7 @@ class TaskHistory:
     attempts: tuple[Attempt, ...] = ()
     passed: float = 0.0
     held_back: bool = False
+    wait: TaskWait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +182,12 @@ def _with_tasks(history: JobHistory, spec: JobSpec, state: SchedulerState) -> Jo
         priority=spec.priority,
         user=spec.user,
         deadline=spec.deadline,
-        tasks=tuple(_task(task, by_task[task.task_id], state) for task in spec.tasks),
+        tasks=tuple(_task(task, by_task[task.task_id], state, history.at) for task in spec.tasks),
         lines=tuple(line for line in state.log.lines({history.job_id, *by_task}) if line.at <= until),
     )
 
 
-def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState) -> TaskHistory:
+def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState, now: float) -> TaskHistory:
     task = state.demand.tasks.get(spec.task_id)
     return TaskHistory(
         task_id=spec.task_id,
@@ -194,6 +197,7 @@ def _task(spec: TaskSpec, entries: Iterable[StoryEntry], state: SchedulerState) 
         attempts=_attempts(entries),
         passed=0.0 if task is None else task.passed,
         held_back=task is not None and task.held_back,
+        wait=None if task is None else wait_of(state, task, now),
     )
 
 
@@ -212,6 +216,8 @@ def _attempts(entries: Iterable[StoryEntry]) -> tuple[Attempt, ...]:
 
 
 def _ended(attempt: Attempt, at: float, cause: object) -> Attempt:
+    if isinstance(cause, TaskRevoked):  # it was believed to have started
+        return replace(attempt, ended_at=at, end="revoked")
     if not isinstance(cause, RunEnded):
         return replace(attempt, ended_at=at, end="worker_lost")
     report = cause.report

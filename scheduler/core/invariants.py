@@ -22,6 +22,8 @@ from modelpool.scheduler.tables.story_lines import dump
 from modelpool.scheduler.tables.worker_index import SIMILAR_MEMORY
 from modelpool.scheduler.tables.workers import Worker, WorkerState
 
+_ON_WORKER = (TaskStatus.QUEUED, TaskStatus.RUNNING, TaskStatus.STOPPING)
+
 
 def validate(state: SchedulerState) -> None:
     """Check every invariant. Raises AssertionError with the story of the subject that violates one."""
@@ -88,7 +90,7 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert all(name in demand.jobs[job_id].awaits for job_id in task.awaited_by), _story(
         state, name, "awaited by whom?"
     )
-    assert (task.worker_id is not None) == (task.status in (TaskStatus.RUNNING, TaskStatus.STOPPING)), _story(
+    assert (task.worker_id is not None) == (task.status in _ON_WORKER), _story(
         state, name, f"is {task.status.value} on {task.worker_id}"
     )
     assert task.status is not TaskStatus.ENDED, _story(state, name, "ended and was not forgotten")
@@ -121,7 +123,14 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert 0 <= task.passed < state.config.overtaking_limit + 1, _story(state, name, f"was passed {task.passed} times")
     if task.worker_id is not None:
         worker = state.worker_table.workers[task.worker_id]
-        assert name in worker.task_ids, _story(state, name, f"is on {worker.name}, which runs {worker.task_ids}")
+        queued = None if worker.queued is None else worker.queued.task_id
+        assert name == queued or name in worker.task_ids, _story(
+            state, name, f"is on {worker.name}, which runs {worker.task_ids} and then {queued}"
+        )
+        is_revoked = worker.queued is not None and worker.queued.is_revoked
+        expected = (TaskStatus.QUEUED, TaskStatus.STOPPING) if is_revoked else (TaskStatus.QUEUED,)
+        assert name != queued or task.status in expected, _story(state, name, f"is queued, and {task.status.value}")
+        assert name == queued or task.status is not TaskStatus.QUEUED, _story(state, name, "is queued nowhere")
         assert worker.incarnation == task.incarnation, _story(state, name, "is on a worker that was lost")
 
 
@@ -132,6 +141,16 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert (worker.task_id is not None) == (worker.status is WorkerState.BUSY), _story(state, name, "runs what?")
     assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
     assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
+    assert worker.queued is None or worker.status is WorkerState.BUSY, _story(
+        state, name, "has a next task, and no run"
+    )
+    assert (worker.queued is not None) == (name in state.worker_table.with_queued), _story(state, name, "what is next?")
+    if worker.queued is not None:
+        task = state.demand.tasks[worker.queued.task_id]
+        assert task.worker_id == name, _story(state, name, f"runs {task.name} next, which is on {task.worker_id}")
+        assert state.send_ahead.seconds, _story(state, name, "has a next task")
+        stays = worker.wanted and worker.drain_deadline is None and state.ends_at is None
+        assert stays or worker.queued.is_revoked, _story(state, name, "ends, and has a next task")
     limit = state.config.start_retry_limit
     given_up = worker.status is WorkerState.GIVEN_UP
     assert given_up == (worker.failures >= limit) or up, _story(state, name, f"failed {worker.failures} times")
@@ -156,6 +175,8 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     if tasks:
         mode = tasks[0].cost_class.mode(worker.residency.capacity_bytes)
         running_bytes = mode.activation_bytes * worker.members + tasks[0].cost_class.scratch_bytes
+        if tasks[0].cost_class.needed_bytes > worker.residency.capacity_bytes:
+            return  # it was queued when there was more memory
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
 
 
@@ -284,7 +305,8 @@ def _pool(state: SchedulerState) -> None:
         active = [j.name for j in state.demand.jobs.values() if j.status is JobStatus.ACTIVE]
         assert not active, f"no worker is left, yet {active} are active"
     for task in state.demand.tasks.values():
-        if task.on_worker and state.config.run_timeout_seconds is not None:
+        is_started = task.worker_id is not None and task.name in state.worker_table.workers[task.worker_id].task_ids
+        if is_started and state.config.run_timeout_seconds is not None:
             latest = max(state.at, state.timeouts.time_up_at(task)) + 2 * LEAST_TICK_SECONDS
             due = state.ticks.due
             assert due is not None, _story(state, task.spec.task_id, "may hang, and no tick is pending")

@@ -170,6 +170,16 @@ class Recovery:
         else:
             self._demand.forget(task, note)
 
+    def came_back(self, task: Task, ready_at: float | None, note: str) -> None:
+        """A queued task, ready since `ready_at`, was revoked, or its worker was lost before it started. Not a
+        failure."""
+        self._demand.left_worker(task)
+        task.ready_at, task.timed_out_at = ready_at, None
+        if task.demand:
+            self._demand.requeue(task, note)
+        else:
+            self._demand.forget(task, note)
+
     def workers_changed(self) -> None:
         """Unpin tasks whose worker is not coming back, or is smaller than before; drop refusals for lack of memory that
         is available now."""

@@ -13,6 +13,7 @@ from modelpool.pool.specs.spec import ComponentKey, JobId, Stage, TaskId, UserId
 from modelpool.scheduler.placement.pinned_loads import PinnedLoads, PinnedSet
 from modelpool.scheduler.tables.cost_classes import STAGE_RANK
 from modelpool.scheduler.tables.jobs import JobStatus, Task, TaskStatus
+from modelpool.scheduler.tables.run_kinds import gpu_name
 from modelpool.scheduler.tables.scaling_record import ScalingWhy
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: payer of a task (the user of the first job that wants it), its stage rank, its status
 _KIND = attrgetter("payer", "cost_class.rank", "status")
+#: cost class and status of a task
+_CLASS = attrgetter("cost_class", "status")
 #: reasons of one machine
 MOST_REASONS = 8
 _STAGES = {rank: stage for stage, rank in STAGE_RANK.items()}
@@ -166,6 +169,8 @@ class Snapshot:
     #: None without groups
     scaling: ScalingSnapshot | None = None
     pins: tuple[PinSnapshot, ...] = ()
+    #: expected time until the known tasks have run on the workers that are up, without loads; None without a worker
+    left_seconds: float | None = None
 
 
 def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
@@ -196,7 +201,26 @@ def take_snapshot(state: SchedulerState, now: float | None = None) -> Snapshot:
         deadlines_missed=demand.fair_queue.deadlines.missed,
         scaling=None if state.autoscaler is None else _scaling(state, state.autoscaler, at),
         pins=tuple(_pin(state.pinned_loads, pinned, at) for pinned in state.pinned_loads.sets.values()),
+        left_seconds=_left_seconds(state, at),
     )
+
+
+def _left_seconds(state: SchedulerState, at: float) -> float | None:
+    """Run times are those on the first worker that is up; what runs counts without the time that it has run."""
+    live = [worker for worker in state.worker_table.workers.values() if worker.live]
+    if not live:
+        return None
+    name = gpu_name(live[0].spec)
+    seconds = sum(
+        cost_class.prior_seconds * state.costs.run_kinds.ratio(cost_class.kind, name, cost_class.size)
+        for cost_class in state.costs.cost_classes()
+        if cost_class.prior_seconds
+    )
+    for worker in live:
+        if worker.task_id is not None and worker.expected_end is not None:
+            started_at = state.demand.tasks[worker.task_id].started_at
+            seconds -= max(0.0, min(at, worker.expected_end) - started_at)
+    return max(0.0, seconds) / len(live)
 
 
 def _pin(loads: PinnedLoads, pinned: PinnedSet, at: float) -> PinSnapshot:
@@ -233,6 +257,22 @@ def _scaling(state: SchedulerState, autoscaler: Autoscaler, at: float) -> Scalin
         autoscaler.cost_per_hour,
         tuple(autoscaler.decisions),
     )
+
+
+def waiting_by_model(tasks: Iterable[Task]) -> dict[str, dict[str, int]]:
+    """Return the numbers of tasks that have not started, by the model of their first component, and by stage."""
+    by_model: dict[str, dict[str, int]] = {}
+    for (cost_class, status), count in Counter(map(_CLASS, tasks)).items():
+        if status in (TaskStatus.READY, TaskStatus.BLOCKED) and cost_class.components:
+            stage = _STAGES[cost_class.rank].value
+            mine = by_model.setdefault(model_of(cost_class.components[0]), {})
+            mine[stage] = mine.get(stage, 0) + count
+    return by_model
+
+
+def model_of(component: ComponentKey) -> str:
+    """Return the name of the model or file that a component belongs to, for users."""
+    return component.split("@")[0].rsplit("/", 1)[0]
 
 
 def _queues(tasks: Iterable[Task]) -> tuple[dict[str, int], dict[str, int], dict[str, dict[str, int]]]:

@@ -9,7 +9,9 @@ Commands, which the shell carries out in the order of the list:
     StartWorker    after `delay_seconds` start the worker; answer with one WorkerUp or StartFailed of that incarnation
     EndWorker      end that incarnation if it still exists; no answer is expected, later messages from it are dropped.
                    It may be running a task (one that hangs): that run is given up with it
-    RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown
+    RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown.
+                   A queued one starts when the run of its worker has ended, without another command
+    RevokeTask     take a queued task back; answer with one TaskRevoked, unless it has started
     StopTask       ask the run to stop at its next step; its RunEnded (usually CANCELLED) still follows. If the run has
                    ended already, do nothing. With keep_state its result may be the state of the run
     Prefetch       have the worker's machine read the files of these components; no answer, and none of it is required
@@ -37,6 +39,7 @@ Events, which the shell feeds one at a time, from one thread, with `at` never fa
     RunEnded         before it, hold the result of a successful run under the task's id; the core keeps or releases it.
                      One with WORKER_LOST means that the worker is lost: the core ends it; no WorkerDown need follow.
                      Before one with a state, hold the state under its id (`state_id`), in place of an earlier one
+    TaskRevoked      answers a RevokeTask, at once; it may come after the RunEnded of the run before
     StateKept        before it, hold the state likewise, in a place that outlives the worker
     WeightsLoaded    also if the load was ended early; dropped if its worker is gone
     PoolEnding       once; RunEnded of what runs still follows
@@ -70,6 +73,7 @@ from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
+from modelpool.scheduler.core.send_ahead import SendAhead
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
 from modelpool.scheduler.core.unavailable import why_unavailable
@@ -108,6 +112,7 @@ from modelpool.scheduler.tables.messages import (
     StateKept,
     StopTask,
     Submitted,
+    TaskRevoked,
     Tick,
     WeightsLoaded,
     WorkerDown,
@@ -115,10 +120,10 @@ from modelpool.scheduler.tables.messages import (
     WorkerUp,
 )
 from modelpool.scheduler.tables.nodes import UNAVAILABLE_SECONDS
-from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart
+from modelpool.scheduler.tables.placement_record import PlacementRule, TaskStart, Why
 from modelpool.scheduler.tables.story import Story
 from modelpool.scheduler.tables.story_lines import StoryLine
-from modelpool.scheduler.tables.workers import Worker, WorkerState, WorkerTable
+from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerState, WorkerTable
 
 #: drain notices that are remembered, for workers that start on such a machine
 MOST_DRAINING = 4096
@@ -148,6 +153,7 @@ class SchedulerState:
             self.config, self.costs, self.demand, self.worker_table, self.log, self._out
         )
         self.preemption = Preemption(self.config, self.costs, self.log, self.worker_table, self.demand, self._out)
+        self.send_ahead = SendAhead(self.config, self.log, self.worker_table, self.demand, self._out)
         self.leaving = Leaving(self.costs, self.worker_table, self.demand, self.preemption, self._out)
         #: most memory of a wanted worker, and its name; None while one of them was never up
         self.largest: tuple[int, str] | None = None
@@ -182,6 +188,8 @@ class SchedulerState:
         match event:
             case RunEnded():
                 self._run_ended(event)
+            case TaskRevoked():
+                self._task_revoked(event)
             case Submitted():
                 if self.costs.nodes.lacking:
                     for node in self.costs.nodes.try_again(self.at):
@@ -240,6 +248,8 @@ class SchedulerState:
                 self.preemption.preempt(self.at)
         else:
             self.leaving.stop_what_outlasts(self.ends_at, self.at)
+        if self.send_ahead.seconds:
+            self._plan_ahead()
         if self.draining:
             self._leave_drained(event)
         if self.ends_at is None:
@@ -290,6 +300,85 @@ class SchedulerState:
                 self.switch_budget.nothing_due(self.at)
             self._start(decision)
 
+    def _plan_ahead(self) -> None:
+        """Ask queued tasks back that should not start where they are, and send workers whose run ends soon the task
+        that placement would start there then."""
+        check_at = self.send_ahead.revoke_outdated(self.at, self.ends_at is not None)
+        if self.ends_at is None:
+            for worker in self.send_ahead.candidates(self.at):
+                self.worker_table.pretend_idle(worker)
+                decision = self._placement(self._query())
+                self.worker_table.stop_pretending(worker)
+                if decision is not None and self.send_ahead.accepts(decision, worker):
+                    self._queue(decision)
+            check_at = min(check_at, self.send_ahead.next_at(self.at))
+        if check_at < inf:
+            self.ticks.request(check_at - self.at, self.at)
+
+    def _queue(self, decision: PlacementDecision) -> None:
+        """Send the task to a busy worker, which starts it after its run."""
+        task, worker = decision.task, decision.worker
+        ready_at = task.ready_at
+        self._leave_backlog(task, worker)
+        self._give(task, worker)
+        self.log.move(task, TaskStatus.QUEUED, f"next on {worker.worker_id}, after {worker.task_id}")
+        self.demand.fair_queue.start(task)
+        self.worker_table.queue(worker, QueuedTask(task.name, decision.seconds, decision.why, ready_at))
+        self._out.append(
+            RunTask(
+                worker_id=worker.worker_id,
+                incarnation=worker.incarnation,
+                task_id=task.name,
+                attempt=task.attempt,
+                why=decision.why,
+                oom_steps=task.oom_steps,
+                resume=task.kept is not None,
+                queued=True,
+            )
+        )
+
+    def _start_queued(self, worker: Worker) -> None:
+        """The run of the worker has ended: it has started its queued task, unless that is revoked."""
+        queued = self.worker_table.unqueue(worker)
+        task = self.demand.tasks[queued.task_id]
+        start = self._task_start(task, worker, queued.why)
+        if task.status is TaskStatus.QUEUED:
+            self.log.move(task, TaskStatus.RUNNING, start)
+        else:  # it was asked back, perhaps too late
+            self.log.note(task, start)
+            self._out.append(StopTask(worker.worker_id, worker.incarnation, task.name, task.attempt))
+        task.started_at = self.at
+        worker.residency_before = worker.residency
+        assert worker.residency is not None, f"{worker.name} is not up"
+        extra_seconds = self.costs.extra_seconds(task.spec, task.cost_class, worker)
+        self.costs.run_started(task.cost_class, worker)
+        assumed = worker.residency
+        if self.costs.load_estimate(task.cost_class, worker) is not None:  # else it will run out of memory
+            assumed = self.costs.residency_after(task.cost_class, worker)
+        expected_end = self.at + queued.seconds + (extra_seconds or 0.0)
+        self.worker_table.run_started(worker, task.name, assumed, expected_end)
+        worker.is_barred = queued.is_revoked  # whether it runs is not known: nothing can be next
+        self.prefetch_planner.run_started(worker)
+        decision = PlacementDecision(task, worker, queued.seconds, queued.why)
+        self.preload_planner.run_started(worker, task.cost_class, decision)
+
+    def _task_revoked(self, event: TaskRevoked) -> None:
+        worker = self.worker_table.current(event.worker_id, event.incarnation)
+        task = self.demand.tasks.get(event.task_id)
+        if worker is None or task is None or task.attempt != event.attempt or task.worker_id != worker.worker_id:
+            return
+        note = f"revoked on {worker.worker_id}"
+        if worker.queued is not None and worker.queued.task_id == task.name:
+            self.recovery.came_back(task, self.worker_table.unqueue(worker).ready_at, note)
+        elif worker.task_id == task.name:  # the run before it ended meanwhile
+            self.costs.run_failed(worker)
+            self.worker_table.run_revoked(worker, self.at)
+            if not worker.wanted:
+                self._update_capacities()
+            self.recovery.came_back(task, None, note)
+            if not worker.wanted:
+                self._recheck_waiting()
+
     def _query(self) -> PlacementQuery:
         workers = self.worker_table.worker_index
         account = self.switch_budget
@@ -339,11 +428,7 @@ class SchedulerState:
         assert worker.residency is not None, f"{worker.name} is not up"
         wanted = self.batching.batch_mates(self._query(), decision) if self.batching.limit > 1 else ()
         if task.pinned_to is None:
-            limit = self.config.overtaking_limit
-            workers = float(self.worker_table.worker_index.count)
-            if worker.spec is not None and worker.spec.node in self.worker_table.worker_index.restricted:
-                workers = inf  # what it passes over may be what this machine cannot run: that does not count
-            self.demand.backlog.start(task, worker.residency.capacity_bytes, workers, limit)
+            self._leave_backlog(task, worker)
             self.switch_budget.spend(decision.spent_seconds)
         else:
             self.demand.pinned.remove(task)
@@ -395,18 +480,31 @@ class SchedulerState:
         files = (*task.cost_class.components, *task.cost_class.adapters)
         return node is not None and node.unavailable_of(files, self.at) is not None
 
+    def _leave_backlog(self, task: Task, worker: Worker) -> None:
+        """Take a task that goes to the worker out of the backlog."""
+        workers = float(self.worker_table.worker_index.count)
+        if worker.spec is not None and worker.spec.node in self.worker_table.worker_index.restricted:
+            workers = inf  # what it passes over may be what this machine cannot run: that does not count
+        self.demand.backlog.start(task, worker.capacity_bytes or 0, workers, self.config.overtaking_limit)
+
     def _assign(self, task: Task, decision: PlacementDecision) -> None:
         """A task that waits nowhere any more is assigned to the worker."""
-        worker = decision.worker
+        self._give(task, decision.worker)
+        self.log.move(task, TaskStatus.RUNNING, self._task_start(task, decision.worker, decision.why))
+        self.demand.fair_queue.start(task)
+
+    def _give(self, task: Task, worker: Worker) -> None:
+        """The worker has the task from now on, for another attempt."""
         task.attempt += 1
+        task.queue_seconds = task.waited_seconds(self.at)
         task.ready_at = None
         task.cancel_requested_at = task.pause_requested_at = None
         task.worker_id, task.incarnation = worker.worker_id, worker.incarnation
         task.started_at = self.at
+
+    def _task_start(self, task: Task, worker: Worker, why: Why) -> TaskStart:
         node = NO_NODE if worker.spec is None else worker.spec.node
-        start = TaskStart(worker.worker_id, worker.incarnation, task.attempt, decision.why, node)
-        self.log.move(task, TaskStatus.RUNNING, start)
-        self.demand.fair_queue.start(task)
+        return TaskStart(worker.worker_id, worker.incarnation, task.attempt, why, node)
 
     def _join_batch(self, batch_mate: Task, decision: PlacementDecision) -> bool:
         """Add a task to the batch of the chosen one, unless its user is at the limit by now."""
@@ -458,6 +556,8 @@ class SchedulerState:
             self.recovery.stopped(task, kept)
         else:
             self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
+        if worker.queued is not None and worker.task_id is None:
+            self._start_queued(worker)
         if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
 
@@ -608,6 +708,11 @@ class SchedulerState:
         """Workers came or went, `lost` tasks with one of them by `error` and `cause`: run these again, and check all
         waiting tasks."""
         self._update_capacities()
+        returned, self.worker_table.returned = self.worker_table.returned, []
+        for queued in returned:  # first: it has not failed, whatever the loss means for the others
+            task = self.demand.tasks.get(queued.task_id)
+            if task is not None and task.on_worker:
+                self.recovery.came_back(task, queued.ready_at, "its worker was lost before it started")
         if self.costs.fetched.disks:
             self.costs.keep_disks(self.worker_table.worker_index.on_node)
         if error is not None:

@@ -16,6 +16,7 @@ from modelpool.scheduler.placement.rules import PlacementQuery, is_divided
 from modelpool.scheduler.queue.backlog import BacklogLine
 from modelpool.scheduler.tables.cost_classes import CostClass
 from modelpool.scheduler.tables.jobs import Task
+from modelpool.scheduler.tables.placement_record import WaitEvaluation
 from modelpool.scheduler.tables.workers import Worker
 
 #: busy workers, earliest end first, that are considered for one line; and holders of what it uses
@@ -47,7 +48,7 @@ def first_to_start(reservations: Reservations, line: BacklogLine, idle: Worker, 
         return 0
     costs, task = query.costs, line.head
     finish_seconds = extra_seconds + costs.resident_seconds(task.spec, task.cost_class, idle)
-    place = 0
+    place, first_considered = 0, len(reservations.considered)
     for seconds, run_seconds, worker in sorted(
         _sooner(reservations, task, idle, finish_seconds), key=lambda found: found[0]
     ):
@@ -57,6 +58,7 @@ def first_to_start(reservations: Reservations, line: BacklogLine, idle: Worker, 
         place += taken
         if place >= len(line.tasks):
             reservations.waiting.add(line)
+            _keep_evaluation(reservations, task, idle, extra_seconds, first_considered)
             return None
     return place if line.tasks[place].priority == task.priority else None
 
@@ -67,10 +69,21 @@ def is_sooner_elsewhere(reservations: Reservations, task: Task, idle: Worker, ex
     if query.workers.busy_count == 0 or (extra_seconds == 0.0 and query.workers.are_similar):
         return False
     finish_seconds = extra_seconds + query.costs.resident_seconds(task.spec, task.cost_class, idle)
+    first_considered = len(reservations.considered)
     found = min(_sooner(reservations, task, idle, finish_seconds), key=lambda found: found[0], default=None)
     if found is not None:
         reservations.reserved[found[2].worker_id] = found[0]
+        _keep_evaluation(reservations, task, idle, extra_seconds, first_considered)
     return found is not None
+
+
+def _keep_evaluation(
+    reservations: Reservations, task: Task, idle: Worker, extra_seconds: float, first_considered: int
+) -> None:
+    """Keep, for users, what was considered for a task that waits now."""
+    considered = reservations.considered[first_considered:]
+    busy = tuple([(worker.worker_id, wait, extra) for wait, extra, worker in considered])
+    task.evaluation = WaitEvaluation(reservations.query.at, idle.worker_id, extra_seconds, busy)
 
 
 def _sooner(

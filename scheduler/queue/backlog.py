@@ -197,6 +197,10 @@ class Backlog:
         """Whether a task here reads an adapter."""
         return bool(self._by_adapter)
 
+    def before(self, order: Order) -> Iterator[tuple[BacklogLine, int]]:
+        """The lines with tasks before this place in the order, each with their number."""
+        return ((line, line.tasks.place_of(order)) for line in self._lines.values() if line.order < order)
+
     def line(self, cost_class: CostClass) -> BacklogLine | None:
         """The line of this cost class, if any task waits."""
         return self._lines.get(cost_class)

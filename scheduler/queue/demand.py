@@ -73,6 +73,8 @@ class Demand:
         self.fair_queue = FairQueue(config, costs, story, self.backlog, self.pinned, self.jobs, self.tasks)
         #: the latest resolved jobs
         self.ended: OrderedDict[JobId, Outcome] = OrderedDict()
+        #: queued tasks that no job needs any more; emptied by the core
+        self.unneeded: list[TaskId] = []
         #: number of jobs resolved since the start
         self.resolved = dict.fromkeys(Outcome, 0)
         self._submissions = 0
@@ -314,6 +316,9 @@ class Demand:
             self._story.move(task, TaskStatus.STOPPING, "no job needs it")
             if task.timed_out_at is None:  # otherwise it was asked to stop already
                 self._out.append(StopTask(task.worker_id, task.incarnation, task_id, task.attempt))
+        elif task.status is TaskStatus.QUEUED:
+            self._story.move(task, TaskStatus.STOPPING, "no job needs it")
+            self.unneeded.append(task_id)
 
     def _result_is_there(self, task_id: TaskId) -> None:
         for reader_id in self.results.readers.get(task_id, {}):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from modelpool.pool.specs.spec import JobSpec
 from modelpool.scheduler.simulator.cluster import Core, VirtualCluster
 from modelpool.scheduler.simulator.metrics import percentile
 from modelpool.scheduler.tables.messages import Submitted
+
+CoreT = TypeVar("CoreT", bound=Core)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class LoopFigures:
 
 
 def run_closed_loop(
-    cluster: VirtualCluster[Core], jobs: Sequence[JobSpec], clients: int, begin_at: float
+    cluster: VirtualCluster[CoreT], jobs: Sequence[JobSpec], clients: int, begin_at: float
 ) -> LoopFigures:
     """Run a started cluster until these jobs are resolved, submitted in order by so many clients from `begin_at` on,
     which is not before the cluster's time. Clients think for no time."""
@@ -44,7 +47,7 @@ def run_closed_loop(
     for _, job in zip(range(clients), waiting, strict=False):
         cluster.post(Submitted(begin_at, job))
 
-    def submit_next(core: Core) -> None:
+    def submit_next(core: CoreT) -> None:
         nonlocal resolved
         while resolved < len(cluster.outcomes):
             resolved += 1
@@ -67,6 +70,6 @@ def run_closed_loop(
     )
 
 
-def _moved_bytes(cluster: VirtualCluster[Core]) -> int:
+def _moved_bytes(cluster: VirtualCluster[CoreT]) -> int:
     totals = cluster.totals
     return totals.uploaded_bytes + totals.streamed_bytes + totals.preloaded_bytes

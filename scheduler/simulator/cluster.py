@@ -54,6 +54,7 @@ from modelpool.scheduler.tables.messages import (
     ReleaseResult,
     ResolveJob,
     ResultLost,
+    RevokeTask,
     RunEnded,
     RunTask,
     ScheduleTick,
@@ -62,6 +63,7 @@ from modelpool.scheduler.tables.messages import (
     StateKept,
     StopTask,
     Submitted,
+    TaskRevoked,
     Tick,
     WeightsLoaded,
     WorkerDown,
@@ -177,6 +179,8 @@ class VirtualCluster(Generic[CoreT_co]):
                 continue
             self.now = at
             self.totals.events += 1
+            if isinstance(actual, RunEnded):
+                self._start_queued(actual.report.worker_id)
             for command in self.core.handle(actual):
                 self.commands.append((self.now, command))
                 self._execute(command)
@@ -258,8 +262,12 @@ class VirtualCluster(Generic[CoreT_co]):
 
     def _execute(self, command: Command) -> None:
         match command:
+            case RunTask(queued=True):
+                self._machines.live[command.worker_id].queued = command
             case RunTask():
                 self._start_run(command)
+            case RevokeTask():
+                self._revoke(command)
             case ReleaseResult(task_id=task_id):
                 owner = task_of_state(task_id)
                 if owner is None:
@@ -358,7 +366,8 @@ class VirtualCluster(Generic[CoreT_co]):
             return
         self.post(WorkerUp(at, self._machines.spec(command.worker_id, command.incarnation)))
 
-    def _start_run(self, command: RunTask) -> None:
+    def _start_run(self, command: RunTask, has_lost_inputs: bool = False) -> None:
+        """Start a run. Without its inputs it fails, and takes as long."""
         machine = self._machines.live[command.worker_id]
         members = (BatchMate(command.task_id, command.attempt), *command.batch_mates)
         tasks = [self._tasks[member.task_id][0] for member in members]
@@ -367,7 +376,7 @@ class VirtualCluster(Generic[CoreT_co]):
         if machine.load is not None and machine.load.ends_at > self.now:
             self._cut_load(machine, machine.load)
         unheld = [need for task in tasks for need in task.needs if need not in self.held]
-        assert not unheld, f"{command} reads {unheld}, which are not held"
+        assert has_lost_inputs or not unheld, f"{command} reads {unheld}, which are not held"
         assert all(task.uses == tasks[0].uses for task in tasks), f"{command}: mates with other weights"
         first_step, steps = 0, tasks[0].uses[0].passes if tasks[0].stage is Stage.SAMPLE and tasks[0].uses else 0
         if command.resume:
@@ -377,7 +386,7 @@ class VirtualCluster(Generic[CoreT_co]):
             first_step = found.pop() or 0
             tasks = [replace(task, run_seconds=task.run_seconds * (steps - first_step) / steps) for task in tasks]
         work = self._machines.work(self.now, command, tasks, self._components, self._disturbances.run_factor(command))
-        kind = self._disturbances.run_error(command)
+        kind = RunErrorKind.INPUT_LOST if has_lost_inputs else self._disturbances.run_error(command)
         hangs = self._disturbances.run_hangs(command)
         batch = machine.batch = RunningBatch(
             self.now, work.cost.load_seconds, work.cost.run_seconds, work.moves, first_step=first_step, steps=steps
@@ -403,6 +412,30 @@ class VirtualCluster(Generic[CoreT_co]):
             batch.runs[member] = BatchRun(member, report, charged, loaded, cold, number)
             if self._checkpoint_seconds is not None and steps and not hangs:
                 self._post_checkpoint(batch, report)
+
+    def _start_queued(self, worker_id: WorkerId) -> None:
+        """Start the next task of a worker whose run has ended."""
+        machine = self._machines.live.get(worker_id)
+        if machine is None or machine.batch is not None or machine.queued is None:
+            return
+        command, machine.queued = machine.queued, None
+        has_lost = command.resume and command.task_id not in self.states
+        has_lost = has_lost or any(need not in self.held for need in self._tasks[command.task_id][0].needs)
+        self._start_run(replace(command, queued=False, resume=command.resume and not has_lost), has_lost)
+
+    def _revoke(self, command: RevokeTask) -> None:
+        """Take back the next task of a worker: it has not started."""
+        machine = self._machines.live.get(command.worker_id)
+        queued = None if machine is None else machine.queued
+        if machine is None or queued is None:
+            return
+        if (queued.incarnation, queued.task_id, queued.attempt) == (
+            command.incarnation,
+            command.task_id,
+            command.attempt,
+        ):
+            machine.queued = None
+            self.post(TaskRevoked(self.now, command.worker_id, command.incarnation, command.task_id, command.attempt))
 
     def _stop_run(self, command: StopTask) -> None:
         """Stop that run now: a simulated step takes no time. Its mates continue. The last one leaves the residency that

@@ -112,6 +112,8 @@ class Machine:
     residency: Residency
     #: the current run, the memory that it holds, and the preloads during it
     batch: RunningBatch | None = None
+    #: what it starts after that run
+    queued: RunTask | None = None
     held: RunningLease = NOTHING_HELD
     preload: tuple[OverlappedPreload, ...] = ()
     #: a load without a run

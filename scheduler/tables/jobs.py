@@ -15,6 +15,7 @@ from modelpool.pool.specs.spec import ComponentKey, JobId, JobSpec, OomStep, Tas
 from modelpool.scheduler.tables.cost_classes import CostClass
 from modelpool.scheduler.tables.kept_states import KeptState
 from modelpool.scheduler.tables.oom_escalation import MemoryFailure
+from modelpool.scheduler.tables.placement_record import WaitEvaluation
 from modelpool.scheduler.tables.story import Status
 from modelpool.scheduler.tables.user_account import ANONYMOUS, NO_VIRTUAL_START, UserFlow
 
@@ -54,6 +55,7 @@ class TaskStatus(Status):
 
     BLOCKED = "blocked"  #: a result that it reads does not exist
     READY = "ready"  #: in the backlog, or waiting for the worker that it is pinned to
+    QUEUED = "queued"  #: on a worker that runs another task, and will start it then
     RUNNING = "running"  #: on a worker
     STOPPING = "stopping"  #: on a worker that was asked to stop
     ENDED = "ended"  #: forgotten
@@ -70,8 +72,16 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
     TaskStatus.READY: frozenset(
         {
             TaskStatus.RUNNING,  # placed on a worker
+            TaskStatus.QUEUED,  # placed on a busy worker, as its next task
             TaskStatus.BLOCKED,  # an input was lost and is computed again
             TaskStatus.ENDED,  # no live job needs it any more, or it fits on no worker
+        }
+    ),
+    TaskStatus.QUEUED: frozenset(
+        {
+            TaskStatus.RUNNING,  # the run before it ended
+            TaskStatus.BLOCKED,  # it was revoked, or its worker was lost before it started
+            TaskStatus.STOPPING,  # no live job needs it any more; it is not revoked yet
         }
     ),
     TaskStatus.RUNNING: frozenset(
@@ -175,8 +185,12 @@ class Task:
     urgent_by: float
     #: name of the batch of jobs it was submitted with; "" if submitted alone
     batch: str
-    #: time since when it could start, kept when it is queued again; None before, and once it has started
+    #: time since when it could start, kept when it waits again; None before, and once it is on a worker
     ready_at: float | None
+    #: seconds for which it could have started, before it was sent to its latest worker
+    queue_seconds: float
+    #: the latest evaluation with which a placement let it wait for a busy worker; None if none did
+    evaluation: WaitEvaluation | None
     #: times that it was sent to a worker
     attempt: int
     #: failed runs that count against the limit
@@ -217,7 +231,7 @@ class Task:
     goes_first: bool
     #: a run that it shared with others failed: it runs alone from now on
     alone: bool
-    #: set exactly while RUNNING or STOPPING
+    #: set exactly while QUEUED, RUNNING or STOPPING
     worker_id: WorkerId | None
     #: of that worker
     incarnation: int
@@ -240,6 +254,8 @@ class Task:
         self.urgent_by = inf
         self.batch = batch
         self.ready_at = None
+        self.queue_seconds = 0.0
+        self.evaluation = None
         self.attempt = 0
         self.failures = 0
         self.memory_failures = ()

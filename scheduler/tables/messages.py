@@ -153,6 +153,18 @@ class RunEnded(WireValue):
 
 
 @dataclass(frozen=True, slots=True)
+class TaskRevoked(WireValue):
+    """A queued task was taken back before it started: it will not run there. It may come after the end of the run
+    before it."""
+
+    at: float
+    worker_id: WorkerId
+    incarnation: int
+    task_id: TaskId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateKept(WireValue):
     """The shell holds the state of a run that continues, after `step` of `steps`: a checkpoint, from which the task
     resumes if the run is lost. Its id is `scheduler.tables.kept_states.state_id`. `attempt` is 0 for one that an
@@ -228,6 +240,7 @@ Event: TypeAlias = (
     | WorkerDown
     | NodeDraining
     | RunEnded
+    | TaskRevoked
     | StateKept
     | ResultLost
     | PinComponents
@@ -306,6 +319,7 @@ class RunTask(WireValue):
     batch_mates  tasks that run in the same batch; each ends with its own RunEnded, and the worker is free after the
                  last of them
     resume       send the state along that the shell holds of the task, and of each batch mate: the run resumes from it
+    queued       the worker runs another task: it starts this one itself when that run has ended
     """
 
     worker_id: Final[WorkerId]
@@ -318,6 +332,7 @@ class RunTask(WireValue):
     oom_steps: Final[tuple[OomStep, ...]]
     batch_mates: Final[tuple[BatchMate, ...]]
     resume: Final[bool]
+    queued: Final[bool]
 
     def __init__(
         self,
@@ -331,6 +346,7 @@ class RunTask(WireValue):
         oom_steps: tuple[OomStep, ...] = (),
         batch_mates: tuple[BatchMate, ...] = (),
         resume: bool = False,
+        queued: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -342,6 +358,24 @@ class RunTask(WireValue):
         self.oom_steps = oom_steps
         self.batch_mates = batch_mates
         self.resume = resume
+        self.queued = queued
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class RevokeTask(WireValue):
+    """Take back a queued task. Answer with one TaskRevoked, unless it has started: then its RunEnded follows, as that
+    of any run."""
+
+    worker_id: Final[WorkerId]
+    incarnation: Final[int]
+    task_id: Final[TaskId]
+    attempt: Final[int]
+
+    def __init__(self, worker_id: WorkerId, incarnation: int, task_id: TaskId, attempt: int) -> None:
+        self.worker_id = worker_id
+        self.incarnation = incarnation
+        self.task_id = task_id
+        self.attempt = attempt
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -517,6 +551,7 @@ Command: TypeAlias = (
     StartWorker
     | EndWorker
     | RunTask
+    | RevokeTask
     | StopTask
     | Prefetch
     | Preload

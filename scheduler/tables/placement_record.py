@@ -53,6 +53,29 @@ class PlacementOption(WireValue):
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
+class WaitEvaluation(WireValue):
+    """The evaluation with which a placement let a task wait for a busy worker. Kept raw: placements are frequent, and
+    few evaluations are read.
+
+    idle, idle_extra_seconds  the worker on which it could have started, and its load time there
+    busy                      the busy workers considered: name, seconds until it should be free, load time there
+    """
+
+    at: Final[float]
+    idle: Final[WorkerId]
+    idle_extra_seconds: Final[float]
+    busy: Final[tuple[tuple[WorkerId, float, float], ...]]
+
+    def __init__(
+        self, at: float, idle: WorkerId, idle_extra_seconds: float, busy: tuple[tuple[WorkerId, float, float], ...]
+    ) -> None:
+        self.at = at
+        self.idle = idle
+        self.idle_extra_seconds = idle_extra_seconds
+        self.busy = busy
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
 class Why(WireValue):
     """The record of one placement decision.
 

@@ -24,6 +24,7 @@ from modelpool.scheduler.tables.messages import (
     StartFailed,
     StateKept,
     Submitted,
+    TaskRevoked,
     Tick,
     WeightsLoaded,
     WorkerDown,
@@ -131,6 +132,8 @@ def describe(event: Event) -> str:
             return f"{event.worker_id}#{event.incarnation} did not start: {event.reason}"
         case WorkerDown():
             return f"{event.worker_id}#{event.incarnation} down: {event.reason}"
+        case TaskRevoked():
+            return f"{event.worker_id}#{event.incarnation}: {event.task_id} revoked (attempt {event.attempt})"
         case StateKept():
             where = f"attempt {event.attempt}: state saved" if event.attempt else "state of an earlier pool found"
             return f"{event.task_id} {where} after step {event.step} of {event.steps}"

@@ -15,6 +15,7 @@ from modelpool.pool.plan.eviction_plan import Residency, Resident
 from modelpool.pool.specs.spec import ComponentKey, NodeId, RunCost, TaskId, TaskReport, WorkerId, WorkerSpec
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.messages import Command, EndWorker, LossCause, StartWorker
+from modelpool.scheduler.tables.placement_record import Why
 from modelpool.scheduler.tables.scaling_record import ScalingWhy
 from modelpool.scheduler.tables.story import Status, Story
 from modelpool.scheduler.tables.worker_index import WorkerIndex
@@ -113,6 +114,23 @@ class PendingPreload:
     expected_seconds: float
 
 
+@dataclass(slots=True)
+class QueuedTask:
+    """The task that a busy worker starts after its run.
+
+    seconds     expected length of its run
+    why         the reasons of the decision
+    ready_at    as in the task before it was queued
+    is_revoked  it was asked back, and the answer is not there
+    """
+
+    task_id: TaskId
+    seconds: float
+    why: Why
+    ready_at: float | None
+    is_revoked: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """One worker through all its incarnations."""
@@ -143,6 +161,12 @@ class Worker:
     batch_mates: tuple[TaskId, ...] = ()
     #: number of tasks that its current or last run began with
     members: int = 0
+    #: the task that it starts after its run; only while BUSY
+    queued: QueuedTask | None = None
+    #: the residency before its run, if that task was queued
+    residency_before: Residency | None = None
+    #: a task was asked back during its run: it is sent no other one before the end of the run
+    is_barred: bool = False
     #: when its run should end; None while no such run was measured
     expected_end: float | None = None
     #: when the weights of its run should be loaded; None if nothing can be preloaded during it
@@ -231,7 +255,10 @@ class Worker:
         """
         if self.status is WorkerState.IDLE:
             return 0.0
-        return None if self.expected_end is None else abs(self.expected_end - at)
+        if self.expected_end is None:
+            return None
+        seconds = abs(self.expected_end - at)
+        return seconds if self.queued is None else seconds + self.queued.seconds
 
 
 def restart_delay_seconds(config: SchedulerConfig, failures: int) -> float:
@@ -257,6 +284,10 @@ class WorkerTable:
         self.totals = WorkerRunTotals()
         #: index of the usable workers
         self.worker_index = WorkerIndex()
+        #: the workers with a queued task
+        self.with_queued: dict[WorkerId, Worker] = {}
+        #: queued tasks whose worker was lost; emptied by the core
+        self.returned: list[QueuedTask] = []
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
         """Start new workers; end workers that are no longer named: busy ones when their run has ended, and those that
@@ -407,9 +438,37 @@ class WorkerTable:
     ) -> None:
         """A task was placed, with the others of its batch; its weights are assumed to arrive."""
         worker.task_id, worker.batch_mates, worker.members = task_id, batch_mates, 1 + len(batch_mates)
-        worker.expected_end = expected_end
+        worker.expected_end, worker.is_barred = expected_end, False
         self._story.move(worker, WorkerState.BUSY, task_id)
         worker.update_residency(assumed)
+        self._note(worker)
+
+    def queue(self, worker: Worker, queued: QueuedTask) -> None:
+        """A busy worker was sent its next task."""
+        worker.queued = queued
+        self.with_queued[worker.worker_id] = worker
+
+    def unqueue(self, worker: Worker) -> QueuedTask:
+        """Its next task starts, or was revoked."""
+        queued, worker.queued = worker.queued, None
+        assert queued is not None, f"{worker.name} has no queued task"
+        del self.with_queued[worker.worker_id]
+        return queued
+
+    def run_revoked(self, worker: Worker, at: float) -> None:
+        """The task that was believed to run had been revoked before it started: nothing runs there."""
+        worker.task_id = worker.expected_end = None
+        worker.update_residency(worker.residency_before)
+        self._idle(worker, at)
+
+    def pretend_idle(self, worker: Worker) -> None:
+        """Index a busy worker as if it were idle, to ask what it would run next. `stop_pretending` must follow."""
+        worker.status = WorkerState.IDLE
+        self._note(worker)
+
+    def stop_pretending(self, worker: Worker) -> None:
+        """Index the worker as busy again."""
+        worker.status = WorkerState.BUSY
         self._note(worker)
 
     def assume(self, worker: Worker, residency: Residency) -> None:
@@ -429,12 +488,8 @@ class WorkerTable:
             worker.batch_mates = tuple(others)
             return
         worker.task_id = worker.expected_end = None
-        worker.idle_since = at
         worker.update_residency(report.residency)
-        self._story.move(worker, WorkerState.IDLE)
-        if not worker.wanted:
-            self._forget(worker)
-        self._note(worker)
+        self._idle(worker, at)
 
     def current(self, worker_id: WorkerId, incarnation: int) -> Worker | None:
         """The worker, if this is its current incarnation."""
@@ -481,7 +536,17 @@ class WorkerTable:
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
         worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
+        if worker.queued is not None:
+            self.returned.append(self.unqueue(worker))
         worker.update_residency(None)
+        self._note(worker)
+
+    def _idle(self, worker: Worker, at: float) -> None:
+        """Its run is over; it ends if it is not wanted, unless it has a queued task, which may have started."""
+        worker.idle_since = at
+        self._story.move(worker, WorkerState.IDLE)
+        if not worker.wanted and worker.queued is None:
+            self._forget(worker)
         self._note(worker)
 
     def _note(self, worker: Worker) -> None:

@@ -17,6 +17,7 @@ from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentR
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.node_watch import ClusterNodes
 from modelpool.actors.control.recorder import Recorder
+from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import (
     ClientId,
@@ -110,7 +111,7 @@ class Sent:
     incarnation: int
     request: RunRequest
     inputs: tuple[FakeRef, ...]
-    report: asyncio.Future[TaskReport]
+    report: asyncio.Future[TaskReport | None]
     ref: FakeRef
     stop_asked: bool = False
     #: attempts of its run, itself included
@@ -128,6 +129,8 @@ class FakeWorker:
     engine: FakeEngine
     gone: asyncio.Future[str]
     running: list[Sent] = field(default_factory=list)
+    #: begins when those have ended
+    queued: list[Sent] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -172,6 +175,11 @@ class FakeFleet:
         """Attempts that wait for the test to end them."""
         return [sent for worker in self.workers.values() for sent in worker.running]
 
+    @property
+    def queued(self) -> list[Sent]:
+        """Attempts that begin when those of their worker have ended."""
+        return [sent for worker in self.workers.values() for sent in worker.queued]
+
     async def take_over(self) -> int:
         return 0
 
@@ -212,11 +220,11 @@ class FakeFleet:
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
         worker = self.workers[worker_id, incarnation]
-        assert not worker.running, f"{worker_id} is sent a second run"
+        assert not worker.queued, f"{worker_id} is sent a third run"
         sent = Sent(
             worker_id, incarnation, request, tuple(inputs), asyncio.get_running_loop().create_future(), FakeRef()
         )
-        worker.running.append(sent)
+        (worker.queued if worker.running else worker.running).append(sent)
         self.sent.append(sent)
         return SentRun(sent.report, sent.ref)
 
@@ -231,6 +239,14 @@ class FakeFleet:
         worker.running += sent
         self.sent += sent
         return SentBatch(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+
+    async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
+        worker = self.workers.get((worker_id, incarnation))
+        found = [sent for sent in worker.queued if sent.request.run == run] if worker else []
+        for sent in found:
+            worker.queued.remove(sent)
+            sent.report.set_result(None)
+        return bool(found)
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         for sent in self.running:
@@ -282,8 +298,9 @@ class FakeFleet:
     async def memory_reports(self) -> dict:
         return {}
 
-    def finish(self, sent: Sent, run_seconds: float | None = None) -> None:
-        """The attempt ends as it would: well, after `run_seconds` by its report, stopped, or without its inputs."""
+    def finish(self, sent: Sent, run_seconds: float | None = None, load_seconds: float = 0.0) -> None:
+        """The attempt ends as it would: well, after `run_seconds` and `load_seconds` by its report, stopped, or without
+        its inputs."""
         if any(ref.lost for ref in sent.inputs):
             self._answer(sent, InputsLost("an input of this task is gone"))
         elif sent.stop_asked:
@@ -300,7 +317,7 @@ class FakeFleet:
                 sent.ref.value, cost = engine.run(
                     request.task, request.work, inputs, hooks, request.fresh, request.needed_next
                 )
-                cost = replace(cost, batched=sent.together)
+                cost = replace(cost, batched=sent.together, load_seconds=load_seconds)
                 cost = cost if run_seconds is None else replace(cost, run_seconds=run_seconds)
             except Exception as raised:
                 error = run_error(raised)
@@ -319,7 +336,10 @@ class FakeFleet:
         """The worker's process dies. Both its run and its watch say so, the one or the other first."""
         worker = self._die(worker_id)
         tellers: list[Callable[[], None]] = [lambda: worker.gone.set_result("killed by the test")]
-        tellers += [lambda s=s: s.report.set_exception(WorkerLost("killed by the test")) for s in worker.running]
+        tellers += [
+            lambda s=s: s.report.set_exception(WorkerLost("killed by the test"))
+            for s in (*worker.running, *worker.queued)
+        ]
         for tell in tellers if watch_first else reversed(tellers):
             tell()
 
@@ -334,7 +354,10 @@ class FakeFleet:
         return self.workers.pop(next(key for key in self.workers if key[0] == worker_id))
 
     def _answer(self, sent: Sent, answer: TaskReport | Exception) -> None:
-        self.workers[sent.worker_id, sent.incarnation].running.remove(sent)
+        worker = self.workers[sent.worker_id, sent.incarnation]
+        worker.running.remove(sent)
+        if not worker.running and worker.queued:
+            worker.running.append(worker.queued.pop())
         if isinstance(answer, Exception):
             sent.report.set_exception(answer)
         else:
@@ -368,6 +391,7 @@ class Desk:
         nodes: ClusterNodes | None = None,
         heartbeat_seconds: float | None = None,
         epoch: int = 0,
+        traces: TraceExport | None = None,
     ) -> None:
         self.fleet = FakeFleet()
         self.clock = ManualClock()
@@ -385,6 +409,7 @@ class Desk:
             facts=ClusterFacts(nodes, needs_gpus=True),
             heartbeat_seconds=heartbeat_seconds,
             epoch=epoch,
+            traces=traces,
         )
         self.cursor = 0
         self.ended: list[JobEnded] = []

@@ -21,6 +21,7 @@ from modelpool.actors.api.client import ModelPool
 from modelpool.actors.control.pool_plan import NodeSettings, PoolPlan
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.pool.core.errors import AdapterMismatch, UserError, unknown_name
+from modelpool.pool.core.prompt_tokens import TokenizedPrompt
 from modelpool.pool.core.sampling_facts import (
     PLAIN_SAMPLING,
     AudioFacts,
@@ -56,8 +57,8 @@ from modelpool.pool.core.stage_params import (
     VideoFrames,
     control_key,
 )
-from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.two_experts import TWO_EXPERTS
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.plan.eviction_plan import Residency, plan
 from modelpool.pool.plan.preload_plan import RunningLease, plan_preload
 from modelpool.pool.specs.eviction_hints import EvictionHints
@@ -206,10 +207,8 @@ class FakeCatalog:
         named = Role.DIFFUSION_MODEL if role is Role.DIFFUSION_MODEL_2 else role
         return named in LORAS[lora.name] and (not lora.noise or halves.get(role) == lora.noise)
 
-    def text_tokens(
-        self, model: ModelRef, text: str, seen: tuple[tuple[int, int], ...] = (), numbered: bool = False
-    ) -> int:
-        return 77 * (1 + len(text) // 300)
+    def tokenize(self, work: EncodeParams) -> TokenizedPrompt:
+        return TokenizedPrompt((), 77 * (1 + len(work.text) // 300))
 
     def activation_bytes(self, model: ModelRef, work: StageParams, context_tokens: Sequence[int] = ()) -> int:
         size = getattr(work, "shape", work)

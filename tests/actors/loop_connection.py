@@ -132,12 +132,15 @@ class ThreadFleet:
         worker, thread = self.workers[worker_id, incarnation]
         ref = FakeRef()
 
-        async def report() -> TaskReport:
+        def run_unless_revoked(values: Sequence[Result]) -> tuple[TaskReport | None, Result | None]:
+            return worker.run(request, *values) if worker.may_start(request) else (None, None)
+
+        async def report() -> TaskReport | None:
             if any(given.lost for given in inputs):
                 raise InputsLost("an input of this task is gone")
             values = [given.value for given in inputs]
             loop = asyncio.get_running_loop()
-            told, ref.value = await loop.run_in_executor(thread, worker.run, request, *values)
+            told, ref.value = await loop.run_in_executor(thread, run_unless_revoked, values)
             return told
 
         return SentRun(report(), ref)
@@ -158,6 +161,10 @@ class ThreadFleet:
             return told
 
         return SentBatch(reports(), refs)
+
+    async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
+        known = self.workers.get((worker_id, incarnation))
+        return known is not None and known[0].revoke(run, self.epoch)
 
     def stop(self, worker_id: WorkerId, incarnation: int, run: int, keep_state: bool = False) -> None:
         self.workers[worker_id, incarnation][0].stop(run, keep_state, self.epoch)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json

@@ -18,7 +18,8 @@ import ray
 from modelpool import ModelPool
 from modelpool.actors.api.opening import start_pool
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.orders import DecodeOrder, InputLatent
+from modelpool.actors.graph.stage_request import InputLatent, StageRequest
+from modelpool.actors.metrics.exposition import metrics_text
 from modelpool.actors.ray.survivors import left_workers
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailed, JobFailure, PoolLost
@@ -81,6 +82,9 @@ def test_images_are_what_they_must_be_wherever_they_are_made(pool) -> None:
     assert {image.worker for image in images} == {"gpu-0", "gpu-1"}
     for image in images:
         assert (image.pixels == expected(image.request)).all()
+    text = metrics_text(pool.metrics()).decode()
+    assert 'modelpool_tasks_total{outcome="succeeded",stage="sample"} 12.0' in text
+    assert 'modelpool_gpu_busy_seconds_total{worker="gpu-1"}' in text
 
 
 def test_a_job_that_fails_says_why_and_sinks_no_other(pool) -> None:
@@ -277,12 +281,12 @@ def test_an_input_whose_owner_died_is_told_as_lost(pool, side) -> None:
     (ref,) = ray.get(owner.put.remote())
     ray.kill(owner)
     given = TaskId(f"given-{side}")
-    order = DecodeOrder(InputLatent(given, (side, side)), "shapes")
+    decode = StageRequest(Stage.DECODE, request(), latent=InputLatent(given, (side, side)))
 
     failures: list[JobFailure] = []
     while not failures:  # until the news of the owner's death is everywhere, the bytes may still be found
         try:
-            pool._stage(order, {given: ref}).result(120)
+            pool._stage(decode, {given: ref}).result(120)
         except JobFailed as raised:
             failures.append(raised.failure)
     assert failures[0].kind is RunErrorKind.INPUT_LOST

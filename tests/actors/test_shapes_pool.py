@@ -37,6 +37,13 @@ def pool() -> Iterator[ModelPool]:
         yield opened
 
 
+def config_with(folder: Path, line: str) -> Path:
+    """The configuration with this line for the scheduler."""
+    text = CONFIG.read_text().replace("../examples", str(ROOT / "examples")).replace("../outputs", str(folder))
+    (folder / "with.toml").write_text(f"{text}\n[scheduler]\n{line}\n")
+    return folder / "with.toml"
+
+
 def requests(count: int, **fields: object) -> list[GenerateRequest]:
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
     return [
@@ -84,9 +91,7 @@ def test_every_sampler_makes_the_image(pool: ModelPool, sampler: str) -> None:
 
 def test_images_that_share_runs_are_those_made_alone(expected: list[bytes], tmp_path: Path) -> None:
     """But for a level here and there, where a number was between two."""
-    config = tmp_path / "shared.toml"
-    text = CONFIG.read_text().replace("../examples", str(ROOT / "examples")).replace("../outputs", str(tmp_path))
-    config.write_text(f"{text}\n[scheduler]\nbatch_limit = 4\n")
+    config = config_with(tmp_path, "batch_limit = 4")
     with ModelPool.start(config, device="sim", workers=1, vram="64MiB", name="shared-runs") as shared:
         found = pixels_of(shared, requests(6, steps=6))
     for one, other in zip(found, expected, strict=True):
@@ -179,8 +184,10 @@ def test_a_batch_uploads_the_base_once_a_worker_and_seldom_switches_loras(expect
     assert sum(r.weights_pss_bytes for r in reports) < 1.05 * base_bytes
 
 
-def test_the_smallest_budget_streams_and_gives_the_same_pixels(expected: list[bytes]) -> None:
-    with ModelPool.start(CONFIG, device="sim", workers=1, vram=SMALLEST, name="one") as one:
+def test_the_smallest_budget_and_one_task_at_a_time_give_the_same_pixels(expected: list[bytes], tmp_path: Path) -> None:
+    """It streams; and it sends no worker its next task ahead, as the other pool does."""
+    config = config_with(tmp_path, "send_ahead_seconds = 0.0")
+    with ModelPool.start(config, device="sim", workers=1, vram=SMALLEST, name="one") as one:
         assert pixels_of(one, requests(6, steps=6)) == expected
         status = one.status()
         assert status.streamed_bytes > WEIGHTS.stat().st_size

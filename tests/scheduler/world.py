@@ -54,6 +54,7 @@ from modelpool.scheduler.tables.messages import (
     ReleaseResult,
     ResolveJob,
     ResultLost,
+    RevokeTask,
     RunEnded,
     RunTask,
     ScheduleTick,
@@ -62,6 +63,7 @@ from modelpool.scheduler.tables.messages import (
     StateKept,
     StopTask,
     Submitted,
+    TaskRevoked,
     Tick,
     WeightsLoaded,
     WorkerDown,
@@ -162,6 +164,12 @@ class Shell:
     #: starts that were ended; their answers may still come
     given_up: set[tuple[WorkerId, int]] = field(default_factory=set)
     running: dict[WorkerId, Running] = field(default_factory=dict)
+    #: tasks that busy workers start after their runs
+    queued: dict[WorkerId, RunTask] = field(default_factory=dict)
+    #: those of them that the core asked back, without an answer so far
+    asked_back: dict[WorkerId, RunTask] = field(default_factory=dict)
+    #: those that will not start, of which the core does not know yet
+    revoked: list[RunTask] = field(default_factory=list)
     #: loads that the shell owes an answer for; of a worker that is up
     loading: dict[WorkerId, LoadWeights] = field(default_factory=dict)
     #: reports of runs that were answered, or whose worker was lost
@@ -197,7 +205,7 @@ class Shell:
         for command in commands:
             self._execute(command)
         for command in commands:
-            if isinstance(command, RunTask):
+            if isinstance(command, RunTask) and not command.queued:
                 believed = self.state.worker_table.workers[command.worker_id].residency
                 assert believed == self.running[command.worker_id].residency, f"{command}: other weights"
         validate(self.state)
@@ -263,8 +271,41 @@ class Shell:
         error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
         report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
         self.up[WorkerId(name)] = (run.command.incarnation, report.residency)
+        self._start_queued(WorkerId(name))
         self.old.append(report)
         return self.report(report)
+
+    def revoke(self, name: str) -> None:
+        """Take back the task that the core asked back: it will not start. The core does not know yet."""
+        command = self.asked_back.pop(WorkerId(name))
+        assert self.queued.pop(WorkerId(name)) is command
+        self.revoked.append(command)
+
+    def tell_revoked(self, place: int = 0) -> list[Command]:
+        """Tell the core of a task that was taken back."""
+        command = self.revoked.pop(place % len(self.revoked))
+        return self.feed(
+            TaskRevoked(self.tick(), command.worker_id, command.incarnation, command.task_id, command.attempt)
+        )
+
+    def _start_queued(self, worker_id: WorkerId) -> None:
+        """The run of the worker ended: it starts its next task, whether the core asked that back or not."""
+        self.asked_back.pop(worker_id, None)
+        command = self.queued.pop(worker_id, None)
+        if command is not None:
+            self.running[worker_id] = Running(replace(command, queued=False), self._after(command))
+
+    def _after(self, command: RunTask) -> Residency:
+        """The weights after the load of a queued task; as before it if it does not fit there any more, or lacks a
+        file."""
+        spec, now = self.tasks[command.task_id], self.up[command.worker_id][1]
+        task, worker = self.state.demand.tasks[command.task_id], self.state.worker_table.workers[command.worker_id]
+        node = self.state.costs.nodes.of(worker.spec) if self.state.costs.nodes.lacking else None
+        files = (*task.cost_class.components, *task.cost_class.adapters)
+        is_missing = node is not None and node.unavailable_of(files, self.at) is not None
+        if is_missing or task.cost_class.needed_bytes > now.capacity_bytes:
+            return now
+        return plan(now, spec.uses, SPECS, _way(spec, now.capacity_bytes).activation_bytes).after
 
     def submit(self, job: JobSpec, waited_seconds: float | None = None) -> list[Command]:
         """Submit a job, which may have waited outside of the core before."""
@@ -316,6 +357,9 @@ class Shell:
             self.running[worker_id] = members[0]
         else:
             self.up[worker_id] = (command.incarnation, after)
+            if kind is RunErrorKind.WORKER_LOST:
+                self._unqueue(worker_id)
+            self._start_queued(worker_id)
         error = None if kind is None else RunError(kind, f"it ended as {kind.value}", "", oom_steps)
         told = cost or RunCost()
         told = replace(told, batched=run.together) if told.batched == 1 else told
@@ -403,7 +447,16 @@ class Shell:
                     self._gone(command.worker_id)
             case RunTask():
                 self._run(command)
+            case RevokeTask():
+                asked = self.queued[command.worker_id]
+                expected = (asked.worker_id, asked.incarnation, asked.task_id, asked.attempt)
+                found = (command.worker_id, command.incarnation, command.task_id, command.attempt)
+                assert expected == found, f"{command}: it has {asked} next"
+                assert command.worker_id not in self.asked_back, f"{command}: for the second time"
+                self.asked_back[command.worker_id] = asked
             case StopTask():
+                if self._is_revoked(command.worker_id, command.task_id):
+                    return  # the core believes that it started
                 run = next(r for r in self.running[command.worker_id].members if r.command.task_id == command.task_id)
                 expected = replace(run.command, why=None, needed_next=(), fresh=False, oom_steps=(), resume=False)
                 asked = RunTask(command.worker_id, command.incarnation, command.task_id, command.attempt)
@@ -442,9 +495,21 @@ class Shell:
             case ResolveJob():
                 self._resolve(command)
 
+    def _is_revoked(self, worker_id: WorkerId, task_id: TaskId) -> bool:
+        """Whether the core believes by mistake that the worker has, or runs, this task."""
+        incarnation = self.up[worker_id][0]
+        return any((c.worker_id, c.incarnation, c.task_id) == (worker_id, incarnation, task_id) for c in self.revoked)
+
     def _run(self, command: RunTask) -> None:
         incarnation, residency = self.up[command.worker_id]
         assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
+        if command.queued:
+            assert command.worker_id in self.running, f"{command}: after nothing"
+            assert command.worker_id not in self.queued, f"{command}: it has a next task"
+            assert (command.batch_mates, command.fresh, command.needed_next) == ((), False, ()), command
+            self._check_start(BatchMate(command.task_id, command.attempt), command)
+            self.queued[command.worker_id] = command
+            return
         assert command.worker_id not in self.running, f"{command}: it is busy"
         assert command.why is not None, f"{command}: no reason"
         members = [BatchMate(command.task_id, command.attempt), *command.batch_mates]
@@ -472,6 +537,9 @@ class Shell:
 
     def _bring(self, command: Preload) -> None:
         """Weights come beside a run, as far as its time goes. Tasks that are told of wait; what the run holds stays."""
+        core_runs = self.state.worker_table.workers[command.worker_id].task_id
+        if core_runs is not None and self._is_revoked(command.worker_id, core_runs):
+            return  # for a run that the core believes in
         run, worker = self.running[command.worker_id], self.state.worker_table.workers[command.worker_id]
         assert run.command.incarnation == command.incarnation, f"{command}: that incarnation is gone"
         assert command.task_ids, f"{command}: for nothing"
@@ -506,6 +574,7 @@ class Shell:
         assert not any(one.command.task_id == batch_mate.task_id for r in self.running.values() for one in r.members), (
             command
         )
+        assert all(one.task_id != batch_mate.task_id for one in self.queued.values()), command
         assert self.held.issuperset(spec.needs), f"{command}: inputs of {batch_mate} are not held"
         assert batch_mate.task_id not in self.held, f"{command}: the result of {batch_mate} is there"
         assert (spec.uses, spec.activation_bytes, spec.together, spec.run_seconds) == (
@@ -525,10 +594,16 @@ class Shell:
             assert command.job_id in self.cancelled, f"{command}: nobody asked"
         self.resolved[command.job_id] = command
 
+    def _unqueue(self, worker_id: WorkerId) -> None:
+        """The worker is gone: its next task will not start there, and nobody says so."""
+        self.queued.pop(worker_id, None)
+        self.asked_back.pop(worker_id, None)
+
     def _gone(self, worker_id: WorkerId) -> None:
         """The worker and what it ran; its report may still be on the way."""
         self.up.pop(worker_id, None)
         self.loading.pop(worker_id, None)
+        self._unqueue(worker_id)
         run = self.running.pop(worker_id, None)
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
 

@@ -40,7 +40,7 @@ def test_the_oldest_task_is_passed_over_no_more_often_than_the_limit_by_each_wor
     for line in cluster.core.log.lines(set(place)):
         if line.after == "ready":
             passed[line.subject] = 0
-        elif line.after == "running":
+        elif line.before == "ready":  # it runs, or is the next of a worker
             oldest = min(passed, key=lambda name: place[name])
             if passed[line.subject] < 4 * limit:  # else it goes first itself: a later stage of an older job came since
                 passed[oldest] += oldest != line.subject

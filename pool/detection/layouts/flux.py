@@ -237,24 +237,6 @@ CHROMA_RADIANCE = Layout(
     ),
 )
 
-FLUX_3 = Layout(
-    "Flux 3",
-    (
-        published(
-            "early_stream_modulations.image.lin.weight",
-            measure=sizes(hidden_size=dim("early_stream_modulations.image.lin.weight", 1)),
-        ),
-        diffusers(
-            "early_stream_modulations.image.linear.weight",
-            measure=sizes(
-                hidden_size=dim("early_stream_modulations.image.linear.weight", 1),
-                in_channels=maybe("x_embedders.image.weight", 1),
-                context_in_dim=maybe("context_embedder.weight", 1),
-            ),
-        ),
-    ),
-)
-
 #: code shared by Hunyuan's video and image models: a text refiner before Flux's blocks
 HUNYUAN_VIDEO = Layout(
     "Hunyuan Video or Hunyuan Image",

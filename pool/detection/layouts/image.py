@@ -34,31 +34,6 @@ def _pixart_interpolation(reader: ShapeReader) -> Value:
     return max(1, math.isqrt(reader.size("pos_embed", 1, 3)) // 32) if reader.has("pos_embed") else None
 
 
-SANA = Layout(
-    "Sana",
-    (
-        published(
-            "attention_y_norm.weight",
-            "blocks.0.cross_attn.q_linear.weight",
-            measure=sizes(
-                hidden_size=dim("x_embedder.proj.weight", 0, 4),
-                in_channels=dim("x_embedder.proj.weight", 1, 4),
-                depth=count("blocks."),
-            ),
-        ),
-        diffusers(
-            "patch_embed.proj.weight",
-            "caption_norm.weight",
-            "time_embed.linear.weight",
-            measure=sizes(
-                hidden_size=dim("patch_embed.proj.weight", 0, 4),
-                in_channels=dim("patch_embed.proj.weight", 1, 4),
-                depth=count("transformer_blocks."),
-            ),
-        ),
-    ),
-)
-
 PIXART = Layout(
     "PixArt",
     (

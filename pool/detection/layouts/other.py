@@ -87,24 +87,6 @@ ACE_STEP = Layout(
     ),
 )
 
-ACE_STEP_15 = Layout(
-    "ACE-Step 1.5",
-    (
-        published(
-            "encoder.lyric_encoder.layers.0.input_layernorm.weight",
-            measure=sizes(
-                hidden_size=dim("encoder.lyric_encoder.layers.0.input_layernorm.weight", 0, 1),
-                num_layers=count("decoder.layers."),
-            ),
-        ),
-        diffusers(
-            "proj_in_conv.weight",
-            "time_embed_r.linear_1.weight",
-            measure=sizes(hidden_size=dim("proj_in_conv.weight", 0, 3), num_layers=count("layers.")),
-        ),
-    ),
-)
-
 _H3D_HEAD = "double_blocks.0.img_attn.norm.query_norm.scale"
 
 HUNYUAN_3D = Layout(

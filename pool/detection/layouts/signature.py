@@ -19,8 +19,8 @@ Condition: TypeAlias = Callable[[Config], bool]
 class Naming(Enum):
     """Naming of a model's tensors.
 
-    PUBLISHED  names of the code that it was published with, in single files DIFFUSERS  names of diffusers, in model
-    folders
+    PUBLISHED  names of the code that it was published with, in single files
+    DIFFUSERS  names of diffusers, in model folders
     """
 
     PUBLISHED = "published"
@@ -32,8 +32,8 @@ class LayoutNaming:
     """A layout in one naming.
 
     keys     required keys, without prefix
-    without  excluded keys measure  the configuration, from the shapes; raises UnknownArchitecture if a required tensor
-    is missing or has
+    without  excluded keys
+    measure  the configuration, from the shapes; raises UnknownArchitecture if a required tensor is missing or has
              another number of dimensions
     """
 
@@ -55,13 +55,21 @@ class Layout:
     namings: tuple[LayoutNaming, ...]
 
 
-def published(*keys: str, measure: Callable[[ShapeReader], Config], without: tuple[str, ...] = ()) -> LayoutNaming:
-    """Return a layout in the names of the original code."""
+def _unmeasured(reader: ShapeReader) -> Config:
+    return {}
+
+
+def published(
+    *keys: str, measure: Callable[[ShapeReader], Config] = _unmeasured, without: tuple[str, ...] = ()
+) -> LayoutNaming:
+    """Return a layout in the names of the original code; without `measure`, none of its sizes is known."""
     return LayoutNaming(Naming.PUBLISHED, keys, measure, without)
 
 
-def diffusers(*keys: str, measure: Callable[[ShapeReader], Config], without: tuple[str, ...] = ()) -> LayoutNaming:
-    """Return a layout in the names of diffusers."""
+def diffusers(
+    *keys: str, measure: Callable[[ShapeReader], Config] = _unmeasured, without: tuple[str, ...] = ()
+) -> LayoutNaming:
+    """Return the same in the names of diffusers."""
     return LayoutNaming(Naming.DIFFUSERS, keys, measure, without)
 
 
@@ -84,7 +92,7 @@ class Signature:
     layout   its architecture
     when     condition on its sizes, among the families of one layout
     extra_keys  required keys of the file outside of the model, with their prefixes
-    latent   name of its latents (`pool.detection.latent_formats`); empty if unknown
+    latent   name of its latents (`pool.families.parts.latent_formats`); empty if unknown
     comfyui  its class in ComfyUI; empty if none
     runs     diffusers class with its architecture; empty if our dependencies have none
     """
@@ -97,21 +105,3 @@ class Signature:
     latent: str = ""
     comfyui: str = ""
     runs: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The fields of `Signature` that differ between the families of a layout."""
-
-    name: str
-    title: str
-    comfyui: str = ""
-    when: Condition = anything
-    extra_keys: tuple[str, ...] = ()
-
-
-def rows(layout: Layout, latent: str, runs: str, *families: Row) -> tuple[Signature, ...]:
-    """Return signatures of families that share layout, latent name and diffusers class."""
-    return tuple(
-        Signature(row.name, row.title, layout, row.when, row.extra_keys, latent, row.comfyui, runs) for row in families
-    )

@@ -1,4 +1,4 @@
-"""Classifies torch operations for the simulated device by their schema, once each.
+"""Classifies torch operations for the simulated device by their schema, once each, and frequent methods by name.
 
 `pool.devices.sim.tensor` carries them out.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -139,6 +140,51 @@ _FAST_ENTRANCES: dict[OpOverload, Callable[..., Any]] = {
     aten.unsqueeze.default: torch.unsqueeze,
     aten.view.default: torch.Tensor.view,
 }
+
+
+class DirectKind(enum.Enum):
+    """What a method of DIRECT_METHODS returns."""
+
+    ELEMENTWISE = enum.auto()  # a fresh tensor; other tensors may be among the positional arguments
+    VIEW = enum.auto()  # a view of the tensor
+    VIEWS = enum.auto()  # several views of the tensor
+    COPYING = enum.auto()  # the tensor itself, a view or a copy of it
+    CONVERTING = enum.auto()  # Tensor.to
+    INDEXING = enum.auto()  # Tensor.__getitem__
+
+
+# Methods of tensors that a step of a diffusion model calls often. Each is one operation: parts of it would be charged
+# to the device otherwise.
+DIRECT_METHODS: Mapping[str, DirectKind] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                "__add__",
+                "__matmul__",
+                "__mul__",
+                "__neg__",
+                "__sub__",
+                "__truediv__",
+                "add",
+                "div",
+                "matmul",
+                "mean",
+                "mul",
+                "neg",
+                "pow",
+                "sub",
+            ),
+            DirectKind.ELEMENTWISE,
+        ),
+        **dict.fromkeys(
+            ("expand", "permute", "squeeze", "transpose", "unflatten", "unsqueeze", "view"), DirectKind.VIEW
+        ),
+        **dict.fromkeys(("chunk", "split", "unbind"), DirectKind.VIEWS),
+        **dict.fromkeys(("contiguous", "flatten", "float", "reshape"), DirectKind.COPYING),
+        "to": DirectKind.CONVERTING,
+        "__getitem__": DirectKind.INDEXING,
+    }
+)
 
 _INDEXING_OPS = frozenset(
     {

@@ -9,23 +9,130 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
 
 from modelpool.pool.devices.sim.ledger import SimAllocation
-from modelpool.pool.devices.sim.operations import OpKind, OpPlan, plan_of
+from modelpool.pool.devices.sim.operations import DIRECT_METHODS, DirectKind, OpKind, OpPlan, plan_of
 from modelpool.pool.devices.sim.registry import SimDevice, SimDevices
 from modelpool.pool.devices.torch_api.torch_private import make_wrapper, no_torch_function
 
 CPU = torch.device("cpu")
 
 
-class SimTensor(torch.Tensor):
-    """A tensor on a simulated device. Created only by `wrap`."""
+Method: TypeAlias = Callable[..., Any]
 
-    _inner: torch.Tensor  # the CPU tensor that holds the data; same shape, strides and dtype
+
+def _dispatched() -> bool:
+    """Whether torch's dispatcher has more to do than to run an operation: it may record a gradient, and in inference
+    mode it tells that mode's tensors from others."""
+    return torch.is_grad_enabled() or torch.is_inference_mode_enabled()
+
+
+def _elementwise_method(method: Method) -> Method:
+    def direct(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+        sim = self._sim
+        if kwargs or sim.is_lost or _dispatched():
+            return method(self, *args, **kwargs)
+        inner_args = []
+        for value in args:
+            if type(value) is SimTensor and value._sim is sim:
+                inner_args.append(value._inner)
+            elif isinstance(value, torch.Tensor):
+                return method(self, *args)
+            else:
+                inner_args.append(value)
+        result = method(self._inner, *inner_args)
+        return result if result is NotImplemented else wrap(result, sim)
+
+    return direct
+
+
+def _view_method(method: Method) -> Method:
+    def direct(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+        if _dispatched():
+            return method(self, *args, **kwargs)
+        return wrap_charged(method(self._inner, *args, **kwargs), self._sim)
+
+    return direct
+
+
+def _views_method(method: Method) -> Method:
+    def direct(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+        if _dispatched():
+            return method(self, *args, **kwargs)
+        sim = self._sim
+        return tuple([wrap_charged(view, sim) for view in method(self._inner, *args, **kwargs)])
+
+    return direct
+
+
+def _copying_method(method: Method) -> Method:
+    def direct(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+        if self._sim.is_lost or _dispatched():
+            return method(self, *args, **kwargs)
+        inner = self._inner
+        result = method(inner, *args, **kwargs)
+        return self if result is inner else wrap(result, self._sim)
+
+    return direct
+
+
+def _converting_method(method: Method) -> Method:
+    copying = _copying_method(method)
+
+    def direct(self: SimTensor, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is torch.dtype and not kwargs:
+            return copying(self, args[0])
+        return method(self, *args, **kwargs)
+
+    return direct
+
+
+def _indexing_method(method: Method) -> Method:
+    view = _view_method(method)
+
+    def direct(self: SimTensor, index: Any) -> Any:
+        for part in index if type(index) is tuple else (index,):
+            if type(part) not in _INDEX_PARTS:
+                return method(self, index)
+        return view(self, index)
+
+    return direct
+
+
+_INDEX_PARTS = frozenset((int, slice, type(None), type(Ellipsis)))  # those whose result is a view
+_DIRECT_METHODS: Mapping[DirectKind, Callable[[Method], Method]] = {
+    DirectKind.ELEMENTWISE: _elementwise_method,
+    DirectKind.VIEW: _view_method,
+    DirectKind.VIEWS: _views_method,
+    DirectKind.COPYING: _copying_method,
+    DirectKind.CONVERTING: _converting_method,
+    DirectKind.INDEXING: _indexing_method,
+}
+
+
+def _with_direct_methods(cls: type[SimTensor]) -> type[SimTensor]:
+    """Replace the methods of DIRECT_METHODS: they run on the CPU tensors inside, above torch's dispatcher, which costs
+    more than most of them.
+
+    The dispatcher still has those on several devices, on a lost device, with other classes of tensors, and those that
+    `_dispatched` names.
+    """
+    for name, kind in DIRECT_METHODS.items():
+        setattr(cls, name, _DIRECT_METHODS[kind](getattr(torch.Tensor, name)))
+    return cls
+
+
+@_with_direct_methods
+class SimTensor(torch.Tensor):
+    """A tensor on a simulated device. Created only by `wrap` and `wrap_charged`."""
+
+    __slots__ = ("_inner", "_sim")
+
+    _inner: torch.Tensor  # the CPU tensor that holds the data; same shape and dtype, and equivalent strides
     _sim: SimDevice  # the device that `_inner`'s storage is charged to
 
     __torch_function__ = no_torch_function  # type: ignore[assignment] # as torch's own wrapper classes do
@@ -36,8 +143,7 @@ class SimTensor(torch.Tensor):
     ) -> Any:
         if len(types) > 1:
             return NotImplemented  # another tensor class takes part: it knows how to become an ordinary tensor
-        plan = plan_of(func)
-        return _RUNNERS[plan.kind](plan, args, kwargs or {})
+        return run(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override] # the stub is untyped
         return f"{repr(self._inner)[:-1]}, device='{self.device}')"
@@ -108,9 +214,17 @@ def wrap(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
     storage: Any = inner.untyped_storage()
     if getattr(storage, "sim_allocation", None) is None:
         storage.sim_allocation = SimAllocation(sim.ledger, storage.nbytes())
-    tensor = make_wrapper(
-        SimTensor, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=sim.torch_device
-    )
+    return wrap_charged(inner, sim)
+
+
+def wrap_charged(inner: torch.Tensor, sim: SimDevice) -> SimTensor:
+    """`wrap` for a tensor whose storage is charged to `sim`."""
+    if inner.is_contiguous() and not inner.storage_offset():
+        tensor = make_wrapper(SimTensor, inner.shape, dtype=inner.dtype, device=sim.torch_device)
+    else:
+        tensor = make_wrapper(
+            SimTensor, inner.shape, inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=sim.torch_device
+        )
     tensor._inner = inner
     tensor._sim = sim
     return tensor
@@ -120,6 +234,25 @@ def _become(tensor: SimTensor, other: SimTensor) -> None:
     """Replace everything of `tensor` except its identity by `other`."""
     torch.Tensor.data.__set__(tensor, other)  # type: ignore[attr-defined]
     tensor._inner, tensor._sim = other._inner, other._sim
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """`torch.nn.functional.linear` above torch's dispatcher, as the methods of DIRECT_METHODS, for the layer that a
+    model calls most.
+
+    Returns None where the dispatcher decides, and for weights of another dtype.
+    """
+    if type(x) is not SimTensor or type(weight) is not SimTensor or _dispatched():
+        return None
+    sim = x._sim
+    inner, inner_weight, inner_bias = x._inner, weight._inner, None
+    if weight._sim is not sim or sim.is_lost or inner_weight.dtype is not inner.dtype:
+        return None
+    if bias is not None:
+        if type(bias) is not SimTensor or bias._sim is not sim or bias._inner.dtype is not inner.dtype:
+            return None
+        inner_bias = bias._inner
+    return wrap(torch.nn.functional.linear(inner, inner_weight, inner_bias), sim)
 
 
 def make_on_device(devices: SimDevices, plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,8 +288,12 @@ def copy_from(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def run(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Carry out `op` on arguments of which at least one is a SimTensor."""
-    plan = plan_of(op)
-    return _RUNNERS[plan.kind](plan, args, kwargs)
+    prepared = _PREPARED.get(id(op))
+    if prepared is None:
+        plan = plan_of(op)
+        prepared = _PREPARED[id(op)] = plan, _RUNNERS[plan.kind]
+    plan, runner = prepared
+    return runner(plan, args, kwargs)
 
 
 def _run_pure(plan: OpPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,6 +404,10 @@ _RUNNERS: Mapping[OpKind, Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], An
     OpKind.SAME_CLASS: _run_same_class,
     OpKind.REFUSED: _run_refused,
 }
+
+# The plans and runners of operations, by the identity of the operation, which the plan keeps alive: operations and
+# kinds compute their hashes in Python. As bounded as torch's set of operations.
+_PREPARED: dict[int, tuple[OpPlan, Callable[[OpPlan, tuple[Any, ...], dict[str, Any]], Any]]] = {}
 
 
 def _unwrap(

@@ -83,5 +83,6 @@ FAMILIES = (
         dtypes=BFLOAT16_FIRST,
         lora=TRANSFORMER,
         pipeline="BriaPipeline",
+        shifts_by_size=False,
     ),
 )

@@ -11,10 +11,12 @@ from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux
 from modelpool.pool.families.parts.arguments import rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
+from modelpool.pool.families.parts.pipeline_form import NOTHING
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ FAMILIES = (
         comfyui="Chroma",
         module="ChromaTransformer2DModel",
         config=config,
-        convert="chroma",
+        convert=LayoutNames("chroma", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
         forward=forward,
         latent="flux",
         # ComfyUI drops all padding but one token; here the mask hides it

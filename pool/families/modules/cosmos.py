@@ -17,10 +17,11 @@ from modelpool.pool.detection.layouts.video import (
     PATCH,
     without_mask,
 )
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, NO_FLOAT16, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import Level, ModelFacts, image_flow
+from modelpool.pool.families.parts.pipeline_form import NOTHING
 from modelpool.pool.families.parts.text_reading import Padding, fixed_length
 from modelpool.pool.families.parts.video import frame_rate, towards_image, with_image
 

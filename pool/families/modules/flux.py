@@ -11,10 +11,12 @@ from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import anything
 from modelpool.pool.families.parts import flux
 from modelpool.pool.families.parts.arguments import PATCH, rope_axes
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm, single_block_cuts
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import packed, patch_ids, unpacked
+from modelpool.pool.families.parts.pipeline_form import NOTHING
 from modelpool.pool.families.parts.text_reading import Pooled, Reading, fixed_length
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ _DEV = FamilyDefinition(
     comfyui="Flux",
     module="FluxTransformer2DModel",
     config=config,
-    convert="flux",
+    convert=LayoutNames("flux", cuts=single_block_cuts("txt_in.weight"), older=scale_of_norm),
     forward=forward,
     latent="flux",
     # ComfyUI pads T5 to 256 at least; Flux dev was trained with 512, schnell with 256
@@ -95,6 +97,7 @@ _DEV = FamilyDefinition(
     schedule="simple",
     dtypes=BFLOAT16_FIRST,
     lora=flux.LORA,
+    controlnets="flux",
     pipeline="FluxPipeline",
     pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},
 )
@@ -104,6 +107,7 @@ FAMILIES = (
     replace(
         _DEV,
         name="flux_fill",
+        controlnets="",
         title="Flux fill",
         when=lambda found: is_guided(found) and found["in_channels"] == _FILL_CHANNELS,
         comfyui="FluxInpaint",
@@ -121,6 +125,7 @@ FAMILIES = (
     replace(
         _DEV,
         name="flux_control",
+        controlnets="",
         title="Flux control (edges or depth)",
         when=lambda found: is_guided(found) and found["in_channels"] == _CONTROL_CHANNELS,
         facts=replace(

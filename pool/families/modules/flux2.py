@@ -13,6 +13,7 @@ from modelpool.pool.families.parts import flux
 from modelpool.pool.families.parts.arguments import ratio
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, scale_of_norm
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import patch_ids, references
@@ -87,7 +88,7 @@ _FLUX_2 = FamilyDefinition(
     comfyui="Flux2",
     module="Flux2Transformer2DModel",
     config=config,
-    convert="flux2",
+    convert=LayoutNames("flux2", older=scale_of_norm),
     forward=forward,
     latent="flux2",
     texts=(
@@ -116,6 +117,7 @@ _FLUX_2 = FamilyDefinition(
     dtypes=BFLOAT16_FIRST,
     lora=TRANSFORMER,
     pipeline="Flux2Pipeline",
+    several_references=True,
 )
 
 FAMILIES = (

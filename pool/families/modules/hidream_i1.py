@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
@@ -12,6 +13,7 @@ from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinitio
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin, joined_pooled
 from modelpool.pool.families.parts.text_reading import OPEN_CLIP_PAD, Pooled, Reading, fixed_length
 
 if TYPE_CHECKING:
@@ -83,6 +85,12 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     )
 
 
+def _join(read: Sequence[ReadText]) -> Joined:
+    """T5's states, Llama's of every layer, and the pooled vectors of both CLIPs."""
+    small, large, t5, llama = read
+    return {"context": t5.context_LD, "context_2": llama.context_LD, "pooled": joined_pooled(small, large)}
+
+
 FAMILIES = (
     FamilyDefinition(
         name="hidream_i1",
@@ -110,6 +118,7 @@ FAMILIES = (
             fixed_length("llama3_8b", _TOKENS, is_masked=True, every_layer=True, pad="<|eot_id|>"),
         ),
         text_set="hidream",
+        text_join=TextJoin(_join),
         facts=image_flow(
             NoiseFacts(NoiseKind.FLOW, shift=3.0),
             Guidance.CLASSIFIER_FREE,

@@ -9,11 +9,13 @@ from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind, 
 from modelpool.pool.detection.layouts.shape_sizes import Config, count, dim, heads, sizes
 from modelpool.pool.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import ratio
-from modelpool.pool.families.parts.definition import HALF_FIRST, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import CHECKPOINT_KEYS, LoraNaming, NameSource, dotted, joined_names
 from modelpool.pool.families.parts.model_facts import image_timesteps
 from modelpool.pool.families.parts.patches import output_size, text_mask
+from modelpool.pool.families.parts.pipeline_form import NOTHING
 from modelpool.pool.families.parts.text_reading import MaskMode, fixed_length
 
 if TYPE_CHECKING:
@@ -60,6 +62,43 @@ _LAYOUT = Layout(
             ),
         ),
     ),
+)
+#: its names in the original and in diffusers
+_NAMES = LayoutTable(
+    outer=(
+        ("text_embedding_padding", "text_embedding_padding"),
+        ("mlp_t5.0.", "text_embedder.linear_1."),
+        ("mlp_t5.2.", "text_embedder.linear_2."),
+        ("x_embedder.proj.", "pos_embed.proj."),
+        ("t_embedder.mlp.0.", "time_extra_emb.timestep_embedder.linear_1."),
+        ("t_embedder.mlp.2.", "time_extra_emb.timestep_embedder.linear_2."),
+        ("pooler.", "time_extra_emb.pooler."),
+        ("style_embedder.", "time_extra_emb.style_embedder."),
+        ("extra_embedder.0.", "time_extra_emb.extra_embedder.linear_1."),
+        ("extra_embedder.2.", "time_extra_emb.extra_embedder.linear_2."),
+        ("final_layer.adaLN_modulation.1.", "norm_out.linear."),
+        ("final_layer.linear.", "proj_out."),
+    ),
+    swapped=("final_layer.adaLN_modulation.1.",),
+    blocks="blocks",
+    block={
+        "norm1": ("norm1.norm",),
+        "default_modulation.1": ("norm1.linear",),
+        # the original numbers the norms in the order of their creation, diffusers in the order of their use
+        "norm2": ("norm3",),
+        "norm3": ("norm2",),
+        "attn1.Wqkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+        "attn1.q_norm": ("attn1.norm_q",),
+        "attn1.k_norm": ("attn1.norm_k",),
+        "attn1.out_proj": ("attn1.to_out.0",),
+        "attn2.q_proj": ("attn2.to_q",),
+        "attn2.kv_proj": ("attn2.to_k", "attn2.to_v"),
+        "attn2.q_norm": ("attn2.norm_q",),
+        "attn2.k_norm": ("attn2.norm_k",),
+        "attn2.out_proj": ("attn2.to_out.0",),
+        "mlp.fc1": ("ff.net.0.proj",),
+        "mlp.fc2": ("ff.net.2",),
+    },
 )
 
 
@@ -135,7 +174,7 @@ _V1_2 = FamilyDefinition(
     comfyui="HunyuanDiT",
     module="HunyuanDiT2DModel",
     config=config,
-    convert="hunyuan_dit",
+    convert=LayoutNames("hunyuan_dit", converter=_NAMES.convert),
     forward=forward,
     latent="sdxl",
     texts=(
@@ -154,6 +193,7 @@ _V1_2 = FamilyDefinition(
     ),
     schedule="normal",
     dtypes=HALF_FIRST,
+    controlnets="hunyuan_dit",
     lora=_LORA,
     pipeline="HunyuanDiTPipeline",
     pipeline_entries={"safety_checker": NOTHING, "feature_extractor": NOTHING, "requires_safety_checker": False},

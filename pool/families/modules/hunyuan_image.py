@@ -11,19 +11,19 @@ from modelpool.pool.core.sampling_facts import Guidance, NoiseFacts, NoiseKind
 from modelpool.pool.detection.layouts.flux import HUNYUAN_VIDEO
 from modelpool.pool.detection.layouts.shape_sizes import Config, ShapeReader
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.arguments import ratio, rope_axes
-from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition, SavedGuider
+from modelpool.pool.families.parts.arguments import ratio
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Cleaning
 from modelpool.pool.families.parts.text_templates import QWEN_IMAGE, QWEN_IMAGE_BEFORE
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-#: name of its layout in `pool.lora_names.discovered`
-NAMES = "hunyuan_image"
 _TEMPLATE = QWEN_IMAGE.removesuffix("\n<|im_start|>assistant\n")
 #: tokens that the encoder of the words to render reads
 _GLYPHS = 128
@@ -58,16 +58,13 @@ def config(found: Config, shapes: Shapes) -> Arguments:
         "guidance_embeds": sizes["guidance_embed"],
         "text_embed_dim": sizes["context_in_dim"],
         "text_embed_2_dim": second[1] if second else None,
-        "rope_axes_dim": (head // 2, head // 2) if len(sizes["patch_size"]) == 2 else rope_axes(head),
+        "rope_axes_dim": (head // 2, head // 2),
         "use_meanflow": sizes["meanflow"],
     }
 
 
 def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) -> Tensor:
-    """Predict noise - clean. The distilled model reads its next level; the refiner reads video latents, concatenated
-    with the image to refine."""
-    import torch
-
+    """Predict noise - clean. The distilled model reads its next level."""
     config = config_of(module)
     second = {}
     if "context_2" in kwargs:
@@ -77,7 +74,7 @@ def forward(module: nn.Module, x: Tensor, level_B: Tensor, kwargs: ModelKwargs) 
         }
     return sample_of(
         module(
-            hidden_states=torch.cat((x, kwargs["image"]), dim=1) if "image" in kwargs else x,
+            hidden_states=x,
             # it computes in the dtype of the timestep
             timestep=(level_B * TIMESTEPS).to(x.dtype),
             timestep_r=(kwargs["next_level"] * TIMESTEPS).to(x.dtype) if config.use_meanflow else None,
@@ -99,7 +96,16 @@ FAMILIES = (
         comfyui="HunyuanImage21",
         module="HunyuanImageTransformer2DModel",
         config=config,
-        convert=NAMES,
+        convert=LayoutNames(
+            "hunyuan_image",
+            like="hunyuan_video",
+            prefixes=(
+                *hunyuan.SECOND_TEXT,
+                ("time_text_embed.", "time_guidance_embed."),
+                ("time_r_in.in_layer.", "time_guidance_embed.timestep_embedder_r.linear_1."),
+                ("time_r_in.out_layer.", "time_guidance_embed.timestep_embedder_r.linear_2."),
+            ),
+        ),
         forward=forward,
         latent="hunyuan_image",
         texts=(hunyuan.qwen_reading(_TEMPLATE, QWEN_IMAGE_BEFORE), hunyuan.glyph_reading(_GLYPHS, Cleaning.QUOTED)),
@@ -123,7 +129,7 @@ FAMILIES = (
         lora=hunyuan.HUNYUAN_LORA,
         pipeline="HunyuanImagePipeline",
         guiders={
-            folder: SavedGuider("AdaptiveProjectedMixGuidance", {"adaptive_projected_guidance_start_step": step})
+            folder: SchedulerFacts("AdaptiveProjectedMixGuidance", {"adaptive_projected_guidance_start_step": step})
             for folder, step in _CFG_STEPS.items()
         },
     ),

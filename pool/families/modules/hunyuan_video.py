@@ -18,6 +18,7 @@ from modelpool.pool.detection.layouts.signature import Condition, anything
 from modelpool.pool.families.parts import hunyuan
 from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, single_block_cuts
 from modelpool.pool.families.parts.patches import text_mask
 from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading, fixed_length
 from modelpool.pool.families.parts.video import joined, video_flow
@@ -102,7 +103,7 @@ _T2V = FamilyDefinition(
     comfyui="HunyuanVideo",
     module="HunyuanVideoTransformer3DModel",
     config=config,
-    convert="hunyuan_video",
+    convert=LayoutNames("hunyuan_video", cuts=single_block_cuts("img_in.proj.weight"), older=hunyuan.original_key),
     forward=forward,
     latent="hunyuan_video",
     texts=(_CLIP, _LLAMA),

@@ -10,9 +10,11 @@ from modelpool.pool.detection.layouts.flux import HUNYUAN_VIDEO
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import having
 from modelpool.pool.families.parts import hunyuan
-from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition, SavedGuider
+from modelpool.pool.families.parts.definition import BFLOAT16_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.patches import text_mask
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
 from modelpool.pool.families.parts.text_reading import Cleaning
 from modelpool.pool.families.parts.video import video_flow
 
@@ -80,7 +82,19 @@ _VIDEO = FamilyDefinition(
     comfyui="HunyuanVideo15",
     module="HunyuanVideo15Transformer3DModel",
     config=config,
-    convert="hunyuan_video_15",
+    convert=LayoutNames(
+        "hunyuan_video_15",
+        like="hunyuan_video",
+        prefixes=(
+            *hunyuan.SECOND_TEXT,
+            ("time_text_embed.", "time_embed."),
+            ("vision_in.proj.0.", "image_embedder.norm_in."),
+            ("vision_in.proj.1.", "image_embedder.linear_1."),
+            ("vision_in.proj.3.", "image_embedder.linear_2."),
+            ("vision_in.proj.4.", "image_embedder.norm_out."),
+            ("cond_type_embedding.", "cond_type_embed."),
+        ),
+    ),
     forward=forward,
     latent="hunyuan_video_15",
     texts=(
@@ -106,7 +120,7 @@ _VIDEO = FamilyDefinition(
     dtypes=BFLOAT16_FIRST,
     lora=hunyuan.HUNYUAN_LORA,
     pipeline="HunyuanVideo15Pipeline",
-    guiders={"guider": SavedGuider("ClassifierFreeGuidance")},
+    guiders={"guider": SchedulerFacts("ClassifierFreeGuidance")},
 )
 #: requests have no input for the video that it enlarges
 _SUPER_RESOLUTION = replace(

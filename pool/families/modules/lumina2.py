@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from modelpool.pool.core.sampling_facts import CfgRescale, Guidance, NoiseFacts, NoiseKind
@@ -11,6 +12,7 @@ from modelpool.pool.detection.layouts.signature import anything
 from modelpool.pool.families.parts.arguments import ratio
 from modelpool.pool.families.parts.definition import NO_FLOAT16, FamilyDefinition
 from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, sample_of
+from modelpool.pool.families.parts.layout_names import FixedCuts, LayoutNames, width_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
 from modelpool.pool.families.parts.patches import text_mask
@@ -24,6 +26,14 @@ _TEMPLATE = (
     "on textual prompts or user prompts. <Prompt Start> {}"
 )
 _TOKENS = 256
+#: queries, keys and values, which are one tensor
+_QUERIES = re.compile(r"\.attention\.qkv\.weight$")
+
+
+def _cuts(shapes: Shapes, key: str) -> tuple[int, ...]:
+    """Queries have the width of the model; keys and values share the other rows."""
+    rows, hidden = shapes[key][0], width_of(shapes, "x_embedder.weight")
+    return hidden, (hidden + rows) // 2, rows
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:
@@ -66,7 +76,7 @@ FAMILIES = (
         comfyui="Lumina2",
         module="Lumina2Transformer2DModel",
         config=config,
-        convert="lumina2",
+        convert=LayoutNames("lumina2", cuts=FixedCuts(_QUERIES, (2304, 3072, 3840), _cuts)),
         forward=forward,
         latent="flux",
         texts=(

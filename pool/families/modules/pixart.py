@@ -10,7 +10,8 @@ from modelpool.pool.detection.layouts.image import PIXART
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import anything, having
 from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
-from modelpool.pool.families.parts.forward import Arguments, LayoutNames, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.forward import Arguments, ModelKwargs, Shapes, config_of, sample_of
+from modelpool.pool.families.parts.layout_names import LayoutNames, LayoutTable
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_timesteps
 from modelpool.pool.families.parts.patches import output_size, text_mask
@@ -25,6 +26,35 @@ _HEADS = 16
 _CELLS = 128
 #: tokens of a prompt of alpha and of sigma
 _ALPHA_TOKENS, _SIGMA_TOKENS = 120, 300
+#: its names in the original and in diffusers
+_NAMES = LayoutTable(
+    outer=(
+        ("x_embedder.proj.", "pos_embed.proj."),
+        ("t_embedder.mlp.0.", "adaln_single.emb.timestep_embedder.linear_1."),
+        ("t_embedder.mlp.2.", "adaln_single.emb.timestep_embedder.linear_2."),
+        ("csize_embedder.mlp.0.", "adaln_single.emb.resolution_embedder.linear_1."),
+        ("csize_embedder.mlp.2.", "adaln_single.emb.resolution_embedder.linear_2."),
+        ("ar_embedder.mlp.0.", "adaln_single.emb.aspect_ratio_embedder.linear_1."),
+        ("ar_embedder.mlp.2.", "adaln_single.emb.aspect_ratio_embedder.linear_2."),
+        ("t_block.1.", "adaln_single.linear."),
+        ("y_embedder.y_proj.fc1.", "caption_projection.linear_1."),
+        ("y_embedder.y_proj.fc2.", "caption_projection.linear_2."),
+        ("y_embedder.y_embedding", "caption_projection.y_embedding"),
+        ("final_layer.linear.", "proj_out."),
+        ("final_layer.scale_shift_table", "scale_shift_table"),
+    ),
+    swapped=(),
+    blocks="transformer_blocks",
+    block={
+        "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+        "attn.proj": ("attn1.to_out.0",),
+        "cross_attn.q_linear": ("attn2.to_q",),
+        "cross_attn.kv_linear": ("attn2.to_k", "attn2.to_v"),
+        "cross_attn.proj": ("attn2.to_out.0",),
+        "mlp.fc1": ("ff.net.0.proj",),
+        "mlp.fc2": ("ff.net.2",),
+    },
+)
 
 
 def config(found: Config, shapes: Shapes) -> Arguments:
@@ -77,7 +107,7 @@ _SIGMA = FamilyDefinition(
     module="PixArtTransformer2DModel",
     config=config,
     # the embedding of no text was trained; all pipelines read an empty text instead
-    convert=LayoutNames("pixart", without=("y_embedder.y_embedding",)),
+    convert=LayoutNames("pixart", without=("y_embedder.y_embedding",), converter=_NAMES.convert),
     forward=forward,
     latent="sdxl",
     texts=(_reading(_SIGMA_TOKENS),),

@@ -123,6 +123,8 @@ _QWEN_IMAGE = FamilyDefinition(
     schedule="simple",
     cfg_rescale=CfgRescale.PATCHES,
     dtypes=NO_FLOAT16,
+    controlnets="qwen_image",
+    vae_class="AutoencoderKLQwenImage",
     # diffusers has the names of the original code
     lora=GENERIC,
     pipeline="QwenImagePipeline",
@@ -133,6 +135,8 @@ FAMILIES = (
     replace(
         _QWEN_IMAGE,
         name="qwen_image_layered",
+        controlnets="",
+        vae_class="",
         title="Qwen-Image layered",
         when=having(layered=True),
         text_vision=None,

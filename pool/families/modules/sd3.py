@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from modelpool.pool.detection.layouts.shape_sizes import (
 )
 from modelpool.pool.detection.layouts.signature import Layout, anything, diffusers, having, published
 from modelpool.pool.families.parts.arguments import PATCH
-from modelpool.pool.families.parts.definition import HALF_FIRST, NOTHING, FamilyDefinition
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition
 from modelpool.pool.families.parts.forward import TIMESTEPS, Arguments, ModelKwargs, Shapes, sample_of
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
 from modelpool.pool.families.parts.model_facts import image_flow
+from modelpool.pool.families.parts.pipeline_form import NOTHING
+from modelpool.pool.families.parts.text_join import Joined, ReadText, TextJoin, joined_pooled
 from modelpool.pool.families.parts.text_reading import SDXL_CLIP_G, Pooled, Reading, fixed_length
 
 if TYPE_CHECKING:
@@ -115,6 +118,16 @@ def forward(module: nn.Module, x_BCHW: Tensor, level_B: Tensor, kwargs: ModelKwa
     )
 
 
+def _join(read: Sequence[ReadText]) -> Joined:
+    """CLIP-L and CLIP-G concatenated along the width, padded to the width of T5, which follows them."""
+    import torch
+
+    small, large, t5 = read
+    clip_LD = torch.cat((small.context_LD, large.context_LD), -1)
+    clip_LD = torch.nn.functional.pad(clip_LD, (0, t5.context_LD.shape[-1] - clip_LD.shape[-1]))
+    return {"context": torch.cat((clip_LD, t5.context_LD)), "pooled": joined_pooled(small, large)}
+
+
 _SD3 = FamilyDefinition(
     name="sd3",
     title="Stable Diffusion 3",
@@ -133,6 +146,7 @@ _SD3 = FamilyDefinition(
         fixed_length("t5xxl", 256),
     ),
     text_set="sd3",
+    text_join=TextJoin(_join, is_appended=True),
     optional_encoders=frozenset({"clip_l", "clip_g", "t5xxl"}),
     facts=image_flow(
         NoiseFacts(NoiseKind.FLOW, shift=3.0),
@@ -144,6 +158,7 @@ _SD3 = FamilyDefinition(
     ),
     schedule="normal",
     dtypes=HALF_FIRST,
+    controlnets="sd3",
     lora=TRANSFORMER,
     pipeline="StableDiffusion3Pipeline",
     pipeline_entries={"image_encoder": NOTHING, "feature_extractor": NOTHING},

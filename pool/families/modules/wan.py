@@ -18,17 +18,18 @@ from modelpool.pool.core.sampling_facts import (
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import anything, having
 from modelpool.pool.detection.layouts.video import WAN, WAN_HEAD
-from modelpool.pool.families.parts.definition import HALF_FIRST, NOTHING, FamilyDefinition, TwoExperts
+from modelpool.pool.families.parts.definition import HALF_FIRST, FamilyDefinition, TwoExperts
 from modelpool.pool.families.parts.forward import (
     TIMESTEPS,
     Arguments,
-    LayoutNames,
     ModelKwargs,
     Shapes,
     config_of,
     sample_of,
 )
+from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import TRANSFORMER
+from modelpool.pool.families.parts.pipeline_form import NOTHING
 from modelpool.pool.families.parts.text_reading import Cleaning, Padding, fixed_length
 from modelpool.pool.families.parts.video import joined, towards_image, video_flow, with_image
 
@@ -259,6 +260,7 @@ _VACE = replace(
     ),
     pipeline="WanVACEPipeline",
     pipeline_entries=_ONE,
+    several_references=True,
     two_experts=None,
 )
 _I2V = replace(

@@ -86,6 +86,7 @@ FAMILIES = (
         ),
         schedule="simple",
         dtypes=BFLOAT16_FIRST,
+        controlnets="z_image",
         lora=TRANSFORMER,
         pipeline="ZImagePipeline",
     ),

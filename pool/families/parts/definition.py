@@ -13,28 +13,21 @@ from typing import Any
 from modelpool.pool.core.sampling_facts import CfgRescale, ImageConcat, ReferenceMode
 from modelpool.pool.detection.layouts.shape_sizes import Config
 from modelpool.pool.detection.layouts.signature import Condition, Layout
-from modelpool.pool.families.parts.forward import Arguments, Call, Convert, LayoutNames, Shapes
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.families.parts.lora_naming import LoraNaming
 from modelpool.pool.families.parts.model_facts import ModelFacts
+from modelpool.pool.families.parts.pipeline_form import SchedulerFacts
+from modelpool.pool.families.parts.text_join import TextJoin
 from modelpool.pool.families.parts.text_reading import Reading
 from modelpool.pool.specs.spec import Role
 
-#: entry of a pipeline's index for a missing component
-NOTHING = (None, None)
 #: compute dtypes, best first. Source: section 9 of the notes on ComfyUI's behaviour, which lists them by class
 HALF_FIRST = ("float16", "bfloat16", "float32")
 BFLOAT16_FIRST = ("bfloat16", "float16", "float32")
 NO_FLOAT16 = ("bfloat16", "float32")
 #: entry of a pipeline's index for a component that it lacks
 NOTHING = (None, None)
-
-
-@dataclass(frozen=True, slots=True)
-class SavedGuider:
-    """A guider of diffusers: its class, and its settings other than the default scale of the family."""
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +74,11 @@ class FamilyDefinition:
     forward   (module, x, level_B, kwargs) -> the prediction; see `pool.models.diffusion.architecture`
 
     Text and latents:
-    latent    name of its latents (`pool.detection.latent_formats`)
+    latent    name of its latents (`pool.families.parts.latent_formats`)
     shifts_latent  whether the mean of those latents is subtracted, as by most pipelines; else they are only scaled
     texts     the text encoders, and how each is read, in the order of their roles
     text_set  name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    text_join  how the states of several encoders are joined; None: those of each are a separate input
     text_vision  how the first text encoder reads reference images; None: it reads none
     optional_encoders  those that the model runs without, but not all of them at once
 
@@ -95,6 +89,8 @@ class FamilyDefinition:
     cfg_rescale  how the guided prediction is rescaled
     image_concat use of an input image that is concatenated with the latent
     dtypes    compute dtypes of the diffusion model, best first
+    controlnets  name of the ControlNets for its models (`pool.controlnets.kinds`); empty for none
+    several_references  whether it reads more than one reference image, other than through its text encoder
     two_experts  two models of the family as experts for high and low noise; None if there are none
 
     LoRA and saving:
@@ -103,8 +99,12 @@ class FamilyDefinition:
     pipeline_entries  further entries of the pipeline's index
     config_pipelines  another pipeline for a module whose configuration has a true entry: by that entry
     scheduler_entries settings of the flow scheduler, if the pipeline defines the noise levels; empty: the shift
+    shifts_by_size    whether the pipeline passes the size of an image to the scheduler; folders with dynamic shifting
+                      are refused otherwise
     guiders           guiders of the pipeline, by folder
     same_folder_as    another family whose folders have equal tensors: the pipeline distinguishes them
+    vae_class         class of diffusers that its pipelines have for a VAE of Wan 2.1 whose halves are equal; empty:
+                      Wan's
     text_folders      folder of each text encoder; empty: the names of the roles
     extra_prefixes    further key prefixes of the diffusion model in single files
     """
@@ -128,17 +128,22 @@ class FamilyDefinition:
     pipeline_entries: Mapping[str, Any] = field(default_factory=dict)
     config_pipelines: Mapping[str, str] = field(default_factory=dict)
     scheduler_entries: Mapping[str, Any] = field(default_factory=dict)
-    guiders: Mapping[str, SavedGuider] = field(default_factory=dict)
+    shifts_by_size: bool = True
+    guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
     extra_prefixes: tuple[str, ...] = ()
     same_folder_as: str = ""
     text_set: str = ""
+    vae_class: str = ""
     text_folders: Mapping[Role, str] = field(default_factory=dict)
+    text_join: TextJoin | None = None
     text_vision: TextVision | None = None
     optional_encoders: frozenset[str] = frozenset()
     shifts_latent: bool = True
     sampler: str = "euler"
     cfg_rescale: CfgRescale = CfgRescale.NOTHING
     image_concat: ImageConcat | None = None
+    controlnets: str = ""
+    several_references: bool = False
     two_experts: TwoExperts | None = None
 
     @property
@@ -147,6 +152,16 @@ class FamilyDefinition:
         if isinstance(self.convert, str):
             return LayoutNames(self.convert)
         return self.convert if isinstance(self.convert, LayoutNames) else None
+
+    @property
+    def extra_keys(self) -> tuple[str, ...]:
+        """Required keys outside of the model: none."""
+        return ()
+
+    @property
+    def lora_family(self) -> str:
+        """The name under which LoRAs know its weights."""
+        return self.name
 
     @property
     def readings_name(self) -> str:

@@ -34,7 +34,6 @@ of time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from modelpool.pool.formats.safetensors_file import Shape
@@ -53,20 +52,6 @@ Call: TypeAlias = "Callable[[nn.Module, Tensor, Tensor, ModelKwargs], Tensor]"
 
 #: timestep of sigma 1 for flow models
 TIMESTEPS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutNames:
-    """The published names of a layout that has a converter in `pool.lora_names.discovered`.
-
-    layout   its name there
-    without  beginnings of the names of published tensors that the module does not have
-    renamed  parameters that the converter leaves under their published names -> the module's names
-    """
-
-    layout: str
-    without: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def config_of(module: nn.Module) -> Any:

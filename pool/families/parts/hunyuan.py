@@ -48,6 +48,14 @@ _REFINER_PIECES = (
     (".mlp.2.", ".mlp.fc2."),
 )
 
+#: the encoder of the words to render in newer models: published names, and those of diffusers
+SECOND_TEXT = (
+    ("byt5_in.layernorm.", "context_embedder_2.norm."),
+    ("byt5_in.net.0.proj.", "context_embedder_2.linear_1."),
+    ("byt5_in.net.2.", "context_embedder_2.linear_2."),
+    ("byt5_in.fc3.", "context_embedder_2.linear_3."),
+)
+
 
 def original_key(key: str) -> str:
     """Return `key` in the original naming, whichever it is in."""

@@ -1,4 +1,4 @@
-"""`LoraNaming`: rules for the names of a diffusion model's weights in LoRA files, and the two usual ones. Torch-free.
+"""`LoraNaming`: rules for the names of a diffusion model's weights in LoRA files, and the usual ones. Torch-free.
 
 Sources of the conventions: as in `pool.lora_names.naming`.
 """
@@ -96,3 +96,28 @@ _TRANSFORMER_RULES = (
 GENERIC = LoraNaming((*CHECKPOINT_KEYS, *_BORROWED))
 #: the same, and names made of those of diffusers
 TRANSFORMER = LoraNaming((*CHECKPOINT_KEYS, *_TRANSFORMER_RULES, *_BORROWED))
+
+
+def as_attention_processor(base: str) -> str:
+    """Return `base` as diffusers named it when LoRAs were part of attention processors."""
+    return base.replace(".to_out.0", ".to_out").replace(".to_", ".processor.to_")
+
+
+def _unet_labels(names_by_source: BaseNames) -> Iterator[tuple[NameSource, str, Ranges]]:
+    """The label embedding has two names in diffusers: its configuration determines which one a UNet uses."""
+    names = names_by_source[NameSource.DIFFUSERS]
+    for layer in ("linear_1", "linear_2"):
+        for name, other in (("add_embedding", "class_embedding"), ("class_embedding", "add_embedding")):
+            if f"{name}.{layer}" in names:
+                yield NameSource.DIFFUSERS, f"{other}.{layer}", names[f"{name}.{layer}"]
+
+
+_UNET_RULES = (
+    *joined_names(NameSource.DIFFUSERS, "lora_unet_", "lycoris_"),
+    *dotted(NameSource.DIFFUSERS, "unet.", "base_model.model.", "unet.base_model.model.", ""),
+    *(NameRule(b, NameSource.DIFFUSERS, transform=as_attention_processor) for b in ("unet.", "base_model.model.", "")),
+    *dotted(NameSource.CHECKPOINT, "unet.", "base_model.model.", ""),
+    *joined_names(NameSource.CHECKPOINT, "lycoris_"),
+)
+#: names of UNets that read texts
+UNET = LoraNaming((*CHECKPOINT_KEYS, *_UNET_RULES), _unet_labels)

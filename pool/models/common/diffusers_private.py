@@ -20,19 +20,19 @@ from diffusers.loaders.single_file_utils import (
     convert_flux_transformer_checkpoint_to_diffusers,
     convert_hidream_transformer_to_diffusers,
     convert_hunyuan_video_transformer_to_diffusers,
-    convert_krea2_transformer_checkpoint_to_diffusers,
     convert_ldm_unet_checkpoint,
     convert_ltx_transformer_checkpoint_to_diffusers,
     convert_lumina2_to_diffusers,
     convert_mochi_transformer_checkpoint_to_diffusers,
-    convert_qwen_image21_transformer_checkpoint_to_diffusers,
     convert_sd3_transformer_checkpoint_to_diffusers,
     convert_wan_transformer_to_diffusers,
     convert_z_image_transformer_checkpoint_to_diffusers,
 )
 from torch import Tensor
 
-from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.families.modules import defined_unets
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.lora_naming import UNET
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.infer_config import Config
@@ -52,16 +52,15 @@ _TRANSFORMERS: Mapping[str, tuple[Callable[[dict[str, Tensor]], Mapping[str, Ten
     "flux2": (convert_flux2_transformer_checkpoint_to_diffusers, ""),
     "hidream": (convert_hidream_transformer_to_diffusers, ""),
     "hunyuan_video": (convert_hunyuan_video_transformer_to_diffusers, ""),
-    "krea2": (convert_krea2_transformer_checkpoint_to_diffusers, ""),
     "ltxv": (convert_ltx_transformer_checkpoint_to_diffusers, ""),
     "lumina2": (convert_lumina2_to_diffusers, ""),
     "mochi": (convert_mochi_transformer_checkpoint_to_diffusers, ""),
-    "qwen_image_21": (convert_qwen_image21_transformer_checkpoint_to_diffusers, ""),
     "sd3": (convert_sd3_transformer_checkpoint_to_diffusers, ""),
     "wan": (convert_wan_transformer_to_diffusers, ""),
     "z_image": (convert_z_image_transformer_checkpoint_to_diffusers, ""),
 }
-_UNETS = frozenset({"sd1", "sd2", "sdxl", "sdxl_refiner"})
+#: UNets of latent diffusion that read texts, by the names that LoRAs know
+_UNETS = frozenset(unet.lora_family for unet in defined_unets() if unet.lora is UNET)
 _UNET_PREFIX = "model.diffusion_model."
 
 

@@ -23,8 +23,9 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import ImageConcat, MicroConditioning
 from modelpool.pool.detection.vae_facts import VaeFacts
-from modelpool.pool.families.cascade_families import check_stage
-from modelpool.pool.families.family import Architecture, Family
+from modelpool.pool.families.modules.stable_cascade import check_stage
+from modelpool.pool.families.parts.family import Architecture, Family
+from modelpool.pool.families.parts.unet import MAX_NORM_GROUPS, NUMBER_WIDTH, SD1_HEADS, UNET_HEAD_WIDTH
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.spliced_vae import names_in_vae
 from modelpool.pool.models.common.vae_compression import measured_folder_vae, measured_vae
@@ -32,13 +33,8 @@ from modelpool.pool.specs.spec import Role
 
 Config: TypeAlias = dict[str, Any]
 
-SD1_HEADS = 8
-UNET_HEAD_WIDTH = 64
-#: embedding width of each micro-conditioning number
-NUMBER_WIDTH = 256
 #: count of micro-conditioning numbers
 SIZE_NUMBERS: Mapping[MicroConditioning, int] = {MicroConditioning.SIZES: 6, MicroConditioning.AESTHETICS: 5}
-MAX_NORM_GROUPS = 32
 CLIP_HEAD_WIDTH = 64
 CLIP_END_TOKEN = 49407
 CLIP_TOKENS = 49408

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from modelpool.pool.core.errors import UnknownArchitecture, UserError
-from modelpool.pool.families.family import Architecture
+from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.common.infer_config import (
     Config,

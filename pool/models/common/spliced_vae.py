@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from modelpool.pool.families.family import Family
-from modelpool.pool.families.video_unet_families import SV3D_P
+from modelpool.pool.families.modules.stable_video import SV3D_P
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.specs.spec import Role
 

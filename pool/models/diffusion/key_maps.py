@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from modelpool.pool.families.parts.forward import Convert, LayoutNames
+from modelpool.pool.families.parts.forward import Convert
+from modelpool.pool.families.parts.layout_names import LayoutNames
 from modelpool.pool.lora_names.discovered import layout_map
 
 
@@ -27,11 +28,10 @@ def converter_of(convert: Convert | str | LayoutNames) -> Convert:
     return with_exceptions
 
 
-def layout_converter(family: str, without: tuple[str, ...] = ()) -> Convert:
-    """Return the converter of `family`, a name of `layout_map`; it drops the tensors `without`."""
+def layout_converter(family: str) -> Convert:
+    """Return the converter of `family`, a name of `layout_map`."""
 
     def convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        read = {key: tensor for key, tensor in tensors.items() if key not in without}
-        return layout_map(family, {key: tuple(tensor.shape) for key, tensor in read.items()}).load(read)
+        return layout_map(family, {key: tuple(tensor.shape) for key, tensor in tensors.items()}).load(tensors)
 
     return convert

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.parts.forward import Arguments
+from modelpool.pool.models.diffusion.signatures import keep_signatures
 from modelpool.pool.models.diffusion.uncached import without_caches
 from modelpool.pool.ops.skip_init import without_initialisation
 
@@ -45,6 +46,7 @@ def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"diffusion model: {cls.__name__} cannot have these sizes: {error}") from error
     without_caches(module)
+    keep_signatures(module)
     return module.eval().requires_grad_(False)
 
 

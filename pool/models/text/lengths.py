@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modelpool.pool.core.prompt_tokens import ClipTokens, PromptTokens, Tokens
 from modelpool.pool.families.parts.text_reading import Padding, Pooled, Reading
-from modelpool.pool.families.text_readings import ROW_OF, readings_of
+from modelpool.pool.families.text_readings import JOINS, ROW_OF, readings_of
 from modelpool.pool.models.text.text_conditioning import text_kwargs
-from modelpool.pool.text.chunks import split_prompt
+from modelpool.pool.text.chunks import NO_EMBEDDINGS, split_prompt
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
 from modelpool.pool.text.encode import AnyTokenizer, ReadText, text_with_images
 from modelpool.pool.text.templates import real_positions, state_positions
 
 META = torch.device("meta")
-#: rows of the reading table whose encoders' states are concatenated
-_CONCATENATED = frozenset({"sd3"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +41,31 @@ class ReadLength:
     row_tokens: int = 0
 
 
-def length_read(reading: Reading, tokenizer: AnyTokenizer, text: str, counts: Sequence[int] = ()) -> ReadLength:
-    """Return how an encoder reads `text`, with images of `counts` states. Raises UnusableField as `parse_weights`
-    does."""
+def length_read(
+    reading: Reading,
+    tokenizer: AnyTokenizer,
+    text: str,
+    counts: Sequence[int] = (),
+    tokens: PromptTokens | None = None,
+    embeddings: Mapping[str, int] = NO_EMBEDDINGS,
+    is_negative: bool = False,
+) -> ReadLength:
+    """Return how an encoder reads `text`, with images of `counts` states, and `embeddings` of some rows. `tokens` are
+    those of the text, if it is tokenized already. Raises UnusableField as `parse_weights` does."""
     if isinstance(tokenizer, ClipTokenizer):
-        chunks = split_prompt(tokenizer, text, chunk_tokens=reading.chunk_tokens)
+        known = tokens if isinstance(tokens, ClipTokens) else None
+        chunks = split_prompt(tokenizer, text, embeddings, reading.chunk_tokens, known)
         if not reading.reads_states:
             return ReadLength(reading.chunk_tokens)
         return ReadLength(reading.chunk_tokens * len(chunks), any(chunk.is_weighted for chunk in chunks))
-    row = text_with_images(tokenizer, text, reading, counts)
-    tokens = len(row.token_ids) - reading.dropped_tokens
+    own = tokens if isinstance(tokens, Tokens) else None
+    row = text_with_images(tokenizer, text, reading, counts, is_negative, own)
+    length = len(row.token_ids) - reading.dropped_tokens
     if reading.images_every:
-        tokens = len(state_positions(row, reading, tokenizer, counts))
+        length = len(state_positions(row, reading, tokenizer, counts))
     elif reading.padding is Padding.DROPPED:
-        tokens = len(list(real_positions(row, reading.dropped_tokens)))
-    return ReadLength(tokens, row.is_weighted, not all(row.mask), len(row.token_ids))
+        length = len(list(real_positions(row, reading.dropped_tokens)))
+    return ReadLength(length, row.is_weighted, not all(row.mask), len(row.token_ids))
 
 
 def context_tokens(text_set: str, lengths: Sequence[int]) -> int:
@@ -64,10 +73,16 @@ def context_tokens(text_set: str, lengths: Sequence[int]) -> int:
     `text_kwargs`)."""
     readings = readings_of(text_set)
     assert readings is not None, f"{text_set}: no text readings are defined"
-    if ROW_OF[text_set] in _CONCATENATED:
+    if _is_appended(text_set):
         *clips, last = lengths
         return max(clips) + (last or readings[-1].least_tokens)
     return lengths[_place_of_context(readings)]
+
+
+def _is_appended(text_set: str) -> bool:
+    """Return whether the states of the last encoder follow those of the others."""
+    join = JOINS.get(ROW_OF[text_set])
+    return join is not None and join.is_appended
 
 
 def _place_of_context(readings: Sequence[Reading]) -> int:
@@ -95,10 +110,9 @@ def empty_text_kwargs(text_set: str, encoders: Mapping[int, nn.Module], tokens: 
 
 def _has_one_length(text_set: str, readings: Sequence[Reading]) -> bool:
     """Return whether all texts that a model reads are equally long."""
-    row = ROW_OF[text_set]
     own = readings[_place_of_context(readings)]
     is_fixed = own.least_tokens == own.most_tokens > 0 and own.padding is not Padding.DROPPED
-    return row not in _CONCATENATED and not own.is_clip and is_fixed and not own.images_every
+    return not _is_appended(text_set) and not own.is_clip and is_fixed and not own.images_every
 
 
 def _empty(reading: Reading, encoder: nn.Module, tokens: int) -> ReadText:

@@ -3,12 +3,12 @@
 The names are those of `pool.models.diffusion.architecture`: context, context_mask, context_2, context_2_mask, pooled.
 Legend: B texts (1), L tokens, D width of a token's state, V width of the pooled text, S states of a token.
 
-Knows how each family combines encoder states, and what replaces a missing encoder. Runs no encoder.
+Knows what replaces a missing encoder. Runs no encoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture, unknown_name
+from modelpool.pool.families.parts.text_join import Joined
 from modelpool.pool.families.parts.text_reading import MaskMode, Pooled, Reading
-from modelpool.pool.families.text_readings import OPTIONAL_ENCODERS, READINGS, ROW_OF
+from modelpool.pool.families.text_readings import JOINS, OPTIONAL_ENCODERS, READINGS, ROW_OF
 from modelpool.pool.text.encode import ReadText
 
 Read: TypeAlias = Sequence[ReadText | None]
-_Joined: TypeAlias = dict[str, Tensor | None]
 #: length of a text if no CLIP reads it
 _CLIP_TOKENS = 77
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
@@ -42,7 +42,7 @@ def text_kwargs(family: str, read: Read, widths: Mapping[str, int] = _NO_WIDTHS)
     readings = READINGS[row]
     assert len(read) == len(readings), f"{row}: read by {len(read)} encoders, expected {len(readings)}"
     whole = _with_zeros(row, read, readings, widths)
-    joined = _JOINS[row](whole) if row in _JOINS else _as_read(readings, whole)
+    joined = JOINS[row].join(whole) if row in JOINS else _as_read(readings, whole)
     return {name: tensor.unsqueeze(0) for name, tensor in joined.items() if tensor is not None}
 
 
@@ -67,7 +67,7 @@ def _with_zeros(row: str, read: Read, readings: Sequence[Reading], widths: Mappi
     return whole
 
 
-def _as_read(readings: Sequence[Reading], read: Sequence[ReadText]) -> _Joined:
+def _as_read(readings: Sequence[Reading], read: Sequence[ReadText]) -> Joined:
     """The states of each encoder whose states are read, in order (context, context_2), and the pooled vector of the one
     that has it."""
     texts = list(zip(readings, read, strict=True))
@@ -78,38 +78,3 @@ def _as_read(readings: Sequence[Reading], read: Sequence[ReadText]) -> _Joined:
     pooled = [text.pooled_V for reading, text in texts if reading.pooled is not Pooled.NONE]
     assert len(pooled) <= 1, "several pooled vectors, which only the family can join"
     return joined | {"pooled": pooled[0] if pooled else None}
-
-
-def _sdxl(read: Sequence[ReadText]) -> _Joined:
-    small, large = read
-    return {"context": torch.cat((small.context_LD, large.context_LD), -1), "pooled": large.pooled_V}
-
-
-def _sd3(read: Sequence[ReadText]) -> _Joined:
-    """CLIP-L and CLIP-G concatenated along the width, padded to the width of T5, which follows them."""
-    small, large, t5 = read
-    clip_LD = torch.cat((small.context_LD, large.context_LD), -1)
-    clip_LD = torch.nn.functional.pad(clip_LD, (0, t5.context_LD.shape[-1] - clip_LD.shape[-1]))
-    return {"context": torch.cat((clip_LD, t5.context_LD)), "pooled": _both(small.pooled_V, large.pooled_V)}
-
-
-def _hidream(read: Sequence[ReadText]) -> _Joined:
-    """T5's states, Llama's of every layer, and the pooled vectors of both CLIPs."""
-    small, large, t5, llama = read
-    pooled = _both(small.pooled_V, large.pooled_V)
-    return {"context": t5.context_LD, "context_2": llama.context_LD, "pooled": pooled}
-
-
-def _both(a_V: Tensor | None, b_V: Tensor | None) -> Tensor:
-    assert a_V is not None, "a reading with a pooled output returned no vector"
-    assert b_V is not None, "a reading with a pooled output returned no vector"
-    return torch.cat((a_V, b_V), -1)
-
-
-_JOINS: Mapping[str, Callable[[Sequence[ReadText]], _Joined]] = MappingProxyType(
-    {
-        "sdxl": _sdxl,
-        "sd3": _sd3,
-        "hidream": _hidream,
-    }
-)

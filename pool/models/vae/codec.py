@@ -9,7 +9,6 @@ Does not tile, move weights, or choose dtypes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,8 +221,3 @@ def _frames_as_pairs(x_BCTHW: Tensor) -> Tensor:
     b, c, t, h, w = x.shape
     assert t % 2 == 0, f"{t - 1} cells of time, expected an odd number"
     return x.permute(0, 2, 1, 3, 4).reshape(b, t // 2, c * 2, h, w).permute(0, 2, 1, 3, 4)
-
-
-def cells_for(facts: VaeFacts, sides: Sequence[int]) -> tuple[int, ...]:
-    """Return the sides of the latent whose image has at least `sides` pixels (or samples)."""
-    return tuple(math.ceil(side / facts.decode_ratio) for side in sides)

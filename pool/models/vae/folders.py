@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import FACTS
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import discover
 from modelpool.pool.models.common.vae_compression import measured

@@ -106,7 +106,7 @@ def test_the_controller_of_a_pool_that_stays_is_on_the_head_unless_configured(tm
 
     session = RaySession("127.0.0.1:1", False, None)
     monkeypatch.setattr("modelpool.actors.api.opening.open_session", lambda *args, **more: session)
-    monkeypatch.setattr("modelpool.actors.api.opening.is_on_this_machine", lambda address: False)
+    monkeypatch.setattr("modelpool.actors.ray.forks.is_on_this_machine", lambda address: False)
     monkeypatch.setattr(RaySession, "gpu_count", lambda self: 0)
     monkeypatch.setattr("modelpool.actors.ray.cluster.start_controller", start_controller)
     for configured in (None, "head", "driver"):

@@ -12,7 +12,7 @@ from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.placement_record import PlacementOption, PlacementRule, TaskStart, Why
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
-from tests.scheduler.world import Shell, image
+from tests.scheduler.world import Shell, alone, encode, image
 
 
 @dataclasses.dataclass
@@ -68,8 +68,33 @@ def test_why_tells_the_step_that_a_run_resumed_after(command: Command) -> None:
 
 def test_why_tells_what_is_waited_for(command: Command) -> None:
     out = command("why", "s-2", "--pool", "mine", pool=afternoon()).out
-    assert "\nsample: waits for the result of an earlier task\n" in out
-    assert "\nencode: waits for a worker" in out or "\nencode: a" in out
+    waits = r"^encode: waits for a worker: 1 of 1 are busy, for \d\.\d\d s so far; should start in \d\.\d\d s$"
+    assert re.search(waits, out, re.M)
+    assert re.search(r"^sample: waits for the result of encode \(ready\); should start in \d\.\d\d s$", out, re.M)
+    assert re.search(r"^ +a +\d\.\d\d s +\d\.\d\d s +2\.00 s +\d\.\d\d s$", out, re.M)
+
+
+def test_why_names_the_worker_that_a_task_waits_for_and_the_choice_that_it_did_not_take(command: Command) -> None:
+    shell = Shell()
+    shell.workers(a=64, b=64)
+    shell.submit(alone("first", encode("first")))
+    first = next(name for name in ("a", "b") if shell.on(name))
+    other = "b" if first == "a" else "a"
+    shell.finish(first, cost=RunCost(run_seconds=0.5))
+    shell.submit(alone("long", encode("long")))
+    shell.submit(alone("patient", encode("patient")))
+    pool = RememberingPool(state=shell.state)
+    out = command("why", "patient", "--pool", "mine", pool=pool).out
+    assert re.search(rf"^encode: waits for {first}: .*on {other}, which was idle", out, re.M)
+    assert re.search(rf"^waits for it +{first} ", out, re.M)
+    assert re.search(rf"^ +{other} +0\.00 s +1\.00 s", out, re.M)
+    pool.now = shell.at + 0.25
+    out = command("why", "patient", "--pool", "mine", pool=pool).out
+    assert re.search(rf"^waits for it +{first} ", out, re.M)
+    assert re.search(rf"^at the last placement +{first} +0\.50 s", out, re.M)
+    [found] = command("why", "patient", "--pool", "mine", "--json", pool=pool).objects
+    assert found["tasks"][0]["wait"]["worker_id"] == first
+    assert {option["worker_id"] for option in found["tasks"][0]["wait"]["options"]} == {"a", "b"}
 
 
 def test_a_shared_task_says_that_it_ran_for_an_earlier_job(command: Command) -> None:

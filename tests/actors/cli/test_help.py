@@ -40,6 +40,8 @@ COMMANDS = (
     "trace",
     "plan-cluster",
     "doctor",
+    "metrics",
+    "report",
 )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from modelpool.actors.cli.open_pool import output_for, settings_for
+from modelpool.actors.cli.open_pool import open_pool, output_for, settings_for
 from modelpool.actors.cli.options import DeviceOption, PoolOptions
-from modelpool.actors.settings.config import CONFIG_NAME, CONFIG_VARIABLE
+from modelpool.actors.settings.config import CONFIG_NAME, CONFIG_VARIABLE, PoolConfig
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.devices.vram_policy import VramPolicy
 from tests.architecture.source_tree import ROOT
@@ -80,3 +80,28 @@ def test_images_go_where_they_are_told_else_as_configured_else_to_outputs(empty_
     assert output_for(PoolOptions(), None) == Path("outputs"), "the example's images go where the command was run"
     (empty_folder / "models").mkdir()
     assert output_for(PoolOptions(), None) == Path("outputs")
+
+
+def test_the_imports_start_first_and_end_with_a_pool_that_cannot_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They take longer than anything else in a start, so they run next to the imports of the command."""
+    order: list[str] = []
+
+    class Recorded:
+        def close(self) -> None:
+            order.append("closed")
+
+    def start(address: str | None) -> Recorded:
+        order.append("imports")
+        return Recorded()
+
+    def start_pool(config: PoolConfig, forks: object) -> None:
+        order.append("pool" if isinstance(forks, Recorded) else "pool without them")
+        raise UserError("as far as this test goes")
+
+    monkeypatch.setattr("modelpool.actors.ray.forks.Forks.start", start)
+    monkeypatch.setattr("modelpool.actors.api.opening.start_pool", start_pool)
+    with pytest.raises(UserError, match="as far as"):
+        open_pool(PoolOptions())
+    assert order == ["imports", "pool", "closed"]

@@ -15,7 +15,15 @@ from rich.console import Console
 from modelpool.actors.cli.main import run
 from modelpool.actors.cli.session import Session
 from modelpool.actors.cli.top_view import BAR_CELLS, frame
-from modelpool.actors.control.status import PoolStatus, ResidentPart, RunStatus, WorkerStatus
+from modelpool.actors.control.status import (
+    FailedJob,
+    NodeCosts,
+    NodeGroupStatus,
+    PoolStatus,
+    ResidentPart,
+    RunStatus,
+    WorkerStatus,
+)
 from modelpool.pool.specs.spec import WorkerId
 from tests.actors.cli.conftest import Command
 from tests.actors.cli.fakes import FakePool
@@ -86,6 +94,30 @@ def test_a_frame_shows_gpus_bars_queues_and_rates(command: Command) -> None:
     assert "90% of 30 tasks had all weights resident" in ended.out
     assert re.search(r"^record +/logs/pool\.jsonl$", ended.out, re.MULTILINE)
     assert re.search(r"^gpu-1 +killed by signal 9$", ended.out, re.MULTILINE)
+
+
+def test_a_frame_shows_nodes_groups_the_time_left_and_failures() -> None:
+    on_a = dataclasses.replace(BUSY, node="a1b2", node_name="big")
+    on_b = dataclasses.replace(BUSY, id=WorkerId("gpu-2"), state="idle", run=None, node="c3", node_name="small")
+    now = dataclasses.replace(
+        STATUS,
+        workers=(on_a, dataclasses.replace(on_b, leaves_in=90.0), STARTING),
+        nodes={"a1b2": "big", "c3": "small"},
+        left_seconds=754.0,
+        failures=(FailedJob("s-1", "older", 80.0), FailedJob("s-9", "unknown LoRA\nmore", 5.0)),
+        scaling=NodeCosts(
+            (NodeGroupStatus("a100", 2, 4, 1, 3.5, "backing off"),), 1.25, 7.0, "requested 1 node of a100"
+        ),
+    )
+    text = drawn(now)
+    assert "; jobs: 4 live, 10 succeeded; 12:34 left; up for 50.0 s" in text
+    assert re.search(r"^big +1 +1 +8 +48\.0 MiB of 64\.0 MiB +$", text, re.MULTILINE)
+    assert re.search(r"^small +1 +0 +8 +48\.0 MiB of 64\.0 MiB +ends in 1:30 *$", text, re.MULTILINE)
+    assert re.search(r"^a100 +2 of 4 +1 +7\.00 +backing off *$", text, re.MULTILINE)
+    assert re.search(r"^all groups +7\.00 +1\.25 so far *$", text, re.MULTILINE)
+    assert "requested 1 node of a100" in text
+    assert re.search(r"^s-9 +5\.0 s ago +unknown LoRA *$\n^s-1 +1:20 ago +older", text, re.MULTILINE)
+    assert "left" not in drawn(dataclasses.replace(now, left_seconds=None))
 
 
 def test_rates_are_between_two_frames() -> None:

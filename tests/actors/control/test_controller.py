@@ -8,7 +8,7 @@ import pytest
 
 from modelpool.actors.control.controller import SILENCE_SECONDS, PoolBroken, UnknownDriver
 from modelpool.actors.graph.build_graph import build_graph
-from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, InputLatent, SampleOrder
+from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import StageSubmission, SubmissionId
 from modelpool.pool.core.errors import AdapterMismatch, DoesNotFit, UnknownName
@@ -557,11 +557,11 @@ async def test_a_driver_that_leaves_wants_nothing_any_more() -> None:
 @dialogue
 async def test_stages_can_be_asked_for_one_by_one_and_share_what_is_made() -> None:
     desk = await Desk().open()
-    text = EncodeOrder("shapes", (), "a red circle")
-    latent = SampleOrder(text, EncodeOrder("shapes", (), ""), "shapes", (), 3, 5.0, "euler", None, None, None, 1)
     held: dict[TaskId, object] = {}
-    for name, order in (("a", text), ("b", latent), ("c", DecodeOrder(latent, "shapes"))):
-        await desk.controller.submit_stage(StageSubmission(ME, SubmissionId(name), order, held))
+    for name, stage in zip("abc", Stage, strict=True):
+        await desk.controller.submit_stage(
+            StageSubmission(ME, SubmissionId(name), StageRequest(stage, request()), held)
+        )
         await settle()
         ended = await desk.run_dry()
         held[ended[-1].wanted] = ended[-1].result
@@ -572,10 +572,8 @@ async def test_stages_can_be_asked_for_one_by_one_and_share_what_is_made() -> No
 @dialogue
 async def test_stages_asked_for_before_their_inputs_are_made_share_the_runs() -> None:
     desk = await Desk().open()
-    text = EncodeOrder("shapes", (), "a red circle")
-    latent = SampleOrder(text, EncodeOrder("shapes", (), ""), "shapes", (), 3, 5.0, "euler", None, None, None, 1)
-    for name, order in (("a", text), ("b", latent), ("c", DecodeOrder(latent, "shapes"))):
-        await desk.controller.submit_stage(StageSubmission(ME, SubmissionId(name), order, {}))
+    for name, stage in zip("abc", Stage, strict=True):
+        await desk.controller.submit_stage(StageSubmission(ME, SubmissionId(name), StageRequest(stage, request()), {}))
     ended = await desk.run_dry()
     assert len(stages(desk)) == 4
     assert {job.outcome for job in ended} == {Outcome.SUCCEEDED}
@@ -588,8 +586,8 @@ async def test_a_latent_of_the_drivers_own_is_decoded() -> None:
     import numpy as np
 
     mine = FakeRef(Latent(np.zeros((4, 8, 16), np.float32)))
-    order = DecodeOrder(InputLatent(given, (8, 16)), "shapes")
-    await desk.controller.submit_stage(StageSubmission(ME, SubmissionId("a"), order, {given: mine}))
+    stage = StageRequest(Stage.DECODE, request(), latent=InputLatent(given, (8, 16)))
+    await desk.controller.submit_stage(StageSubmission(ME, SubmissionId("a"), stage, {given: mine}))
     await settle()
     assert desk.fleet.running[0].inputs == (mine,)
     (ended,) = await desk.run_dry()

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.control.forecast import PLANNED_IMAGES, Forecast, Speeds, forecast
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.memory_fit import check_fits
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.devices.vram_policy import VramPolicy, rules_for

@@ -12,7 +12,7 @@ import pytest
 
 from modelpool import GenerateRequest, ImageResult, ModelPool
 from modelpool.actors.control.pool_plan import plan_pool, worker_kind
-from modelpool.actors.graph.orders import EncodeOrder
+from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.wire.messages import StageSubmission, StartedWorker, StateSaved, Submission, SubmissionId
 from modelpool.pool.core.results import RunState, SamplerState
@@ -162,7 +162,8 @@ async def test_jobs_start_no_workers_before_those_of_the_earlier_controller_are_
     await desk.controller.enter(ME)
     request = GenerateRequest(model="shapes", prompt="a circle", seed=1, steps=2)
     sent = asyncio.ensure_future(desk.controller.submit(Submission(ME, SubmissionId("s"), 0, (request,))))
-    stage = StageSubmission(ME, SubmissionId("t"), EncodeOrder("shapes", (), "a red circle"), {})
+    encode = StageRequest(Stage.ENCODE, GenerateRequest(model="shapes", prompt="a red circle"))
+    stage = StageSubmission(ME, SubmissionId("t"), encode, {})
     sent_stage = asyncio.ensure_future(desk.controller.submit_stage(stage))
     await settle()
     await desk.clock.advance(2.0)

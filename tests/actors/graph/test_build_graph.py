@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.memory_fit import check_fits
-from modelpool.actors.graph.orders import DecodeOrder, InputLatent, order_for
+from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
 from modelpool.pool.core.stage_params import SampleParams
@@ -113,10 +113,10 @@ def test_an_equal_prompt_and_negative_prompt_are_one_task_read_twice() -> None:
 
 
 def test_what_is_given_is_not_made_and_neither_is_what_only_it_needs() -> None:
-    order = order_for(GenerateRequest(model="shapes", prompt="p", seed=1))
-    whole = build_stage_graph(order, JOB, FakeCatalog())
+    stage = StageRequest(Stage.DECODE, GenerateRequest(model="shapes", prompt="p", seed=1))
+    whole = build_stage_graph(stage, JOB, FakeCatalog())
     sample = next(t.task_id for t in whole.job.tasks if isinstance(whole.works[t.task_id], SampleParams))
-    rest = build_stage_graph(order, JOB, FakeCatalog(), frozenset({sample, TaskId("of another job")}))
+    rest = build_stage_graph(stage, JOB, FakeCatalog(), frozenset({sample, TaskId("of another job")}))
     assert [task.stage for task in rest.job.tasks] == [Stage.DECODE]
     assert rest.job.given == (sample,)
     assert rest.job.wanted == whole.job.wanted
@@ -124,8 +124,9 @@ def test_what_is_given_is_not_made_and_neither_is_what_only_it_needs() -> None:
 
 
 def test_a_latent_of_ones_own_is_given() -> None:
-    order = DecodeOrder(InputLatent(TaskId("mine"), (8, 16)), "shapes")
-    made = build_stage_graph(order, JOB, FakeCatalog())
+    latent = InputLatent(TaskId("mine"), (8, 16))
+    stage = StageRequest(Stage.DECODE, GenerateRequest(model="shapes", prompt="", seed=1), latent=latent)
+    made = build_stage_graph(stage, JOB, FakeCatalog())
     assert made.job.given == ("mine",)
     assert [task.needs for task in made.job.tasks] == [("mine",)]
     (work,) = made.works.values()

@@ -10,17 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
-from modelpool.actors.graph.orders import (
-    DecodeOrder,
-    DecoderOrder,
-    EncodeImageOrder,
-    InputLatent,
-    InputRef,
-    SampleOrder,
-    order_for,
-)
+from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.recipe import Recipe, RecipeDecoder
+from modelpool.actors.graph.stage_request import InputLatent, StageRequest
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
@@ -103,8 +96,8 @@ def test_a_second_model_that_is_not_guided_reads_no_negative_prompt() -> None:
 
 
 def test_a_stage_asked_for_alone_guides_the_second_model_away_from_nothing_where_nothing_is_said() -> None:
-    latent = order_for(request(cfg=1.0)).latent
-    job = build_stage_graph(DecodeOrder(latent, HANDS_ON, DecoderOrder(cfg=2.0)), JOB, FakeCatalog())
+    alone = StageRequest(Stage.DECODE, request(cfg=1.0, negative="", decoder={"cfg": 2.0}))
+    job = build_stage_graph(alone, JOB, FakeCatalog())
     assert [work.text for work in job.works.values() if isinstance(work, EncodeParams)] == ["p", ""]
 
 
@@ -188,32 +181,23 @@ def test_the_short_forms_of_a_decoder(said: Any, meant: tuple[Any, ...]) -> None
 
 def test_a_stage_asked_for_alone_may_name_the_second_model_to_decode_with() -> None:
     """`decode(latent, model="large")` of a latent that "small" sampled."""
-    latent = order_for(request(cfg=4.0)).latent
-    assert isinstance(latent, SampleOrder)
-    for model in (HANDS_ON, DECODES):
-        job = build_stage_graph(DecodeOrder(latent, model), JOB, FakeCatalog())
+    stage = StageRequest(Stage.DECODE, request(cfg=4.0))
+    for model in ("", HANDS_ON, DECODES):
+        job = build_stage_graph(replace(stage, vae_model=model), JOB, FakeCatalog())
         assert [work.model.name for work in sampled(job)] == [HANDS_ON, DECODES]
         assert job.works[job.job.wanted] == DecodeParams(FakeCatalog().find_model(DECODES), OutputShape(256, 128))
     with pytest.raises(UnknownName):
-        build_stage_graph(DecodeOrder(latent, "nobody"), JOB, FakeCatalog())
+        build_stage_graph(replace(stage, vae_model="nobody"), JOB, FakeCatalog())
 
 
 def test_a_latent_of_a_drivers_own_is_decoded_by_the_second_model_alone() -> None:
-    given = InputLatent(TaskId("mine"), (4, 6))
+    given = StageRequest(Stage.DECODE, request(), latent=InputLatent(TaskId("mine"), (4, 6)))
     with pytest.raises(UserError, match="latent: found 'an array', expected a result of sample"):
-        build_stage_graph(DecodeOrder(given, HANDS_ON), JOB, FakeCatalog())
-    job = build_stage_graph(DecodeOrder(given, DECODES), JOB, FakeCatalog())
+        build_stage_graph(given, JOB, FakeCatalog())
+    job = build_stage_graph(replace(given, request=request(model=DECODES)), JOB, FakeCatalog())
     assert [task.stage for task in job.job.tasks] == [Stage.DECODE]
 
 
-def test_no_latent_is_made_of_a_image() -> None:
-    order = EncodeImageOrder(InputRef(TaskId("mine")), HANDS_ON, 128, 128)
-    with pytest.raises(UserError, match="model: found 'small', expected a model that encodes images"):
-        build_stage_graph(order, JOB, FakeCatalog())
-
-
 def test_the_second_model_is_asked_for_no_latent_of_its_own() -> None:
-    made = order_for(request()).latent
-    assert isinstance(made, SampleOrder)
     with pytest.raises(UserError, match=f"model: found '{DECODES}', expected a model that starts from noise"):
-        build_stage_graph(replace(made, model=DECODES), JOB, FakeCatalog())
+        build_stage_graph(StageRequest(Stage.SAMPLE, request(model=DECODES)), JOB, FakeCatalog())

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph, build_stage_graph
-from modelpool.actors.graph.orders import DecodeOrder, EncodeOrder, LowNoiseOrder, SampleOrder, order_for
+from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.recipe import Recipe, RecipeLowNoise
+from modelpool.actors.graph.stage_request import StageRequest
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.outputs.png import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
-from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
 from modelpool.pool.core.stage_params import DecodeParams, EncodeParams, SampleParams
@@ -191,17 +192,14 @@ def test_where_the_shift_depends_on_the_size_so_does_who_makes_which_steps(monke
     assert switches == sorted(set(switches))
 
 
-@pytest.mark.parametrize("kind", ["encode", "sample", "decode"])
-def test_a_stage_of_a_model_that_is_one_is_asked_nothing_of_a_second(kind: str) -> None:
+@pytest.mark.parametrize("stage", Stage)
+def test_a_stage_of_a_model_that_is_one_is_asked_nothing_of_a_second(stage: Stage) -> None:
     """Found in a review: a driver that composes stages itself was not told, and its LoRA was left out."""
-    loras = (LoraChoice.model_validate("light:1:low"),)
-    text = EncodeOrder("shapes", loras if kind == "encode" else (), "p")
-    latent = SampleOrder(text, None, "shapes", loras, 3, 1.0, "euler", None, None, None, 1)
-    order = {"encode": text, "sample": latent, "decode": DecodeOrder(latent, "shapes")}[kind]
+    wanted = StageRequest(stage, GenerateRequest(model="shapes", prompt="p", seed=1, loras=["light:1:low"]))
     with pytest.raises(
         UserError, match=r"^loras\.noise: found 'low', not supported by model 'shapes', which has a single"
     ):
-        build_stage_graph(order, JOB, FakeCatalog())
+        build_stage_graph(wanted, JOB, FakeCatalog())
 
 
 @pytest.mark.parametrize(
@@ -223,13 +221,12 @@ def test_a_model_that_is_one_is_asked_nothing_of_a_second(said: dict[str, Any], 
 def test_a_stage_that_is_asked_for_alone_is_made_by_both_models() -> None:
     """`sample` of a driver that composes stages itself: it ends with the second one's latent, and is as strong as it
     says in both."""
-    tree = order_for(request(cfg=4.0)).latent
-    assert isinstance(tree, SampleOrder)
-    assert tree.low_noise is None
-    job = build_stage_graph(tree, JOB, FakeCatalog())
+    stage = StageRequest(Stage.SAMPLE, request(cfg=4.0))
+    assert stage.request.low_noise is None
+    job = build_stage_graph(stage, JOB, FakeCatalog())
     high, low = sampled(job)
     assert (high.guidance.cfg, low.guidance.cfg, low.schedule.low_noise) == (4.0, 4.0, True)
     assert isinstance(job.works[job.job.wanted], SampleParams)
     assert job.works[job.job.wanted] == low
-    said = replace(tree, low_noise=LowNoiseOrder(0.5, 2.0))
+    said = StageRequest(Stage.SAMPLE, request(cfg=4.0, low_noise="2:0.5"))
     assert sampled(build_stage_graph(said, JOB, FakeCatalog()))[1].guidance.cfg == 2.0

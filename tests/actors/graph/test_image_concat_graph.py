@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.image_concat_graph import reference_size
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.png import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
@@ -28,7 +29,8 @@ from modelpool.pool.core.stage_params import (
     SampleParams,
     StartCondition,
 )
-from modelpool.pool.families.family import SD1_INSTRUCT, SD_X4
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1_INSTRUCT
+from modelpool.pool.families.modules.stable_diffusion_2 import SD_X4
 from modelpool.pool.specs.spec import JobId
 from tests.actors.fakes import FakeCatalog
 

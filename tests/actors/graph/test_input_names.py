@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.stage_params import (

@@ -1,18 +1,19 @@
-"""How large and how long: an order's own numbers, or the model's; others are refused with numbers that would do."""
+"""How large and how long: a request's own numbers, or the model's; others are refused with numbers that would do."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modelpool.actors.graph.output_shape import Duration, duration_of, format_of, size_of
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.video_output_fields import FORMATS
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, AudioFacts, SamplingFacts, VideoFacts
+from modelpool.pool.core.sampling_facts import PLAIN_SAMPLING, AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 
 AUDIO = SamplingFacts(audio=AudioFacts(47.5, 44100, 1024))
 
@@ -21,30 +22,26 @@ def video(multiple: int = 4) -> SamplingFacts:
     return SamplingFacts(side_multiple=16, video=VideoFacts(1 + 20 * multiple, multiple, 16.0))
 
 
-@dataclass(frozen=True)
-class Order:
-    """What an order says."""
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(model="m", prompt="p", **fields)
 
-    width: int | None = None
-    height: int | None = None
-    scale: float = 1.0
-    frames: int | None = None
-    frame_rate: float | None = None
-    seconds: float | None = None
+
+def sized(facts: SamplingFacts, width: int = 64, height: int = 64) -> ModelDefaults:
+    return ModelDefaults(width, height, facts)
 
 
 def test_what_is_left_out_is_the_models_own() -> None:
-    assert duration_of(Order(), "m", video()) == Duration(81, 16.0)
-    assert duration_of(Order(), "m", AUDIO) == Duration(seconds=47.5)
-    assert duration_of(Order(), "m", PLAIN_SAMPLING) == Duration()
-    assert size_of(Order(height=64), "m", video(), (832, 480)) == (832, 64)
-    assert size_of(Order(), "m", AUDIO, (0, 0)) == (0, 0)
+    assert duration_of(request(), "m", video()) == Duration(81, 16.0)
+    assert duration_of(request(), "m", AUDIO) == Duration(seconds=47.5)
+    assert duration_of(request(), "m", PLAIN_SAMPLING) == Duration()
+    assert size_of(request(height=64), "m", sized(video(), 832, 480)) == (832, 64)
+    assert size_of(request(), "m", sized(AUDIO)) == (0, 0)
     assert [format_of(None, "m", facts) for facts in (PLAIN_SAMPLING, video(), AUDIO)] == ["png", "mp4", "wav"]
 
 
 def test_what_is_said_counts() -> None:
-    assert duration_of(Order(frames=5, frame_rate=24.0), "m", video()) == Duration(5, 24.0)
-    assert duration_of(Order(seconds=2.5), "m", AUDIO) == Duration(seconds=2.5)
+    assert duration_of(request(frames=5, frame_rate=24.0), "m", video()) == Duration(5, 24.0)
+    assert duration_of(request(seconds=2.5), "m", AUDIO) == Duration(seconds=2.5)
     assert format_of("gif", "m", video()) == "gif"
 
 
@@ -52,60 +49,60 @@ def test_what_is_said_counts() -> None:
 def test_frames_fit_or_the_complaint_names_the_next_that_do(frames: int, multiple: int) -> None:
     facts = video(multiple)
     if (frames - 1) % multiple == 0:
-        assert duration_of(Order(frames=frames), "m", facts).frames == frames
+        assert duration_of(request(frames=frames), "m", facts).frames == frames
         return
     with pytest.raises(UserError, match=r"^frames: found") as told:
-        duration_of(Order(frames=frames), "m", facts)
+        duration_of(request(frames=frames), "m", facts)
     named = re.search(r"\((\d+) or (\d+)\)$", str(told.value))
     assert named is not None
     fewer, more = int(named[1]), int(named[2])
     assert fewer < frames < more == fewer + multiple
     for fitting in (fewer, more):
-        assert duration_of(Order(frames=fitting), "m", facts).frames == fitting
+        assert duration_of(request(frames=fitting), "m", facts).frames == fitting
 
 
 @given(st.integers(1, 200).map(lambda cells: 8 * cells), st.sampled_from([16, 32, 64]))
 def test_sides_fit_or_the_complaint_names_those_that_do(side: int, step: int) -> None:
     facts = SamplingFacts(side_multiple=step)
     if side % step == 0:
-        assert size_of(Order(width=side), "m", facts, (64, 64)) == (side, 64)
+        assert size_of(request(width=side), "m", sized(facts)) == (side, 64)
         return
     with pytest.raises(UserError, match=r"^width: found") as told:
-        size_of(Order(width=side), "m", facts, (64, 64))
+        size_of(request(width=side), "m", sized(facts))
     for fitting in re.search(r"\(([^()]*)\)$", str(told.value))[1].split(" or "):  # type: ignore[index]
-        assert size_of(Order(width=int(fitting)), "m", facts, (64, 64)) == (int(fitting), 64)
+        assert size_of(request(width=int(fitting)), "m", sized(facts)) == (int(fitting), 64)
 
 
 @pytest.mark.parametrize(
-    ("order", "facts", "message"),
+    ("said", "facts", "message"),
     [
         (
-            Order(frames=5),
+            request(frames=5),
             PLAIN_SAMPLING,
             "frames: found 5, not supported by model 'm', which generates images, not videos",
         ),
         (
-            Order(frame_rate=5.0),
+            request(frame_rate=5.0),
             AUDIO,
             "frame_rate: found 5.0, not supported by model 'm', which generates audio clips, not videos",
         ),
         (
-            Order(seconds=5.0),
+            request(seconds=5.0),
             video(),
             "seconds: found 5.0, not supported by model 'm', which generates videos, not audio",
         ),
-        (Order(seconds=48.0), AUDIO, "seconds: found 48.0, expected up to 47.5 for model 'm'"),
+        (request(seconds=48.0), AUDIO, "seconds: found 48.0, expected up to 47.5 for model 'm'"),
     ],
 )
-def test_what_a_model_does_not_make_is_refused(order: Order, facts: SamplingFacts, message: str) -> None:
+def test_what_a_model_does_not_make_is_refused(said: GenerateRequest, facts: SamplingFacts, message: str) -> None:
     with pytest.raises(UserError) as told:
-        duration_of(order, "m", facts)
+        duration_of(said, "m", facts)
     assert str(told.value) == message
 
 
 def test_audio_has_no_sides() -> None:
     with pytest.raises(UserError, match=r"^height: found 64, not supported by model 'm', which generates audio"):
-        size_of(Order(height=64), "m", AUDIO, (0, 0))
+        size_of(request(height=64), "m", sized(AUDIO))
 
 
 @pytest.mark.parametrize("facts", [PLAIN_SAMPLING, video(), AUDIO])

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image, features
 from PIL.PngImagePlugin import PngImageFile
 
-from modelpool.actors.graph.orders import input_image_id
+from modelpool.actors.graph.input_ids import input_image_id
 from modelpool.actors.inputs import input_images as given_images
 from modelpool.actors.inputs.input_images import InputImages, wanted_size
 from modelpool.actors.request.field_table import SIZE_STEP

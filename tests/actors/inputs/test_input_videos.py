@@ -17,9 +17,10 @@ from av.video.reformatter import Colorspace
 from PIL import Image
 
 from modelpool.actors.cli.job_file import read_job_file
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
-from modelpool.actors.graph.orders import input_image_id, input_video_id
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.input_ids import input_image_id, input_video_id
 from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.outputs.video import write_video

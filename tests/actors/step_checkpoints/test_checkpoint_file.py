@@ -22,7 +22,6 @@ from modelpool.actors.step_checkpoints.checkpoint_file import (
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.core.results import GuidanceState, RunState, SamplerState
 from modelpool.pool.core.stage_params import RunHooks
-from modelpool.pool.sampling.names import SAMPLERS
 from modelpool.pool.sampling.partial_run import partial_run_of
 from modelpool.pool.specs.spec import TaskId
 from tests.pool.changed_work import changed_work
@@ -37,7 +36,7 @@ def state(step: int = 3, steps: int = 9, seed: int = 0) -> RunState:
     """A state with all its parts."""
     random = np.random.default_rng(seed)
     parts = [random.standard_normal((4, 2, 3), np.float32) for _ in range(6)]
-    sampler = SamplerState(parts[0], (2.5, 0.1), np.stack(parts[1:3]), parts[3])
+    sampler = SamplerState(parts[0], (2.5, 0.1), np.stack(parts[1:3]), parts[3], (0.5, 2.0), 7)
     return RunState(step, steps, sampler, GuidanceState(2, 1.0 / 3.0, parts[4], parts[5], 7))
 
 
@@ -67,7 +66,7 @@ def test_every_field_of_a_state_is_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", ["euler", "euler_ancestral", "uni_pc", "lms", "dpmpp_3m_sde", "sa_solver"])
 def test_a_run_resumes_from_the_file_of_any_of_its_steps_with_the_same_bytes(
     sampler: str, kind: str, tmp_path: Path
 ) -> None:

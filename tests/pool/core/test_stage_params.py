@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, get_args
 
+from modelpool.pool.core.prompt_tokens import ClipTokens
 from modelpool.pool.core.refs import ControlMaskMode
 from modelpool.pool.core.sample_conditions import condition_inputs
 from modelpool.pool.core.stage_params import (
@@ -82,6 +83,8 @@ OTHERS: dict[str, Any] = {
     "mask_mode": ControlMaskMode.ALWAYS,
     "config_overrides": (("a", True),),
 }
+#: tokens follow from the text
+TOKENS = (EncodeParams, "tokens")
 #: fields of a reference to a file that do not change what it is
 NO_CONTENT = {"name", "path", "files", "reads_latent", "bright"}
 
@@ -89,7 +92,7 @@ NO_CONTENT = {"name", "path", "files", "reads_latent", "bright"}
 def changed(work: Any) -> Iterator[tuple[str, Any]]:
     """Yield `work` with each field changed, one at a time: those of its parts too, and each condition left out."""
     for field in dataclasses.fields(work):
-        if isinstance(work, ControlRef) and field.name in NO_CONTENT:
+        if (isinstance(work, ControlRef) and field.name in NO_CONTENT) or (type(work), field.name) == TOKENS:
             continue
         value = getattr(work, field.name)
         others: list[tuple[str, Any]]
@@ -128,6 +131,14 @@ def test_conditions_name_the_inputs_that_they_read() -> None:
     assert list(condition_inputs((CONTROL, masked))) == [
         "control.0", "control.1", "control_mask.1", "control_masked_image.1",
     ]  # fmt: skip
+
+
+def test_a_text_that_is_tokenized_already_is_the_same_task() -> None:
+    work = EncodeParams(MODEL, (), "a cat")
+    tokenized = dataclasses.replace(work, tokens=(ClipTokens(((5,), (7, 8))),))
+    assert tokenized == work
+    assert task_id(tokenized, {}) == task_id(work, {})
+    assert batch_key(tokenized) == batch_key(work)
 
 
 def test_every_field_is_part_of_the_task_id() -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.diffusion import PREFIXES, find_layout, prefixes_of, recognise_diffusion
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.layouts.signature import Naming, anything
 from modelpool.pool.detection.signatures import LAYOUTS, SIGNATURES
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from tests.pool.detection.published import FOUND, Shapes, changed, shapes_of
 
 MODELS = pytest.mark.parametrize("model", FOUND)
@@ -290,7 +290,7 @@ def test_the_table_is_of_one_mind() -> None:
     assert len(set(titles)) == len(titles)
     for layout in LAYOUTS:
         rows = [row for row in SIGNATURES if row.layout is layout]
-        assert not [row.name for row in rows[:-1] if row.when is anything and not row.beside]
+        assert not [row.name for row in rows[:-1] if row.when is anything and not row.extra_keys]
 
 
 def test_numbers_in_keys_that_no_model_has_cost_nothing() -> None:

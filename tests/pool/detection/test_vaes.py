@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import SIGNATURES, recognise_vae
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.formats.safetensors_file import Shape
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

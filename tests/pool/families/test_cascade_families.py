@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.families.cascade_families import pooled_width
+from modelpool.pool.families.modules.stable_cascade import pooled_width
 from tests.pool.families.tiny_cascade import STAGE_B, STAGE_C, stage_b_file, stage_c_file, write_files
 from tests.pool.families.tiny_transformers import WIDTH
 

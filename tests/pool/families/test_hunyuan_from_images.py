@@ -16,9 +16,16 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from modelpool.actors.graph.output_shape import Duration, output_shape_of
+from modelpool.actors.graph.output_shape import output_shape_of
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
-from modelpool.pool.core.stage_params import Encoded, EncodeParams, SampleParams, VideoFrames, VisionEncodeParams
+from modelpool.pool.core.stage_params import (
+    Encoded,
+    EncodeParams,
+    OutputShape,
+    SampleParams,
+    VideoFrames,
+    VisionEncodeParams,
+)
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.pixels.latent_pixels import sampled_shape
@@ -259,10 +266,8 @@ def test_cells_that_lead_are_decoded_and_left_out(tmp_path: Path) -> None:
     assert cells == 1 + (1 + (FRAMES - 1) // 4)
     own = model.catalog.model_defaults(model.model)
     assert own.sampling.video is not None
-    assert output_shape_of((cells, HEIGHT // 8, WIDTH // 8), "tiny", own) == (
-        WIDTH,
-        HEIGHT,
-        Duration(FRAMES, own.sampling.video.rate, leading=1),
+    assert output_shape_of((cells, HEIGHT // 8, WIDTH // 8), "tiny", own) == OutputShape(
+        *(WIDTH, HEIGHT, FRAMES, own.sampling.video.rate), leading=1
     )
     model.close()
 

@@ -12,7 +12,6 @@ from diffusers.pipelines.flux2.pipeline_flux2 import compute_empirical_mu
 
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
 from modelpool.pool.detection.signatures import SIGNATURES
-from modelpool.pool.families import image_facts
 from modelpool.pool.families.parts.model_facts import Guidance, Level
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
 from tests.pool.families.modules.in_tables import image_facts_in_tables
@@ -20,7 +19,7 @@ from tests.pool.models.diffusion.image_cases import CASES, Case
 from tests.pool.models.diffusion.test_image_build import IMAGE_ROWS, SIZED, level
 from tests.pool.zoo.case import quiet_libraries
 
-IMAGE_FACTS = {**image_facts.IMAGE_FACTS, **image_facts_in_tables()}
+IMAGE_FACTS = image_facts_in_tables()
 
 
 def test_every_model_that_is_built_has_facts_and_is_recognised_under_that_name() -> None:

@@ -28,8 +28,8 @@ from modelpool.pool.devices.vram_policy import VramPolicy
 from modelpool.pool.engine.engine import EngineSettings
 from modelpool.pool.engine.explicit_control import load_checkpoint
 from modelpool.pool.estimates.typical_run import typical_params
-from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.text_readings import readings_of
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from modelpool.pool.registry.assembling import SelectedFiles, assemble
@@ -389,7 +389,7 @@ def test_the_lite_models_are_sampled_built_and_called_as_the_large_ones(name: st
     sampling = replace(lite.sampling, model=large.sampling.model)
     text_set = large.text_set if lite.text_set else ""
     assert replace(lite, name=large.name, title=large.title, sampling=sampling, text_set=text_set) == large
-    assert ARCHITECTURES[name] is ARCHITECTURES[ALIKE[name]]
+    assert ARCHITECTURES[name] == ARCHITECTURES[ALIKE[name]]
     assert readings_of(name) == readings_of(ALIKE[name])
 
 

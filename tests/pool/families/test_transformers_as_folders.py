@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, ShiftBySize
-from modelpool.pool.families.cascade_families import CASCADES
 from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.families.unet_families import CASCADES
 from modelpool.pool.loading.build_checkpoint import Checkpoint, open_checkpoint
 from modelpool.pool.pixels.latent_pixels import latent_shape
 from modelpool.pool.sampling.noise import ImageNoise

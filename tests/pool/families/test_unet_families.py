@@ -26,21 +26,19 @@ from diffusers import (
 )
 from torch import Tensor
 
-from modelpool.pool.families.family import (
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1, SD1_INPAINT
+from modelpool.pool.families.modules.stable_diffusion_2 import SD2, SD2_INPAINT
+from modelpool.pool.families.modules.stable_diffusion_xl import (
     KOALA_1B,
     KOALA_700M,
     PLAYGROUND_25,
-    SD1,
-    SD1_INPAINT,
-    SD2,
-    SD2_INPAINT,
     SDXL,
     SDXL_INPAINT,
     SDXL_REFINER,
     SSD_1B,
     VEGA,
-    Family,
 )
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.guidance.sampling_run import _initial_scale
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe

@@ -12,7 +12,8 @@ from diffusers import EulerDiscreteScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from modelpool.actors.graph.build_graph import JobGraph, build_graph
+from modelpool.actors.graph.build_graph import build_graph
+from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.catalog.catalog import Catalog

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from modelpool.pool.catalog.catalog import Catalog
+from modelpool.pool.core.sampling_facts import Guidance
 from modelpool.pool.core.stage_params import (
     AudioSamples,
     DecodeParams,
@@ -30,7 +31,6 @@ from modelpool.pool.core.stage_params import (
     task_id,
 )
 from modelpool.pool.engine.engine import Engine, EngineSettings
-from modelpool.pool.families.transformer_families import needs_negative
 from modelpool.pool.specs.spec import Role, TaskSpec
 from modelpool.pool.text.text_tokenizer import KINDS
 from tests.pool.families.tiny_transformers import TinyFamily
@@ -97,7 +97,7 @@ class Whole:
         """The prompt, and the negative prompt where the model reads one."""
         defaults = self.family.sampling.defaults
         assert defaults is not None
-        wanted = (prompt, NEGATIVE) if needs_negative(defaults.guidance) else (prompt,)
+        wanted = (prompt, NEGATIVE) if defaults.guidance not in (Guidance.DISTILLED, Guidance.NONE) else (prompt,)
         found = [self.run(EncodeParams(self.model, (), text)) for text in wanted]
         return tuple(text for text in found if isinstance(text, Encoded))
 

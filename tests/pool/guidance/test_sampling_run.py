@@ -113,7 +113,7 @@ def test_every_step_is_reported_and_asked_about_first() -> None:
     assert log == [entry for done in range(1, 6) for entry in ("asked", (done, 5))]
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", ["euler", "euler_ancestral", "dpmpp_2m", "uni_pc", "lms", "dpmpp_3m_sde"])
 @pytest.mark.parametrize("steps_done", [0, 1, 4])
 def test_a_run_stops_at_the_step_boundary_at_which_it_is_asked(sampler: str, steps_done: int) -> None:
     done_steps: list[int] = []

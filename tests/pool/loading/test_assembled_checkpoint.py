@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from modelpool.pool.core.assembly import Assembly
 from modelpool.pool.core.errors import MissingParts, UnknownArchitecture, UnsafeFile
-from modelpool.pool.families.family import SD2
+from modelpool.pool.families.modules.stable_diffusion_2 import SD2
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.formats.weights_file import read_part
 from modelpool.pool.loading.assembled_checkpoint import assembled_header

@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseKind, Prediction
-from modelpool.pool.families.family import SD1, SD1_INPAINT, SDXL_INPAINT
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1, SD1_INPAINT
+from modelpool.pool.families.modules.stable_diffusion_xl import SDXL_INPAINT
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry, read_header
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.specs.spec import Role

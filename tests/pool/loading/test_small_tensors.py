@@ -11,7 +11,10 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.sampling_facts import Prediction
-from modelpool.pool.families.family import PLAYGROUND_25, SD1, SD2, SDXL, Family
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1
+from modelpool.pool.families.modules.stable_diffusion_2 import SD2
+from modelpool.pool.families.modules.stable_diffusion_xl import PLAYGROUND_25, SDXL
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, read_header
 from modelpool.pool.loading.small_tensors import SPREAD_KEY, read_numbers, refine_family
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from modelpool.pool.families.family import KOALA_700M, PLAYGROUND_25, SSD_1B, Family
+from modelpool.pool.families.modules.stable_diffusion_xl import KOALA_700M, PLAYGROUND_25, SSD_1B
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.detect_family import detect

@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import save_file
 
 from modelpool.pool.core.errors import UnknownArchitecture
-from modelpool.pool.families.family import Family
+from modelpool.pool.families.modules.stable_video import SVD
+from modelpool.pool.families.parts.family import Family
 from modelpool.pool.families.transformer_families import TRANSFORMERS
-from modelpool.pool.families.video_unet_families import SVD
 from modelpool.pool.formats.model_description import read_description
 from modelpool.pool.formats.safetensors_file import Header, Shape, TensorEntry
 from modelpool.pool.loading.build_checkpoint import open_checkpoint

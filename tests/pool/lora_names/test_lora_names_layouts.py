@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.diffusion import recognise_diffusion
+from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.hunyuan import flux_base, original_base, original_key
 from modelpool.pool.families.supported import running_families
 from modelpool.pool.keymaps.key_map import KeyMap, RowRange
-from modelpool.pool.lora_names.converters import EXTRA_CONVERTERS
 from modelpool.pool.lora_names.diffusion import base_names_of, model_names
 from modelpool.pool.lora_names.discovered import layout_map
 from modelpool.pool.lora_names.naming import generate_names, naming_of
@@ -154,6 +154,12 @@ def numbered(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tens
     return {key: torch.randint(-999, 999, shape, generator=generator).float() for key, shape in shapes.items()}
 
 
+#: layouts that diffusers builds and does not convert
+EXTRA_CONVERTERS = {
+    names.layout: names.converter
+    for family in defined_families()
+    if (names := family.layout_names) is not None and names.converter is not None
+}
 #: all that diffusers converts as it is: not the variant that misses tensors, nor the one of another width
 CONVERTED = [
     model

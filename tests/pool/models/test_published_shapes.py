@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from modelpool.pool.families.family import Architecture
+from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.models.component_plans import plan_component

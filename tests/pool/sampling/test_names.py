@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
 import pytest
 
 from modelpool.pool.core.errors import UnknownName
-from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES, display_name, resolve_sampler
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES, display_name, resolve_sampler, resolve_schedule_name
 from modelpool.pool.sampling.samplers import FUNCTIONS
 from modelpool.pool.sampling.schedules import LEVELS
 
@@ -41,13 +42,49 @@ def test_spellings(spelling: str, meaning: tuple[str, str]) -> None:
     assert resolve_sampler(spelling) == meaning
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_displayed_resolves_to_what_it_came_from(sampler: str, schedule: str) -> None:
+def test_what_is_displayed_resolves_to_what_it_came_from() -> None:
     """For both ways of writing the pair. 'DDIM' as a schedule is left out: A1111 has no such joined name."""
-    assert resolve_sampler(f"{sampler}_{schedule}") == (sampler, schedule)
-    if schedule != "ddim_uniform":
-        assert resolve_sampler(" ".join(display_name(sampler, schedule))) == (sampler, schedule)
+    for sampler, schedule in itertools.product(SAMPLERS, SCHEDULES):
+        assert resolve_sampler(f"{sampler}_{schedule}") == (sampler, schedule)
+        if schedule != "ddim_uniform":
+            assert resolve_sampler(" ".join(display_name(sampler, schedule))) == (sampler, schedule)
+
+
+def test_names_in_recipes_of_a1111_and_comfyui_resolve() -> None:
+    """The `Sampler:` and `Schedule type:` fields of A1111 before and after 1.9, and pairs of ComfyUI's KSampler."""
+    meanings = {
+        "DPM++ 2M Karras": ("dpmpp_2m", "karras"),
+        "DPM++ SDE Karras": ("dpmpp_sde", "karras"),
+        "DPM++ 2M SDE Exponential": ("dpmpp_2m_sde", "exponential"),
+        "DPM++ 2M SDE Karras": ("dpmpp_2m_sde", "karras"),
+        "DPM++ 2M SDE Heun Karras": ("dpmpp_2m_sde_heun", "karras"),
+        "DPM++ 3M SDE Exponential": ("dpmpp_3m_sde", "exponential"),
+        "DPM++ 2S a Karras": ("dpmpp_2s_ancestral", "karras"),
+        "DPM2 a Karras": ("dpm_2_ancestral", "karras"),
+        "DPM2": ("dpm_2", "karras"),
+        "DPM fast": ("dpm_fast", "normal"),
+        "DPM adaptive": ("dpm_adaptive", "normal"),
+        "LMS Karras": ("lms", "karras"),
+        "Heun": ("heun", "normal"),
+        "Euler a": ("euler_ancestral", "normal"),
+        "Restart": ("restart", "karras"),
+        "LCM": ("lcm", "sgm_uniform"),
+        "UniPC": ("uni_pc", "karras"),
+        "Euler Beta": ("euler", "beta"),
+        "DPM++ 2M Align Your Steps SDXL": ("dpmpp_2m", "ays_sdxl"),
+        "dpmpp_2m_sde_gpu karras": ("dpmpp_2m_sde", "karras"),
+        "dpmpp_3m_sde_gpu exponential": ("dpmpp_3m_sde", "exponential"),
+        "euler_ancestral sgm_uniform": ("euler_ancestral", "sgm_uniform"),
+        "euler_cfg_pp beta": ("euler_cfg_pp", "beta"),
+        "uni_pc_bh2 simple": ("uni_pc_bh2", "simple"),
+        "res_multistep simple": ("res_multistep", "simple"),
+        "DPM++ 2M Polyexponential": ("dpmpp_2m", "polyexponential"),
+        "er_sde beta": ("er_sde", "beta"),
+    }
+    found = {name: resolve_sampler(name) for name in meanings}
+    assert found == meanings
+    assert resolve_schedule_name("SGM Uniform") == "sgm_uniform"
+    assert resolve_schedule_name("KL Optimal") == "kl_optimal"
 
 
 def test_display_names_are_those_of_a1111() -> None:

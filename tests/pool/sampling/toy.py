@@ -7,6 +7,7 @@ dimension the flow keeps quantiles, so x at one noise level and x at another hav
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,6 +23,22 @@ def denoise(x: Tensor, sigma: float) -> Tensor:
     logits = [math.log(share) - (x - mean) ** 2 / (2 * variance) for mean, share in MIXTURE]
     predictions = [mean + (x - mean) * (DEVIATION**2 / variance) for mean, _ in MIXTURE]
     return (torch.softmax(torch.stack(logits), dim=0) * torch.stack(predictions)).sum(dim=0)
+
+
+class Recorded:
+    """A model that remembers where it was called and what it predicted; without guidance it predicts the same."""
+
+    def __init__(self, model: Callable[[Tensor, float], Tensor] = denoise) -> None:
+        self._model, self.levels, self.predictions = model, list[float](), list[Tensor]()
+
+    def __call__(self, x: Tensor, sigma: float) -> Tensor:
+        self.levels.append(sigma)
+        self.predictions.append(self._model(x, sigma))
+        return self.predictions[-1]
+
+    def last(self) -> Tensor:
+        """What it predicted last."""
+        return self.predictions[-1]
 
 
 def exact(x: Tensor, sigma: float, sigma_next: float) -> Tensor:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from modelpool.pool.core.errors import OutputFailed, UnknownArchitecture
 from modelpool.pool.core.sampling_facts import NoiseFacts, NoiseKind, Prediction, SamplingFacts
-from modelpool.pool.families.family import SD1, SDXL
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1
+from modelpool.pool.families.modules.stable_diffusion_xl import SDXL
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.patches.patch_set import PatchSet
 from modelpool.pool.sampling.schedules import sigma_table

@@ -22,7 +22,8 @@ from torch import Tensor
 from modelpool.pool.core.errors import UnknownArchitecture, UnusableField
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.core.stage_params import ModelRef
-from modelpool.pool.families.family import FAMILIES, SD_X4
+from modelpool.pool.families.modules.stable_diffusion_2 import SD_X4
+from modelpool.pool.families.unet_families import FAMILIES
 from modelpool.pool.formats.safetensors_file import Shape, read_header
 from modelpool.pool.loading.build_checkpoint import open_checkpoint
 from modelpool.pool.loading.describe import describe

@@ -35,7 +35,20 @@ from modelpool.scheduler.tables.messages import (
     WorkerDown,
 )
 from modelpool.scheduler.tables.workers import WorkerState
-from tests.scheduler.world import COMPONENTS, DRAW, PAINT, ROOMY, STEPS, TEXT, VAE, Shell, decode, encode, sample
+from tests.scheduler.world import (
+    COMPONENTS,
+    DRAW,
+    PAINT,
+    ROOMY,
+    STEPS,
+    TEXT,
+    VAE,
+    Shell,
+    decode,
+    encode,
+    image,
+    sample,
+)
 
 NAMES = ["a", "b", "c"]
 NODES = ["", "", "n1", "n2"]
@@ -127,13 +140,23 @@ class CoreMachine(RuleBasedStateMachine):
         deadline_margin_seconds=st.sampled_from([0.0, 10.0]),
         ageing_seconds=st.sampled_from([None, None, 5.0]),
         shares=SHARES,
-        batch_limit=st.sampled_from([1, 2, 3]),
+        batch_limit=st.sampled_from([1, 1, 1, 2, 3]),
+        send_ahead_seconds=st.sampled_from([0.0, 5.0, 60.0]),
         preemption_wait_seconds=st.sampled_from([0.0, 0.0, 5.0, 30.0]),
         preemption_limit=st.integers(0, 2),
     )
     def begin(self, **limits) -> None:
         self.shell = Shell(SchedulerConfig(story_length=None, **limits))
         self.shell.want(*NAMES[:2])
+
+    def measure(self) -> None:
+        """Run every kind of task on both workers, which then know how long each takes, and have weights."""
+        for model in (PAINT, DRAW):
+            self.shell.submit(image(f"j{len(self.shell.jobs)}", model=model, seed=50))
+        while self.shell.running:
+            name = next(iter(self.shell.running))
+            expected = self.shell.tasks[self.shell.running[name].command.task_id].run_seconds
+            self.shell.finish(name, cost=RunCost(run_seconds=expected))
 
     def pick(self, among, number: int):
         found = sorted(among)
@@ -350,6 +373,38 @@ class CoreMachine(RuleBasedStateMachine):
     def checkpoint(self, number: int, step: int) -> None:
         self.shell.save(self.pick(self.sampling(), number), step)
 
+    @precondition(lambda self: self.shell.asked_back)
+    @rule(number=ANY)
+    def revoke(self, number: int) -> None:
+        """A queued task is taken back in time; the answer may come after the end of the run before it."""
+        self.shell.revoke(self.pick(self.shell.asked_back, number))
+
+    @precondition(lambda self: self.shell.revoked)
+    @rule(number=ANY)
+    def tell_revoked(self, number: int) -> None:
+        self.shell.tell_revoked(number)
+
+    @precondition(lambda self: self.shell.queued)
+    @rule(number=ANY, change=st.sampled_from(["cancel", "lose", "drain", "unwanted", "priority"]), seconds=ANY)
+    def change_while_queued(self, number: int, change: str, seconds: int) -> None:
+        """What makes the core ask a queued task back, or loses it, happens to a worker that has one."""
+        name = self.pick(self.shell.queued, number)
+        task = self.shell.state.demand.tasks[self.shell.queued[name].task_id]
+        match change:
+            case "cancel":
+                for job_id in list(task.demand):
+                    self.shell.cancel(job_id)
+            case "lose":
+                self.shell.lose(name)
+            case "drain":
+                self.shell.drain(self.shell.state.worker_table.workers[name].spec.node, 30.0)
+            case "unwanted":
+                self.shell.want(*(other for other in NAMES if other != name))
+            case "priority":
+                job_id = JobId(f"j{len(self.shell.jobs)}")
+                first = encode(f"at once {len(self.shell.jobs)}")
+                self.shell.submit(JobSpec(job_id, (first,), first.task_id, priority=task.priority + 1))
+
     @precondition(lambda self: self.shell.states)
     @rule(number=ANY)
     def lose_state(self, number: int) -> None:
@@ -402,6 +457,7 @@ class CoreMachine(RuleBasedStateMachine):
         drain(shell)
         assert set(shell.resolved) == set(shell.jobs), "a job was not resolved"
         assert not shell.running, "a run was not answered"
+        assert not shell.queued, "a queued task was forgotten"
         demand = shell.state.demand
         assert not demand.tasks, f"left over: {list(demand.tasks)}"
         assert not demand.results.readers, "somebody reads, though no task is left"
@@ -415,6 +471,35 @@ class CoreMachine(RuleBasedStateMachine):
             )
 
 
+class SendAheadMachine(CoreMachine):
+    """The same where most runs are followed by a queued task: two roomy workers know how long runs take, and more waits
+    than they can run."""
+
+    @initialize(
+        overtaking_limit=st.integers(1, 4),
+        run_timeout_seconds=st.sampled_from([None, 20.0]),
+        stop_grace_seconds=st.sampled_from([0.0, 4.0]),
+        preemption_wait_seconds=st.sampled_from([0.0, 30.0]),
+        send_ahead_seconds=st.sampled_from([5.0, 60.0]),
+        shares=st.sampled_from([(), (UserShare(user=EVERYBODY, running_limit=3),)]),
+        node=st.sampled_from(["", "n1"]),
+    )
+    def begin(self, node: str, **limits) -> None:
+        super().begin(**limits)
+        for name in NAMES[:2]:
+            self.shell.come_up(name, ROOMY, node=node)
+        self.measure()
+        for model in (PAINT, PAINT, DRAW, PAINT):
+            self.wait_in_line(4, model)
+
+    @rule(count=st.integers(2, 6), model=st.sampled_from([PAINT, DRAW]))
+    def wait_in_line(self, count: int, model: ComponentKey) -> None:
+        """Images, each alone, that find weights in place."""
+        for _ in range(count):
+            number = len(self.shell.jobs)
+            self.shell.submit(image(f"j{number}", prompt="cat", model=model, seed=200 + number))
+
+
 def drain(shell: Shell) -> None:
     """Nothing goes wrong any more, and every job must come to its end within a bounded number of events."""
     for node in NODES:
@@ -424,6 +509,10 @@ def drain(shell: Shell) -> None:
         for key in list(shell.starting):
             if key in shell.starting:
                 shell.come_up(key[0])
+        for name in list(shell.asked_back):
+            shell.revoke(name)
+        while shell.revoked:
+            shell.tell_revoked()
         for name in list(shell.running):
             run = shell.running[name]
             shell.finish(name, RunErrorKind.CANCELLED if run.stop_requested else None)
@@ -439,4 +528,8 @@ COMPONENT_UNKNOWN = ComponentUse(ComponentKey("nothing"), 1)
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(
     max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestSendAhead = SendAheadMachine.TestCase
+TestSendAhead.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
 from modelpool.pool.specs.spec import RunCost, TaskId, UserId, WorkerId
+from modelpool.scheduler.core.snapshot import take_snapshot
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import TaskStatus
@@ -107,3 +110,19 @@ def test_tasks_of_one_run_are_told_together() -> None:
     assert len(worker.batch_mates) == 1
     assert [task.task_id for task in snapshot.running] == [worker.task_id, *worker.batch_mates]
     assert [task.job_id for task in snapshot.running] == ["j1", "j2"]
+
+
+def test_the_time_left_is_the_work_of_all_tasks_without_what_has_run_by_the_workers() -> None:
+    shell = Shell()
+    shell.submit(alone("a", encode("a")))
+    assert take_snapshot(shell.state).left_seconds is None  # no worker is up
+    shell.workers(a=64, b=64)
+    for name in ("b", "c", "d"):
+        shell.submit(alone(name, encode(name)))
+    run_seconds = encode("a").run_seconds
+    assert take_snapshot(shell.state).left_seconds == pytest.approx(4 * run_seconds / 2)
+    while shell.running:
+        shell.finish(next(iter(shell.running)), cost=RunCost(run_seconds=2 * run_seconds))
+    shell.submit(alone("e", encode("e")))  # runs take twice as long as was expected of the first
+    assert take_snapshot(shell.state).left_seconds == pytest.approx(2 * run_seconds / 2)
+    assert take_snapshot(shell.state, shell.at + run_seconds).left_seconds == pytest.approx(run_seconds / 2)

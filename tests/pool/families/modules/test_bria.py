@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import diffusers
+import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
+from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.stage_params import Encoded
+from modelpool.pool.families.transformer_families import TRANSFORMERS
+from modelpool.pool.loading.transformer_folder import _check_scheduler
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_transformers import T5, WIDTH, TinyFamily, kl_vae
@@ -74,3 +79,25 @@ CASES = {
 
 class TestBria(FamilyTests):
     case = CASE
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        ({"_class_name": "DDIMScheduler"}, "class_name: found 'DDIMScheduler', expected a scheduler of flows"),
+        (
+            {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting": True},
+            "use_dynamic_shifting: found True, expected false: the pipeline of Bria 3 does not pass the size",
+        ),
+    ],
+)
+def test_a_scheduler_that_the_pipeline_would_run_otherwise_is_refused(said: Mapping[str, Any], refusal: str) -> None:
+    """Found: a folder with one of these ran with the levels of another scheduler."""
+    with pytest.raises(UnknownArchitecture, match=f"configuration of scheduler: {refusal}"):
+        _check_scheduler(TRANSFORMERS["bria"], said)
+    for fitting in (
+        {},
+        {"_class_name": "FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting": False},
+        {"_class_name": "UniPCMultistepScheduler", "use_flow_sigmas": True},
+    ):
+        _check_scheduler(TRANSFORMERS["bria"], fitting)

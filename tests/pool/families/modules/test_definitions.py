@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import diffusers
 import pytest
 
+from modelpool.actors.graph import reference_graph
+from modelpool.pool.detection.diffusion import find_layout
+from modelpool.pool.detection.layouts.shape_sizes import ShapeReader
 from modelpool.pool.detection.layouts.signature import anything
 from modelpool.pool.detection.signatures import SIGNATURES
 from modelpool.pool.families import modules
@@ -14,7 +19,15 @@ from modelpool.pool.families.modules import defined_families
 from modelpool.pool.families.parts.definition import FamilyDefinition
 from modelpool.pool.families.supported import running_families
 from scripts.write_families import read_tests
+from tests.pool.detection.published import (
+    FOUND,
+    Shapes,
+    models_in_diffusers_naming,
+    shapes_in_diffusers_naming,
+    shapes_of,
+)
 from tests.pool.families.modules.in_tables import families_in_tables, modules_with_tests
+from tests.pool.models.diffusion import image_cases, video_cases
 
 MODULES = Path(modules.__file__ or "").parent
 #: families that need an image or a video that requests cannot provide: they are built and do not run
@@ -68,6 +81,39 @@ def test_every_family_runs_and_names_what_diffusers_has() -> None:
 
 
 def test_families_of_one_layout_have_conditions_that_exclude_each_other() -> None:
-    """A family without a condition is the rest of its layout: at most one is."""
+    """No published or tiny model matches two rows of its layout, except rows of one module: there the first counts."""
     rest = [family.layout.title for family in defined_families() if family.when is anything]
-    assert len(set(rest)) == len(rest)
+    assert len(set(rest)) == len(rest), "a family without a condition is the rest of its layout: at most one is"
+    module_of = {
+        family.name: name
+        for name in (path.stem for path in MODULES.glob("[!_]*.py"))
+        for family in importlib.import_module(f"{modules.__name__}.{name}").FAMILIES
+    }
+    for source, shapes in recorded_shapes():
+        found = find_layout(shapes)
+        assert found is not None, source
+        prefix, layout, naming = found
+        bare = {key.removeprefix(prefix): shape for key, shape in shapes.items() if key.startswith(prefix)}
+        config = naming.measure(ShapeReader(bare))
+        rows = [row for row in SIGNATURES if row.layout is layout]
+        # a row with extra keys precedes the others, a row for everything follows them
+        rows = [row for row in rows if set(row.extra_keys) <= set(shapes) and row.when is not anything]
+        narrowed = any(row.extra_keys for row in rows)
+        matching = [row.name for row in rows if row.when(config) and bool(row.extra_keys) == narrowed]
+        assert len({module_of.get(name, "not running") for name in matching}) <= 1, (source, matching)
+
+
+def recorded_shapes() -> Iterator[tuple[str, Shapes]]:
+    """The published models whose keys are recorded, in both namings, and the tiny ones of which no keys are."""
+    for model in FOUND:
+        yield model, shapes_of(model)
+    for model in models_in_diffusers_naming():
+        yield f"{model} in diffusers", shapes_in_diffusers_naming(model)
+    for name, case in (*image_cases.CASES.items(), *video_cases.CASES.items()):
+        if not case.golden:
+            yield name, {key: tuple(value.shape) for key, value in case.file(case.empty()).items()}
+
+
+def test_families_that_take_several_reference_images_are_those_of_the_graph() -> None:
+    several = {family.name for family in defined_families() if family.several_references}
+    assert several == reference_graph._TAKE_SEVERAL

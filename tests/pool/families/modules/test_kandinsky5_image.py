@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -15,10 +16,11 @@ from modelpool.pool.detection.diffusion import DiffusionFacts, recognise_diffusi
 from modelpool.pool.families.modules import defined_families, kandinsky5_image
 from modelpool.pool.models.diffusion.build import architecture_of
 from modelpool.pool.models.text.lengths import context_tokens
+from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from tests.pool.families.modules.compared import Compared, FamilyTests, noise_of, states
 from tests.pool.families.tiny_transformers import CLIP_L, WIDTH, TinyFamily, kl_vae, seeded, words
-from tests.pool.families.whole_transformer import STEPS, Whole
+from tests.pool.families.whole_transformer import PROMPT, STEPS, Whole
 from tests.pool.models.text import cases as texts
 from tests.pool.models.text.pipelines import L, clip_tokenizer, encoded
 from tests.pool.text.tiny_tokenizers import for_transformers
@@ -88,6 +90,17 @@ CASES = {
 
 class TestKandinsky5Image(FamilyTests):
     case = CASE
+
+
+def test_the_pipeline_of_a_saved_folder_reads_a_prompt_as_this_project_does(tmp_path: Path) -> None:
+    """The pipeline calls its tokenizer as a processor of images and texts; the saved tokenizer takes that call."""
+    whole = Whole(tmp_path, CASE.tiny)
+    save_diffusers(whole.opened.checkpoint, tmp_path / "folder")
+    pipeline = diffusers.Kandinsky5T2IPipeline.from_pretrained(tmp_path / "folder")
+    context, lengths = pipeline._encode_prompt_qwen([PROMPT])
+    expected = states(whole.texts()[0])
+    assert lengths.tolist() == [0, expected.shape[1]]
+    torch.testing.assert_close(context.float(), expected)
 
 
 def test_images_may_be_larger_than_the_tables_of_diffusers() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpool.pool.families.family import SD1
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1
 from modelpool.pool.models.common import diffusers_private as private_names
 from modelpool.pool.models.common.diffusers_private import ConverterChangedError, self_test
 from tests.pool.loading import layouts

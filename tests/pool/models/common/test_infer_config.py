@@ -9,7 +9,7 @@ import pytest
 
 from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.core.family_facts import LatentFacts
-from modelpool.pool.families.family import SD1
+from modelpool.pool.families.modules.stable_diffusion_1 import SD1
 from modelpool.pool.models.common.infer_config import check, clip_text_config, latent_facts, unet_config
 from modelpool.pool.models.common.vae_configs import kl_config
 from modelpool.pool.specs.spec import Role

@@ -202,37 +202,6 @@ def _hunyuan_image(**more: Any) -> Any:
     return diffusers.HunyuanImageTransformer2DModel(**{**sizes, **more})
 
 
-def _sana(**more: Any) -> Any:
-    return diffusers.SanaTransformer2DModel(
-        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=2,
-        num_cross_attention_heads=16, cross_attention_head_dim=4, cross_attention_dim=64, caption_channels=12,
-        sample_size=8, **more,
-    )  # fmt: skip
-
-
-def _ernie_image() -> Any:
-    return diffusers.ErnieImageTransformer2DModel(
-        hidden_size=64, num_attention_heads=2, num_layers=2, ffn_hidden_size=48, in_channels=4, out_channels=4,
-        text_in_dim=12, rope_axes_dim=(8, 12, 12),
-    )  # fmt: skip
-
-
-def _krea2() -> Any:
-    return diffusers.Krea2Transformer2DModel(
-        in_channels=16, num_layers=2, attention_head_dim=32, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=48, timestep_embed_dim=16, text_hidden_dim=24, num_text_layers=3, text_num_attention_heads=4,
-        text_num_key_value_heads=2, text_intermediate_size=20, num_layerwise_text_blocks=1, num_refiner_text_blocks=2,
-        axes_dims_rope=(8, 12, 12),
-    )  # fmt: skip
-
-
-def _qwen_image_21() -> Any:
-    return diffusers.QwenImage21Transformer2DModel(
-        in_channels=4, out_channels=4, num_layers=2, attention_head_dim=32, num_attention_heads=2, context_in_dim=12,
-        axes_dims_rope=(4, 14, 14),
-    )  # fmt: skip
-
-
 _TEXT = {"context": (WORDS, 12)}
 _MASKED = _TEXT | {"context_mask": (WORDS,)}
 _POOLED = _TEXT | {"pooled": (10,)}
@@ -294,21 +263,6 @@ _ALL = (
         layouts.hunyuan_image, (4, 8, 6),
         _MASKED | {"context_2": (5, 14), "context_2_mask": (5,), "guidance": (), "next_level": ()},
     ),
-    Case(
-        "hunyuan_image_21_refiner",
-        lambda: _hunyuan_image(
-            in_channels=8, patch_size=(1, 1, 1), rope_axes_dim=(4, 14, 14), text_embed_2_dim=None, guidance_embeds=True
-        ),
-        layouts.hunyuan_image, (4, 1, 4, 6), _MASKED | {"guidance": (), "image": (4, 1, 4, 6)},
-    ),
-    Case("sana", _sana, layouts.sana, (4, 8, 6), _MASKED, "", _PIXART_UNUSED),
-    Case(
-        "sana with norms", lambda: _sana(qk_norm="rms_norm_across_heads"), layouts.sana, (4, 8, 6), _MASKED, "",
-        _PIXART_UNUSED,
-    ),
-    Case("ernie_image", _ernie_image, layouts.as_diffusers, (4, 8, 6), _MASKED),
-    Case("krea2", _krea2, layouts.krea2, (4, 8, 6), {"context": (WORDS, 3, 24), "context_mask": (WORDS,)}),
-    Case("qwen_image_21", _qwen_image_21, layouts.qwen_image_21, (4, 8, 6), _MASKED),
     Case(
         "hidream_i1", _hidream, layouts.as_diffusers, (4, 8, 8),
         {"context": (WORDS, 12), "context_2": (3, WORDS, 14), "pooled": (10,)}, "hidream_i1",

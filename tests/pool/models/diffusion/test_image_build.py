@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from modelpool.pool.detection.diffusion import recognise_diffusion
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.models.common.diffusers_private import ConverterChangedError
-from modelpool.pool.models.diffusion import build, image_rows
+from modelpool.pool.models.diffusion import build
 from modelpool.pool.models.diffusion.build import architecture_of, plan_diffusion_model, self_test
 from modelpool.pool.models.diffusion.rows import ARCHITECTURES
 from tests.nearly import assert_nearly
@@ -27,7 +27,7 @@ from tests.pool.zoo.case import quiet_libraries
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 KEYS = json.loads(gzip.decompress((GOLDEN / "detection_keys.json.gz").read_bytes()))
 #: the rows of all image models that are built here
-IMAGE_ROWS = {name: ARCHITECTURES[name] for name in (*image_rows.IMAGE_ROWS, *image_facts_in_tables())}
+IMAGE_ROWS = {name: ARCHITECTURES[name] for name in image_facts_in_tables()}
 #: lists of published keys that are built here
 BUILT = [
     "sd3_medium", "sd35_medium", "flux_dev", "flux_schnell", "flux2_dev", "chroma", "qwen_image", "z_image", "lumina2",
@@ -39,7 +39,6 @@ UNREAD = {"norm_final.weight", "y_embedder.y_embedding", "pos_embed"}
 SIZED = {
     "hunyuan_dit with sizes": "hunyuan_dit",
     "hunyuan_image_21 distilled": "hunyuan_image_21",
-    "sana with norms": "sana",
 }
 
 #: weights without a part in what is computed: of the last block's texts, which nobody reads; HiDream's experts are

@@ -107,44 +107,12 @@ def _hunyuan_dit(told: Mapping[str, Tensor]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _qwen_image_21(told: Mapping[str, Tensor]) -> dict[str, Any]:
-    return _qwen_image(told) | {"use_kv_cache": False}
-
-
-class NoProcessor:
-    """What Qwen-Image 2.1's pipeline counts the tokens of its own words with, before it is given any text."""
-
-    tokenizer: Any = None
-
-    def __init__(self) -> None:
-        self.tokenizer = self
-
-    def apply_chat_template(self, *_: object, **__: object) -> list[list[int]]:
-        return [[0]]
-
-    def encode(self, *_: object) -> list[int]:
-        return [0]
-
-
-def _ernie_image(told: Mapping[str, Tensor]) -> dict[str, Any]:
-    texts = [text[real] for text, real in zip(told["context"], told["context_mask"], strict=True)]
-    return {"prompt_embeds": texts, "guidance_scale": 1.0}
-
-
 def _hunyuan_image(told: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         "prompt_embeds": told["context"], "prompt_embeds_mask": told["context_mask"].long(),
         "prompt_embeds_2": told["context_2"], "prompt_embeds_mask_2": told["context_2_mask"].long(),
         "distilled_guidance_scale": 3.5,
     }  # fmt: skip
-
-
-def _krea2(told: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {"prompt_embeds": told["context"], "prompt_embeds_mask": told["context_mask"], "guidance_scale": 0.0}
-
-
-def _sana(told: Mapping[str, Tensor]) -> dict[str, Any]:
-    return reflected(told) | {"use_resolution_binning": False}
 
 
 def _hidream(told: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -175,13 +143,6 @@ PIPELINES = (
     Pipeline(
         "hunyuan_dit with sizes", diffusers.HunyuanDiTPipeline, _hunyuan_dit, more={"requires_safety_checker": False},
         flow=False,
-    ),
-    Pipeline("sana", diffusers.SanaPipeline, _sana, cell=32),
-    Pipeline("sana with norms", diffusers.SanaPipeline, _sana, cell=32),
-    Pipeline("ernie_image", diffusers.ErnieImagePipeline, _ernie_image, cell=16),
-    Pipeline("krea2", diffusers.Krea2Pipeline, _krea2, unpacked),
-    Pipeline(
-        "qwen_image_21", diffusers.QwenImage21Pipeline, _qwen_image_21, cells, {"processor": NoProcessor()}, cell=16
     ),
     Pipeline("hunyuan_image_21", diffusers.HunyuanImagePipeline, _hunyuan_image),
     Pipeline("hunyuan_image_21 distilled", diffusers.HunyuanImagePipeline, _hunyuan_image),
@@ -352,16 +313,6 @@ def test_layers_come_back_as_they_went_in() -> None:
     plan = plan_diffusion_model({key: tuple(value.shape) for key, value in case.file(module).items()})
     module.forward = lambda **given: (given["hidden_states"],)
     assert torch.equal(plan.call(module, x, torch.tensor([0.5, 0.25]), told), x)
-
-
-def test_the_refiner_reads_the_image_in_further_channels() -> None:
-    """As `HunyuanImageRefinerPipeline` has it."""
-    case = CASES["hunyuan_image_21_refiner"]
-    x, told = case.inputs()
-    seen = arguments_of(case, told, x, torch.tensor([0.5, 0.25]))
-    assert torch.equal(seen["hidden_states"], torch.cat((x, told["image"]), dim=1))
-    assert seen["timestep"].tolist() == [500.0, 250.0]
-    assert seen["guidance"].tolist() == [3500.0, 3500.0]
 
 
 #: those that read images, and no more channels than they give

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelpool.pool.core.errors import UnknownArchitecture
+from modelpool.pool.families.modules import stable_cascade
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.models.diffusion.build import plan_diffusion_model
-from modelpool.pool.models.diffusion.cascade_model import cascade_config
 from tests.nearly import assert_nearly
 from tests.pool.damaged_shapes import damaged
 from tests.pool.models.diffusion.image_cases import CASES
@@ -114,4 +114,4 @@ def test_a_stage_of_cascade_without_a_kind_of_block_is_refused(end: str) -> None
     found |= {"down_blocks.0.2.mapper.weight": (4, 4)}
     shapes = {key: shape for key, shape in found.items() if not key.endswith(end)}
     with pytest.raises(UnknownArchitecture, match=re.escape(end)):
-        cascade_config({"c_hidden": (4,), "stable_cascade_stage": "c"}, shapes)
+        stable_cascade.config({"c_hidden": (4,), "stable_cascade_stage": "c"}, shapes)

@@ -208,12 +208,6 @@ def _unet(**more: Any) -> Any:
 
 
 _LINEAR = {"use_linear_projection": True, "attention_head_dim": (1, 2), "block_out_channels": (64, 128)}
-_XL = {
-    **_LINEAR, "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"), "norm_num_groups": 16,
-    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"), "transformer_layers_per_block": (1, 2),
-    "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 6 * 256 + 10,
-}  # fmt: skip
 
 
 def _x4() -> Any:
@@ -235,7 +229,7 @@ def _unet_video(numbers: int = 3) -> Any:
 
 def _viewed() -> Any:
     """diffusers has no class that is told of each frame."""
-    from modelpool.pool.models.diffusion.unet_video_modules import ViewedUNet
+    from modelpool.pool.models.diffusion.adapted_modules import ViewedUNet
 
     return ViewedUNet(**{key: value for key, value in _unet_video(5).config.items() if key[0] != "_"})
 
@@ -340,33 +334,9 @@ CASES: dict[str, Case] = {
         "cascade_b", _cascade_b, layouts.cascade_apart, (4, 16, 24), {"pooled": (10,), "prior": (6, 4, 6)},
         "stable_cascade_b",
     ),
-    "sd1_inpaint": Case(
-        "sd1_inpaint", _unet, layouts.unet, (4, 8, 12), {"context": (WORDS, 12), "image": (5, 8, 12)},
-        "sd15_inpaint", level=741.0,
-    ),
-    "sd1_ip2p": Case(
-        "sd1_ip2p", lambda: _unet(in_channels=8), layouts.unet, (4, 8, 12),
-        {"context": (WORDS, 12), "image": (4, 8, 12)}, level=741.0,
-    ),
-    "sd2_inpaint": Case(
-        "sd2_inpaint", lambda: _unet(**_LINEAR, norm_num_groups=16), layouts.unet, (4, 8, 12),
-        {"context": (WORDS, 12), "image": (5, 8, 12)}, "sd21_inpaint", level=741.0,
-    ),
-    "sd2_depth": Case(
-        "sd2_depth", lambda: _unet(**_LINEAR, norm_num_groups=16, in_channels=5), layouts.unet, (4, 8, 12),
-        {"context": (WORDS, 12), "image": (1, 8, 12)}, level=741.0,
-    ),
     "sd_x4": Case(
         "sd_x4", _x4, layouts.unet, (4, 8, 12), {"context": (WORDS, 12), "image": (3, 8, 12), "noise_level": ()},
         "sd_x4_upscaler", level=741.0,
-    ),
-    "sdxl_inpaint": Case(
-        "sdxl_inpaint", lambda: _unet(**_XL), layouts.unet, (4, 8, 12),
-        {"context": (WORDS, 12), "image": (5, 8, 12), "pooled": (10,), "numbers": (6,)}, "sdxl_ip2p", level=741.0,
-    ),
-    "sdxl_ip2p": Case(
-        "sdxl_ip2p", lambda: _unet(**_XL, in_channels=8), layouts.unet, (4, 8, 12),
-        {"context": (WORDS, 12), "image": (4, 8, 12), "pooled": (10,), "numbers": (6,)}, "sdxl_ip2p", level=741.0,
     ),
     "svd": Case(
         "svd", _unet_video, layouts.unet, (4, 3, 8, 12),

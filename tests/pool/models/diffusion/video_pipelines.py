@@ -272,48 +272,6 @@ def _text(x: Tensor, told: ModelKwargs) -> Given:
     return {"prompt_embeds": told["context"], "guidance_scale": 1.0, "latents": x}
 
 
-def _inpaint(x: Tensor, told: ModelKwargs) -> Given:
-    size = {"height": x.shape[-2] * 8, "width": x.shape[-1] * 8}
-    return _text(x, told) | {"image": torch.zeros(1, 3, 64, 96), "mask_image": torch.zeros(1, 1, 64, 96), **size}
-
-
-def _inpaint_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
-    return {
-        "prepare_mask_latents": lambda *_, **__: (told["image"][:, :1], told["image"][:, 1:]),
-        "prepare_latents": lambda *_, **__: (x, x),
-    }
-
-
-def _instruct(x: Tensor, told: ModelKwargs) -> Given:
-    return _text(x, told) | {"image": torch.zeros(1, 3, 64, 96), "image_guidance_scale": 1.0}
-
-
-def _instruct_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
-    return {"prepare_image_latents": lambda *_, **__: told["image"], "prepare_latents": lambda *_, **__: x}
-
-
-def _xl(told: ModelKwargs) -> Given:
-    return {"pooled_prompt_embeds": told["pooled"]}
-
-
-def _inpaint_xl(x: Tensor, told: ModelKwargs) -> Given:
-    return _inpaint(x, told) | _xl(told) | {"strength": 1.0}
-
-
-def _inpaint_xl_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
-    return _inpaint_prepared(x, told) | {
-        "_get_add_time_ids": lambda *_, **__: (told["numbers"], told["numbers"]),
-    }
-
-
-def _instruct_xl(x: Tensor, told: ModelKwargs) -> Given:
-    return _instruct(x, told) | _xl(told) | {"height": 64, "width": 96}
-
-
-def _instruct_xl_prepared(x: Tensor, told: ModelKwargs) -> dict[str, Any]:
-    return _instruct_prepared(x, told) | {"_get_add_time_ids": lambda *_, **__: told["numbers"]}
-
-
 def _upscale(x: Tensor, told: ModelKwargs) -> Given:
     return _text(x, told) | {"image": told["image"], "noise_level": 3}
 
@@ -397,7 +355,6 @@ def _turned(raw: Tensor, x: Tensor) -> Tensor:
     return -raw
 
 
-_UNSAFE = {"safety_checker": None, "requires_safety_checker": False, "vae": _kl_vae()}
 _GUARD = {"safety_checker": Part(to=lambda *_: None), "vae": _wan_vae(16)}
 _AUDIO_VAE = Part(config=Part(sampling_rate=4, audio_channels=2), hop_length=1, dtype=torch.float32)
 
@@ -493,22 +450,6 @@ PIPELINES = (
     Pipeline(
         "cascade_b", diffusers.StableCascadeDecoderPipeline, _cascade_b, "decoder", diffusers.DDPMWuerstchenScheduler,
         {"text_encoder": Part(dtype=torch.float32)}, _prepared(), _as_told,
-    ),
-    Pipeline(
-        "sd1_inpaint", diffusers.StableDiffusionInpaintPipeline, _inpaint, "unet", _ddim, _UNSAFE, _inpaint_prepared,
-        _as_told,
-    ),
-    Pipeline(
-        "sd1_ip2p", diffusers.StableDiffusionInstructPix2PixPipeline, _instruct, "unet", _ddim, _UNSAFE,
-        _instruct_prepared, _as_told,
-    ),
-    Pipeline(
-        "sdxl_inpaint", diffusers.StableDiffusionXLInpaintPipeline, _inpaint_xl, "unet", _ddim, {"vae": _kl_vae()},
-        _inpaint_xl_prepared, _as_told,
-    ),
-    Pipeline(
-        "sdxl_ip2p", diffusers.StableDiffusionXLInstructPix2PixPipeline, _instruct_xl, "unet", _ddim,
-        {"vae": _kl_vae()}, _instruct_xl_prepared, _as_told,
     ),
     Pipeline(
         "sd_x4", diffusers.StableDiffusionUpscalePipeline, _upscale, "unet", _ddim, {"vae": _kl_vae()},

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from modelpool.pool.detection.latent_formats import LATENT_FORMATS
 from modelpool.pool.detection.vaes import HUNYUAN_IMAGE_REFINER
 from modelpool.pool.families.parts.latent_format import LatentFormat
+from modelpool.pool.families.parts.latent_formats import LATENT_FORMATS
 from modelpool.pool.models.vae.build import plan_vae
-from modelpool.pool.models.vae.codec import LTX_DECODE_TIMESTEP, VaeCodec, cells_for
+from modelpool.pool.models.vae.codec import LTX_DECODE_TIMESTEP, VaeCodec
 from tests.pool.models.vae.cases import CASES, Case, decode, encode
 
 CASE = pytest.mark.parametrize("case", list(CASES.values()), ids=list(CASES))
@@ -156,8 +156,3 @@ def test_each_cell_of_the_refiner_is_two_of_its_vae() -> None:
     again = codec._from_vae(given)
     assert again.shape == latents.shape
     torch.testing.assert_close(again[:, 32:], latents[:, 32:])
-
-
-def test_a_latent_is_large_enough_for_the_image() -> None:
-    codec, _ = codec_for(CASES["kl 16 channels"])
-    assert cells_for(codec.facts, (16, 17)) == (8, 9)

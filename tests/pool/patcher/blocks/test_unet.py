@@ -16,7 +16,7 @@ from diffusers.models import Transformer2DModel
 from torch import Tensor, nn
 
 from modelpool.pool.core.errors import UnusableField
-from modelpool.pool.families.family import Architecture
+from modelpool.pool.families.parts.family import Architecture
 from modelpool.pool.keymaps.key_map import discover
 from modelpool.pool.models.common.diffusers_private import converter
 from modelpool.pool.options.model_options import ModelOptions

@@ -1,0 +1,65 @@
+"""`modelpool serve`: the HTTP interfaces of a running pool, or of a pool of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from modelpool.actors.cli import options
+from modelpool.actors.cli.options import PoolOptions
+from modelpool.actors.cli.session import session_of
+
+if TYPE_CHECKING:
+    from modelpool.actors.http.ports import HttpPool
+
+Host = Annotated[
+    str | None,
+    typer.Option("--host", help="Address to listen on (default: 127.0.0.1).", metavar="ADDRESS", show_default=False),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", help="Port; 0 for any free one (default: 8000).", metavar="N", show_default=False),
+]
+Folder = Annotated[
+    Path | None,
+    typer.Option("--out", help="Local folder for outputs (default: outputs).", metavar="DIR", show_default=False),
+]
+
+
+def serve(
+    context: typer.Context,
+    host: Host = None,
+    port: Port = None,
+    out: Folder = None,
+    gpus: options.Gpus = None,
+    device: options.Device = None,
+    vram: options.Vram = None,
+    vram_policy: options.Policy = None,
+    reserve_vram: options.Reserve = None,
+    config: options.Config = None,
+    pool: options.PoolName = None,
+) -> None:
+    """Serve the HTTP interfaces (native, OpenAI, A1111, ComfyUI) of a running pool (--pool), or of a pool that ends
+    with this command. Keys and limits are in [serve] of the configuration.
+    """
+    from modelpool.actors.cli.open_pool import OUTPUT_FOLDER, settings_for
+    from modelpool.actors.cli.run_jobs import started
+    from modelpool.actors.cli.screen import say, user_console
+    from modelpool.actors.http import server
+
+    # the configuration has [serve] also for a running pool, which has its own configuration otherwise
+    settings = settings_for(PoolOptions(config)).override(host=host, port=port)
+    server.check_packages()
+    configured = settings.output.folder
+    folder = out or settings.serve.folder or (configured if isinstance(configured, Path) else OUTPUT_FOLDER)
+    where = PoolOptions(None if pool else config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    console = user_console()
+    with server.listen(settings.serve) as listening, started(session_of(context), where) as opened:
+
+        def ready(address: str) -> None:
+            say(console, f"listening on {address}; outputs: {folder}", "bold")
+            say(console, f"Describe it:  {address}/docs   Ctrl-C ends it", "dim")
+
+        server.serve(cast("HttpPool", opened), settings.serve, folder.absolute(), listening, ready)

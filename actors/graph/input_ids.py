@@ -1,0 +1,19 @@
+"""The task ids under which the images, videos and masks of a request are in the pool. Pure."""
+
+from __future__ import annotations
+
+from modelpool.actors.request.control_video_fields import InputVideo, VideoSource
+from modelpool.actors.request.image_fields import ImageSource, InputImage
+from modelpool.pool.specs.spec import TaskId
+
+
+def input_image_id(source: ImageSource, is_mask: bool = False) -> TaskId:
+    """Return the task id of an image or a mask that is in the pool."""
+    assert isinstance(source, InputImage), f"the client brings images to the pool, found {source!r}"
+    return TaskId(f"given-{'mask' if is_mask else 'image'}-{source.sha256[:20]}")
+
+
+def input_video_id(source: VideoSource, is_mask: bool = False) -> TaskId:
+    """Return the task id of a video or its mask that is in the pool."""
+    assert isinstance(source, InputVideo), f"the client brings videos to the pool, found {source!r}"
+    return TaskId(f"given-video{'-mask' if is_mask else ''}-{source.sha256[:20]}")

@@ -1,0 +1,101 @@
+"""Converts a sampling run of a request to its stage parameters. Pure functions of values and a catalog.
+
+Every error names a field of a request.
+"""
+
+from __future__ import annotations
+
+from modelpool.actors.graph.control_graph import control_refs
+from modelpool.actors.graph.control_video_graph import leading_cells
+from modelpool.actors.graph.graph_catalog import ControlNetCatalog
+from modelpool.actors.graph.image_concat_graph import image_concat_input
+from modelpool.actors.graph.output_shape import duration_of
+from modelpool.actors.graph.reference_graph import ReferenceInputs, read_references
+from modelpool.actors.graph.region_graph import region_params
+from modelpool.actors.graph.sampling_runs import SamplingRun
+from modelpool.actors.graph.schedule_guidance import resolve_guidance, resolve_schedule
+from modelpool.actors.graph.video_output_graph import first_frame_mode
+from modelpool.actors.graph.vision_graph import video_conditioning
+from modelpool.actors.request.field_errors import missing_field
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.stage_params import (
+    ControlVideoCondition,
+    GuidanceParams,
+    ImageCondition,
+    LoraRef,
+    MaskCondition,
+    MaskedImageCondition,
+    OutputShape,
+    ReferenceCondition,
+    SampleCondition,
+    SampleParams,
+    SamplingSchedule,
+    StartCondition,
+)
+from modelpool.pool.families.control_video import takes_control_video
+from modelpool.pool.sampling.names import OWN_STEPS
+
+
+def sample_params(
+    run: SamplingRun, loras: tuple[LoraRef, ...], controls: ControlNetCatalog
+) -> tuple[SampleParams, ReferenceInputs]:
+    """Return the parameters of `run` with `loras`, and how it reads its reference images. Raises UserError for what the
+    model does not support, and for missing inputs."""
+    request, name, facts = run.request, run.model.name, run.facts
+    if facts.is_decoder_stage:
+        expected = "a model that starts from noise; this one reads the latent of another model"
+        raise unusable_field("model", request.model, expected)
+    concat = image_concat_input(run)
+    width, height = (side * concat.enlarges for side in run.size(run.scale))
+    whole = run.size()
+    sampler, schedule = resolve_schedule(facts.defaults, request.sampler, request.schedule)
+    if run.switch and sampler in OWN_STEPS:
+        expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
+        raise unusable_field("sampler", request.sampler, expected)
+    cfg, distilled = resolve_guidance(facts.defaults, run.cfg)
+    numbers = video_conditioning(request, facts)
+    duration = duration_of(request, name, facts)
+    reads_image = first_frame_mode(request, name, facts) is not None or concat.is_shown
+    _check_mask(run)
+    references = read_references(run, whole)
+    first_step = 0 if reads_image else run.first_step
+    conditions: list[SampleCondition] = []
+    if reads_image:
+        ends = request.last_image is not None
+        conditions.append(
+            ImageCondition(concat.noise_level, numbers.image_noise, numbers.motion, numbers.elevation, ends)
+        )
+    elif (run.is_second or request.image is not None) and not (facts.inpaints and first_step == 0):
+        conditions.append(StartCondition())
+    if request.mask is not None:
+        conditions.append(MaskedImageCondition() if facts.inpaints else MaskCondition())
+    if takes_control_video(facts):
+        conditions.append(ControlVideoCondition())
+    conditions += [ReferenceCondition(*size) for size in references.sizes]
+    conditions += [region_params(region, whole) for region in request.regions]
+    conditions += control_refs(request, controls)
+    params = SampleParams(
+        run.model,
+        loras,
+        OutputShape(
+            *(width, height, duration.frames, duration.frame_rate, duration.seconds), leading_cells(request, facts)
+        ),
+        SamplingSchedule(
+            *(run.steps, sampler, schedule, first_step, run.switch, run.low_noise),
+            eta=request.eta,
+            s_noise=request.s_noise,
+            s_churn=request.s_churn,
+        ),
+        GuidanceParams(cfg, distilled, concat.image_cfg),
+        run.seed,
+        tuple(conditions),
+    )
+    return params, references
+
+
+def _check_mask(run: SamplingRun) -> None:
+    """Raise UnusableField if an inpainting model has no mask."""
+    if run.facts.inpaints and run.request.mask is None:
+        reason = f"model {run.model.name!r} is an inpainting model and requires image and mask"
+        has_start = run.is_second or run.request.image is not None
+        raise missing_field("mask" if has_start else "image and mask", reason)

@@ -1,0 +1,30 @@
+"""Resolves the sampler, the schedule and the guidance of a run with the model's defaults. Pure functions of values."""
+
+from __future__ import annotations
+
+from modelpool.actors.request.requests import resolve_sampling
+from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
+from modelpool.pool.sampling.names import SAMPLERS
+
+
+def resolve_schedule(defaults: SamplingDefaults | None, sampler: str, schedule: str | None) -> tuple[str, str]:
+    """Return the keys of sampler and schedule: those named, else the model's default schedule, else the sampler's.
+
+    Raises UnknownName.
+    """
+    name, found = resolve_sampling(sampler, schedule)
+    if defaults is None or schedule is not None or found != SAMPLERS[name].schedule:
+        return name, found
+    return name, defaults.schedule
+
+
+def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[float, float]:
+    """Return the CFG scale (1 if the model reads no negative prompt), and the distilled guidance that is passed to the
+    model (0 for none)."""
+    match Guidance.CLASSIFIER_FREE if defaults is None else defaults.guidance:
+        case Guidance.DISTILLED:
+            return 1.0, cfg
+        case Guidance.NONE:
+            return 1.0, 0.0
+        case _:
+            return cfg, 0.0

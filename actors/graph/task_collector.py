@@ -1,0 +1,106 @@
+"""`TaskCollector`: the tasks of one job and what running them needs, from a catalog. Equal work is one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from modelpool.actors.graph.graph_catalog import GraphCatalog
+from modelpool.pool.core.stage_params import (
+    EncodeParams,
+    LoraRef,
+    ModelRef,
+    SampleParams,
+    StageParams,
+    batch_key,
+    role_of,
+    stage_of,
+    task_id,
+)
+from modelpool.pool.specs.spec import ComponentKey, ComponentSpec, ComponentUse, JobId, JobSpec, Role, TaskId, TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """A job for the core, the work of each of its tasks, and the sizes of the components that they name.
+
+    warnings      messages for the user
+    fingerprints  of the files of components (`pool.loading.file_fingerprint`), as far as they could be read
+    """
+
+    job: JobSpec
+    works: Mapping[TaskId, StageParams]
+    components: tuple[ComponentSpec, ...]
+    warnings: tuple[str, ...] = ()
+    fingerprints: Mapping[ComponentKey, str] = field(default_factory=dict)
+
+
+class TaskCollector:
+    """Collects the tasks of one job, each after the tasks that it needs."""
+
+    def __init__(self, catalog: GraphCatalog) -> None:
+        self._catalog = catalog
+        self._tasks: dict[TaskId, TaskSpec] = {}
+        self._works: dict[TaskId, StageParams] = {}
+        self._components: dict[ComponentKey, ComponentSpec] = {}
+
+    def add(self, work: StageParams, needs: Mapping[str, TaskId], context_tokens: Sequence[int] = ()) -> TaskId:
+        """Return the id of the task that does `work` on these inputs; sampling reads texts of `context_tokens`."""
+        new = task_id(work, needs)
+        if new not in self._tasks:
+            uses = self._uses(work)
+            whole, *divided = self._catalog.execution_modes(work.model, work, context_tokens)
+            self._works[new] = work
+            self._tasks[new] = TaskSpec(
+                task_id=new,
+                stage=stage_of(work),
+                uses=uses,
+                activation_bytes=whole.activation_bytes,
+                run_seconds=self._catalog.run_seconds(work.model, work),
+                needs=tuple(needs.values()),
+                input_names=tuple(needs),
+                divisions=tuple(divided),
+                counted_bytes=whole.counted_bytes,
+                together=batch_key(work, context_tokens),
+            )
+        return new
+
+    def job(self, job_id: JobId, wanted: TaskId, given: frozenset[TaskId], warnings: Sequence[str]) -> JobGraph:
+        """Return the tasks that `wanted` depends on, except those in `given` and those that the driver provides."""
+        needed: set[TaskId] = set()
+        inputs: dict[TaskId, None] = {}
+        reached = [wanted]
+        while reached:
+            task_id = reached.pop()
+            needed.add(task_id)
+            for need in self._tasks[task_id].needs:
+                if need in given or need not in self._tasks:
+                    inputs[need] = None
+                else:
+                    reached.append(need)
+        tasks = tuple(task for task in self._tasks.values() if task.task_id in needed)
+        keys = (key for task in tasks for use in task.uses for key in (use.component, *use.adapters))
+        components = {key: self._components[key] for key in keys}
+        works = {task.task_id: self._works[task.task_id] for task in tasks}
+        job = JobSpec(job_id, tasks, wanted, tuple(inputs))
+        return JobGraph(job, MappingProxyType(works), tuple(components.values()), tuple(warnings))
+
+    def _uses(self, work: StageParams) -> tuple[ComponentUse, ...]:
+        """Return what a run of `work` needs of each component that it uses; note their sizes."""
+        specs = self._catalog.components(work.model)
+        roles = [role for role in specs if role.is_text_encoder] if isinstance(work, EncodeParams) else [role_of(work)]
+        loras = work.loras if isinstance(work, EncodeParams | SampleParams) else ()
+        controls, passes = (work.controls, work.schedule.steps_run) if isinstance(work, SampleParams) else ((), 1)
+        # one that reads several images occurs once
+        files = {control.content: control for control in controls}
+        controlnets = [self._catalog.controls.use_with(work.model, control, passes) for control in files.values()]
+        loaded = (*(specs[role] for role in roles), *(spec for spec, _ in controlnets))
+        for sized in (*loaded, *(self._catalog.lora_spec(lora) for lora in loras)):
+            self._components[sized.key] = sized
+        return (*(self._use(work.model, role, loras, passes) for role in roles), *(use for _, use in controlnets))
+
+    def _use(self, model: ModelRef, role: Role, loras: tuple[LoraRef, ...], passes: int) -> ComponentUse:
+        """Return what a run needs of one component, with those of `loras` that change it."""
+        changing = tuple(lora for lora in loras if self._catalog.touches(model, role, lora))
+        return self._catalog.use(model, role, changing, passes)

@@ -1,0 +1,197 @@
+"""The interface of the Stable Diffusion web UI of AUTOMATIC1111, below /sdapi/v1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from modelpool.actors.http.a1111_requests import (
+    CLIP_OPTION,
+    MODEL_OPTION,
+    ImageCall,
+    Options,
+    parse_call,
+    requests_of,
+)
+from modelpool.actors.http.bodies import json_object
+from modelpool.actors.http.encoded_images import image_text
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+
+INTERFACE = "a1111"
+_PATH = "/sdapi/v1"
+#: lists of what the pool does not have
+_EMPTY_LISTS = ("hypernetworks", "face-restorers", "realesrgan-models", "prompt-styles", "sd-vae", "upscalers")
+_LATENT_MODES = ("Latent",)
+
+
+def a1111_router(services: Services) -> APIRouter:
+    """Return the routes below /sdapi/v1."""
+    router = APIRouter(prefix=_PATH, tags=["a1111"])
+    max_bytes = services.settings.upload_bound_bytes
+    #: by owner: the users of the keys, so that their number is bounded
+    options: dict[str, Options] = {}
+
+    async def generate(request: Request, is_img2img: bool) -> dict[str, Any]:
+        body = await json_object(request, max_bytes)
+        call = parse_call(body, is_img2img)
+        caller = caller_of(request)
+        chosen = options.get(caller.owner, Options()).changed(call.override_settings)
+        model = await services.model_or_default(chosen.model)
+
+        def build() -> Sequence[GenerateRequest]:
+            return requests_of(call, model, chosen.clip_layers, services.images)
+
+        submission = await services.submit(caller, build, INTERFACE)
+        await services.wait(request, submission)
+        ends = _successes(submission)
+        texts = []
+        if call.send_images:
+            paths = [end.path for end in ends if end.path is not None]
+            texts = await asyncio.gather(*(asyncio.to_thread(image_text, path) for path in paths))
+        shown = {name: value for name, value in body.items() if name not in ("init_images", "mask")}
+        return {"images": list(texts), "parameters": shown, "info": json.dumps(_info(call, model, ends))}
+
+    @router.post("/txt2img", summary="Generate images")
+    async def txt2img(request: Request) -> dict[str, Any]:
+        return await generate(request, is_img2img=False)
+
+    @router.post("/img2img", summary="Change an image")
+    async def img2img(request: Request) -> dict[str, Any]:
+        return await generate(request, is_img2img=True)
+
+    @router.get("/sd-models", summary="List the models")
+    async def sd_models() -> list[dict[str, Any]]:
+        return [
+            {"title": each.name, "model_name": each.name, "hash": None, "sha256": None, "filename": each.name}
+            | {"config": None}
+            for each in (await services.listings()).models
+        ]
+
+    @router.get("/loras", summary="List the LoRAs")
+    async def loras() -> list[dict[str, Any]]:
+        found = (await services.listings()).loras
+        return [{"name": each.name, "alias": each.name, "path": each.name, "metadata": {}} for each in found]
+
+    @router.get("/samplers", summary="List the samplers")
+    async def samplers() -> list[dict[str, Any]]:
+        return [
+            {"name": each.display, "aliases": [name, *each.aliases], "options": {}} for name, each in SAMPLERS.items()
+        ]
+
+    @router.get("/schedulers", summary="List the schedules")
+    async def schedulers() -> list[dict[str, Any]]:
+        return [{"name": name, "label": label, "aliases": None} for name, label in SCHEDULES.items()]
+
+    @router.get("/progress", summary="Show the progress of the latest call")
+    async def progress(request: Request) -> dict[str, Any]:
+        active = [s for s in services.submissions.of(caller_of(request).owner, INTERFACE) if not s.over]
+        return _progress(active)
+
+    @router.post("/interrupt", summary="Cancel the calls that wait or run")
+    @router.post("/skip", summary="As interrupt")
+    async def interrupt(request: Request) -> dict[str, Any]:
+        for submission in services.submissions.of(caller_of(request).owner, INTERFACE):
+            if not submission.over:
+                await submission.cancel()
+        return {}
+
+    @router.get("/options", summary="Show the options that are used")
+    async def show_options(request: Request) -> dict[str, Any]:
+        chosen = options.get(caller_of(request).owner, Options())
+        names = [each.name for each in (await services.listings()).models]
+        model = chosen.model or (names[0] if len(names) == 1 else "")
+        return {MODEL_OPTION: model, CLIP_OPTION: chosen.clip_layers}
+
+    @router.post("/options", summary="Choose the model of later calls")
+    async def set_options(request: Request) -> None:
+        owner = caller_of(request).owner
+        chosen = options.get(owner, Options()).changed(await json_object(request, max_bytes))
+        names = [each.name for each in (await services.listings()).models]
+        if chosen.model and chosen.model not in names:
+            raise HttpProblem(400, f"{MODEL_OPTION}: found {chosen.model!r}, expected one of {', '.join(names)}")
+        options[owner] = chosen
+
+    @router.post("/refresh-checkpoints", summary="Accepted; the pool finds new files by itself")
+    @router.post("/refresh-loras", summary="Accepted; the pool finds new files by itself")
+    async def refresh() -> None:
+        return None
+
+    @router.get("/scripts", summary="List the extensions")
+    async def scripts() -> dict[str, list[str]]:
+        return {"txt2img": ["controlnet"], "img2img": ["controlnet"]}
+
+    @router.get("/embeddings", summary="Empty: embeddings are found by their names in prompts")
+    async def embeddings() -> dict[str, Any]:
+        return {"loaded": {}, "skipped": {}}
+
+    @router.get("/latent-upscale-modes", summary="List the ways to scale latents")
+    async def latent_modes() -> list[dict[str, str]]:
+        return [{"name": name} for name in _LATENT_MODES]
+
+    async def nothing() -> list[Any]:
+        return []
+
+    for name in _EMPTY_LISTS:
+        router.get(f"/{name}", summary="Empty: the pool has none")(nothing)
+    return router
+
+
+def _successes(submission: HttpSubmission) -> list[JobEnd]:
+    """Return the jobs that succeeded, in order. Raises HttpProblem for a job that failed; interrupted ones are left
+    out.
+    """
+    ends = sorted(submission.ends, key=lambda end: end.index)
+    for end in ends:
+        if end.state == "failed":
+            raise HttpProblem(400 if end.kind == "bad_input" else 500, f"{end.kind}: {end.message}")
+    return [end for end in ends if end.path is not None]
+
+
+def _info(call: ImageCall, model: str, ends: Sequence[JobEnd]) -> dict[str, Any]:
+    seeds = [end.seed for end in ends]
+    return {
+        "prompt": call.prompt,
+        "all_prompts": [call.prompt] * len(ends),
+        "negative_prompt": call.negative_prompt,
+        "all_negative_prompts": [call.negative_prompt] * len(ends),
+        "seed": seeds[0] if seeds else None,
+        "all_seeds": seeds,
+        "width": call.width,
+        "height": call.height,
+        "sampler_name": call.sampler_name or call.sampler_index,
+        "cfg_scale": call.cfg_scale,
+        "steps": call.steps,
+        "batch_size": call.batch_size,
+        "denoising_strength": call.denoising_strength,
+        "sd_model_name": model,
+        "warnings": sorted({text for end in ends for text in end.facts.get("warnings", ())}),
+    }
+
+
+def _progress(active: Sequence[HttpSubmission]) -> dict[str, Any]:
+    """Return the progress of all active calls together. There are no previews: `current_image` is None."""
+    total = sum(each.total for each in active)
+    running = [task for each in active for task in each.running if task.steps]
+    done = sum(len(each.ends) for each in active) + sum(task.step / task.steps for task in running)
+    share = min(done / total, 1.0) if total else 0.0
+    began = min((each.created_at for each in active), default=0.0)
+    left = (time.time() - began) * (1 - share) / share if share else 0.0
+    state = {
+        "skipped": False,
+        "interrupted": any(each.cancelled for each in active),
+        "job": active[-1].id if active else "",
+        "job_count": total,
+        "job_no": sum(len(each.ends) for each in active),
+        "sampling_step": running[0].step if running else 0,
+        "sampling_steps": running[0].steps if running else 0,
+    }
+    return {"progress": share, "eta_relative": left, "state": state, "current_image": None, "textinfo": None}

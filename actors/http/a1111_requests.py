@@ -1,0 +1,225 @@
+"""Converts the bodies of A1111's txt2img and img2img to requests of the pool. Pure, except that images are decoded."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.strict import Strict
+from modelpool.pool.core.errors import UserError, unusable_field
+
+#: most images of one call
+MAX_IMAGES = 100
+#: keys of the options that are used; others are accepted and have no effect
+MODEL_OPTION, CLIP_OPTION = "sd_model_checkpoint", "CLIP_stop_at_last_layers"
+#: fields of features that the pool does not have, with the values that do not ask for them
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "styles": (None, [], ()),
+    "subseed_strength": (None, 0),
+    "seed_resize_from_h": (None, 0, -1),
+    "seed_resize_from_w": (None, 0, -1),
+    "restore_faces": (None, False),
+    "tiling": (None, False),
+    "script_name": (None, "", "None"),
+    "hr_checkpoint_name": (None, "", "Use same checkpoint"),
+    "hr_sampler_name": (None, "", "Use same sampler"),
+    "hr_scheduler": (None, "", "Use same scheduler"),
+    "hr_prompt": (None, ""),
+    "hr_negative_prompt": (None, ""),
+    "hr_resize_x": (None, 0),
+    "hr_resize_y": (None, 0),
+    "refiner_checkpoint": (None, "", "None"),
+}
+#: <lora:NAME> or <lora:NAME:STRENGTH> in a prompt
+_LORA = re.compile(r"<lora:([^:<>]{1,200})(?::([^<>]{0,40}))?>")
+_NO_SCHEDULE = (None, "", "automatic", "Automatic")
+_JUST_RESIZE, _CROP_AND_RESIZE = 0, 1
+
+
+class ImageCall(Strict):
+    """The fields of txt2img and img2img that are used."""
+
+    prompt: str = ""
+    negative_prompt: str = ""
+    seed: Annotated[int, Field(ge=-1, le=2**64 - MAX_IMAGES - 1)] = -1
+    sampler_name: str | None = None
+    sampler_index: str | None = None
+    scheduler: str | None = None
+    batch_size: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    n_iter: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    steps: int = 20
+    cfg_scale: float = 7.0
+    width: int = 512
+    height: int = 512
+    denoising_strength: float | None = None
+    enable_hr: bool = False
+    hr_scale: float = 2.0
+    hr_second_pass_steps: Annotated[int, Field(ge=0)] = 0
+    hr_upscaler: str | None = None
+    init_images: tuple[str, ...] = ()
+    mask: str | None = None
+    mask_blur: Annotated[float, Field(ge=0, le=64)] = 4
+    inpainting_mask_invert: Annotated[int, Field(ge=0, le=1)] = 0
+    resize_mode: Annotated[int, Field(ge=0, le=3)] = 0
+    override_settings: dict[str, Any] = Field(default_factory=dict)
+    alwayson_scripts: dict[str, Any] = Field(default_factory=dict)
+    send_images: bool = True
+
+
+class ControlUnit(Strict):
+    """The fields of a unit of the ControlNet extension that are used."""
+
+    enabled: bool = True
+    model: str = "None"
+    module: str = "none"
+    image: Any = None
+    mask: Any = None
+    weight: float = 1.0
+    guidance_start: float = 0.0
+    guidance_end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a user that txt2img and img2img use. An empty model is the only one of the pool."""
+
+    model: str = ""
+    clip_layers: int = 1
+
+    def changed(self, values: Mapping[str, Any]) -> Options:
+        """Return these options with those in `values`. Raises UnusableField."""
+        model, layers = values.get(MODEL_OPTION, self.model), values.get(CLIP_OPTION, self.clip_layers)
+        if not isinstance(model, str):
+            raise unusable_field(MODEL_OPTION, model, "the name of a model")
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            raise unusable_field(CLIP_OPTION, layers, "a whole number from 1")
+        return Options(model_name(model), layers)
+
+
+def model_name(title: str) -> str:
+    """Return the name of a model by its title: without a hash in brackets, and without the ending of its file."""
+    return re.sub(r"\s*\[[0-9a-f]*\]$", "", title.strip()).removesuffix(".safetensors").removesuffix(".ckpt")
+
+
+def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
+    """Parse a body. Fields of A1111 without a meaning here are ignored. Raises UserError, also for features that the
+    pool does not have.
+    """
+    for name, neutral in _NEUTRAL.items():
+        if name in body and body[name] not in neutral:
+            raise unusable_field(name, body[name], "no value: the pool does not have this feature")
+    known = {name: value for name, value in body.items() if name in ImageCall.model_fields and value is not None}
+    call = ImageCall(**known)
+    if call.batch_size * call.n_iter > MAX_IMAGES:
+        raise unusable_field("batch_size, n_iter", call.batch_size * call.n_iter, f"up to {MAX_IMAGES} images")
+    if is_img2img and len(call.init_images) != 1:
+        raise unusable_field("init_images", f"{len(call.init_images)} images", "one image")
+    if call.resize_mode not in (_JUST_RESIZE, _CROP_AND_RESIZE):
+        raise unusable_field("resize_mode", call.resize_mode, "0 (just resize) or 1 (crop and resize)")
+    return call
+
+
+def without_loras(prompt: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """Split a prompt into its text and its LoRAs, which A1111 writes as <lora:NAME:STRENGTH>. Raises UnusableField."""
+    loras = []
+    for name, strength in _LORA.findall(prompt):
+        try:
+            loras.append({"name": name, "strength": float(strength or 1.0)})
+        except ValueError:
+            raise unusable_field("prompt", f"<lora:{name}:{strength}>", "<lora:NAME:STRENGTH> with a number") from None
+    return _LORA.sub("", prompt).strip(), tuple(loras)
+
+
+def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerImages) -> list[GenerateRequest]:
+    """Return a request for each image, with seeds that count up. Raises UserError."""
+    prompt, loras = without_loras(call.prompt)
+    fields: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt,
+        "negative": call.negative_prompt,
+        "loras": loras,
+        "steps": call.steps,
+        "cfg": call.cfg_scale,
+        "sampler": call.sampler_name or call.sampler_index or "euler",
+        "schedule": None if call.scheduler in _NO_SCHEDULE else call.scheduler,
+        "width": call.width,
+        "height": call.height,
+        "clip_skip": clip_layers - 1,
+        "controls": _controls(call.alwayson_scripts, images),
+    }
+    if call.enable_hr and not call.init_images:
+        via = "latent" if (call.hr_upscaler or "Latent").startswith("Latent") else "picture"
+        strength = 0.7 if call.denoising_strength is None else call.denoising_strength
+        steps = call.hr_second_pass_steps or None
+        fields["hires"] = {"scale": call.hr_scale, "strength": strength, "steps": steps, "via": via}
+    if call.init_images:
+        fields.update(_start_image(call, images))
+    seed = secrets.randbits(32) if call.seed == -1 else call.seed
+    first = GenerateRequest(**fields, seed=seed)
+    others = range(1, call.batch_size * call.n_iter)
+    return [first, *(first.model_copy(update={"seed": seed + place}) for place in others)]
+
+
+def _start_image(call: ImageCall, images: CallerImages) -> dict[str, Any]:
+    size = (call.width, call.height)
+    image = images.decode("init_images", call.init_images[0])
+    try:
+        if call.resize_mode == _JUST_RESIZE and image.size != size:
+            _check_sides(call)
+            image = image.convert("RGB").resize(size)
+        found = {"image": image, "strength": 0.75 if call.denoising_strength is None else call.denoising_strength}
+        if call.mask is not None:
+            from PIL import ImageFilter, ImageOps
+
+            _check_sides(call)
+            mask = images.decode("mask", call.mask).convert("L").resize(size)
+            mask = ImageOps.invert(mask) if call.inpainting_mask_invert else mask
+            found["mask"] = mask.filter(ImageFilter.GaussianBlur(call.mask_blur)) if call.mask_blur else mask
+            found["image"] = image.convert("RGB").resize(size)
+    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
+        raise UserError(f"init_images, mask: an image cannot be read ({error})") from None
+    return found
+
+
+def _check_sides(call: ImageCall) -> None:
+    """Check the size before an image is resized to it. Raises UnusableField."""
+    GenerateRequest(model="any", prompt="", width=call.width, height=call.height)
+
+
+def _controls(scripts: Mapping[str, Any], images: CallerImages) -> list[dict[str, Any]]:
+    """Return the enabled units of the ControlNet extension; other extensions are refused. Raises UserError."""
+    controls: list[dict[str, Any]] = []
+    for name, script in scripts.items():
+        units = script.get("args") if isinstance(script, Mapping) else None
+        if not isinstance(units, list):
+            raise unusable_field(f"alwayson_scripts.{name}", script, '{"args": [...]}')
+        if name.lower() != "controlnet":
+            if any(units):
+                raise unusable_field("alwayson_scripts", name, "ControlNet: the pool has no other extension")
+            continue
+        controls += [control for unit in units if (control := _control(unit, images))]
+    return controls
+
+
+def _control(given: Any, images: CallerImages) -> dict[str, Any] | None:
+    if not isinstance(given, Mapping):
+        raise unusable_field("alwayson_scripts.ControlNet", given, "a table for each unit")
+    renamed = {"input_image": "image", "lowvram": "low_vram"}
+    values = {renamed.get(name, name): value for name, value in given.items()}
+    unit = ControlUnit(**{name: values[name] for name in ControlUnit.model_fields if values.get(name) is not None})
+    if not unit.enabled or unit.model in ("None", ""):
+        return None
+    if unit.module.lower() not in ("none", ""):
+        raise unusable_field("module", unit.module, "none: control images are preprocessed by the caller")
+    source = unit.image.get("image") if isinstance(unit.image, Mapping) else unit.image
+    control: dict[str, Any] = {"model": model_name(unit.model), "strength": unit.weight}
+    control |= {"start": unit.guidance_start, "end": unit.guidance_end}
+    control |= {"image": images.decode("ControlNet.image", source)} if source else {}
+    return control | ({"mask": images.decode("ControlNet.mask", unit.mask)} if unit.mask else {})

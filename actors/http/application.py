@@ -1,0 +1,103 @@
+"""`application`: the ASGI application of all HTTP interfaces over a pool. Opens no port and starts no pool."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import JSONResponse
+
+from modelpool.actors.http.a1111_api import a1111_router
+from modelpool.actors.http.comfy_api import comfy_router
+from modelpool.actors.http.comfy_prompts import ComfyPrompts
+from modelpool.actors.http.gate import Gate
+from modelpool.actors.http.native_api import native_router, request_schemas
+from modelpool.actors.http.openai_api import openai_router
+from modelpool.actors.http.ports import HttpPool
+from modelpool.actors.http.problems import HttpProblem, problem_body
+from modelpool.actors.http.services import Services
+from modelpool.actors.http.webhooks import Webhooks
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+TITLE = "modelpool"
+#: calls to the pool at a time
+POOL_THREADS = 32
+
+
+def application(pool: HttpPool, settings: ServeSection, folder: Path) -> ASGIApp:
+    """Return the application for `pool`, which the caller closes after it. Outputs are written to `folder`. Several
+    applications may use one pool, each in its own event loop.
+    """
+    from modelpool import __version__
+
+    prompts = ComfyPrompts()
+    services = Services(pool, settings, folder, secrets.token_bytes(32))
+    background: set[asyncio.Task[None]] = set()
+
+    def start(work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        background.add(task)
+        task.add_done_callback(background.discard)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        # the loop's own has as many threads as a computation would use; these wait for answers of the pool
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(POOL_THREADS, "modelpool http"))
+        yield
+        for task in tuple(background):
+            task.cancel()
+        await prompts.close()
+        await services.submissions.close()
+
+    app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan)
+    webhooks = Webhooks(settings.webhook_secret)
+    app.include_router(native_router(services, webhooks, start))
+    app.include_router(openai_router(services))
+    app.include_router(a1111_router(services))
+    app.include_router(comfy_router(services, prompts))
+    _answer_problems(app)
+    _describe(app)
+    return Gate(app, services.access, settings)
+
+
+def _answer_problems(app: FastAPI) -> None:
+    """Turn errors of users and of the pool into answers; the gate answers all others."""
+
+    @app.exception_handler(HttpProblem)
+    async def refused(request: Request, problem: HttpProblem) -> JSONResponse:
+        body = problem_body(request.url.path, problem.status, str(problem))
+        return JSONResponse(body, problem.status, problem.headers)
+
+    @app.exception_handler(UserError)
+    async def invalid(request: Request, problem: UserError) -> JSONResponse:
+        return JSONResponse(problem_body(request.url.path, 400, str(problem)), 400)
+
+    @app.exception_handler(PoolLost)
+    async def lost(request: Request, problem: PoolLost) -> JSONResponse:
+        return JSONResponse(problem_body(request.url.path, 503, str(problem)), 503)
+
+
+def _describe(app: FastAPI) -> None:
+    """Add the schemas of requests to the OpenAPI description, when it is first read."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            known = schema.setdefault("components", {}).setdefault("schemas", {})
+            known.update(request_schemas())
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

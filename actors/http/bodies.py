@@ -1,0 +1,73 @@
+"""Reads the bodies of calls: JSON objects, and forms with files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.request.json_text import NotJson, parse_json
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+#: bodies up to this size are parsed on the loop, which takes less than handing them to a thread
+SMALL_BYTES = 1 << 16
+#: parts of a form
+MAX_PARTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FormBody:
+    """A form: texts, and files as (name of the file, content), by field. A field may have several files."""
+
+    texts: Mapping[str, str]
+    files: Mapping[str, tuple[tuple[str, bytes], ...]]
+
+
+async def json_body(request: Request, max_bytes: int) -> Any:
+    """Return the body as a JSON value. Raises HttpProblem (400)."""
+    content = await request.body()
+    try:
+        if len(content) <= SMALL_BYTES:
+            return parse_json(content, max_bytes)
+        return await asyncio.to_thread(parse_json, content, max_bytes)
+    except NotJson as problem:
+        raise HttpProblem(400, f"body: {problem}") from None
+
+
+async def json_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """Return the body as a JSON object. Raises HttpProblem (400)."""
+    return as_object(await json_body(request, max_bytes))
+
+
+def as_object(value: Any, name: str = "body") -> dict[str, Any]:
+    """Return a JSON object. Raises HttpProblem (400)."""
+    if not isinstance(value, dict):
+        raise HttpProblem(400, f"{name}: found {type(value).__name__}, expected a JSON object")
+    return value
+
+
+async def form_body(request: Request, max_bytes: int) -> FormBody:
+    """Return the body as a form. Raises HttpProblem (400)."""
+    from starlette.datastructures import UploadFile
+    from starlette.exceptions import HTTPException
+    from starlette.formparsers import MultiPartException
+
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("multipart/form-data", "application/x-www-form-urlencoded"):
+        raise HttpProblem(400, f"content-type: found {kind or 'none'}, expected multipart/form-data")
+    try:
+        async with request.form(max_files=MAX_PARTS, max_fields=MAX_PARTS, max_part_size=max_bytes) as form:
+            texts = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+            files: dict[str, tuple[tuple[str, bytes], ...]] = {}
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile):
+                    files[name] = (*files.get(name, ()), (value.filename or "", await value.read()))
+            return FormBody(texts, files)
+    except (MultiPartException, HTTPException, UnicodeDecodeError, ValueError, KeyError) as problem:
+        if isinstance(problem, HttpProblem):
+            raise
+        raise HttpProblem(400, f"body: not a form ({problem})") from None

@@ -1,0 +1,271 @@
+"""The interface of ComfyUI: /prompt, /queue, /history, /view, /upload/image, /interrupt, /object_info and /ws.
+
+Each path also exists below /api, as newer clients call it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Query, Request, WebSocket
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.websockets import WebSocketDisconnect
+
+from modelpool.actors.http.bodies import form_body, json_object
+from modelpool.actors.http.comfy_graph import PoolNames, WorkflowOutput, WorkflowRejected, outputs_of, requests_of
+from modelpool.actors.http.comfy_nodes import NODE_TYPES, NodeInput, NodeType
+from modelpool.actors.http.comfy_prompts import ComfyPrompts, Prompt, Socket
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.uploads import Uploads
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+
+INTERFACE = "comfyui"
+#: largest workflow: images are uploaded, and not part of it
+MAX_WORKFLOW_BYTES = 1 << 20
+MAX_ID_LENGTH = 100
+
+
+def comfy_router(services: Services, prompts: ComfyPrompts) -> APIRouter:
+    """Return the routes of ComfyUI."""
+    uploads = Uploads(services.folder / "uploads")
+    routes = APIRouter(tags=["comfyui"])
+    _add_prompt_routes(routes, services, prompts, uploads)
+    _add_file_routes(routes, services, prompts, uploads)
+    _add_socket(routes, prompts)
+    router = APIRouter()
+    router.include_router(routes)
+    router.include_router(routes, prefix="/api", include_in_schema=False)
+    return router
+
+
+def _add_prompt_routes(router: APIRouter, services: Services, prompts: ComfyPrompts, uploads: Uploads) -> None:
+    @router.post("/prompt", summary="Queue a workflow")
+    async def queue_prompt(request: Request) -> Response:
+        body = await json_object(request, MAX_WORKFLOW_BYTES)
+        try:
+            prompt = await _submitted(services, prompts, uploads, request, body)
+        except WorkflowRejected as rejected:
+            return JSONResponse(rejected.as_json(), 400)
+        return JSONResponse({"prompt_id": prompt.prompt_id, "number": prompt.number, "node_errors": {}})
+
+    @router.get("/prompt", summary="Count the workflows that wait or run")
+    async def show_prompt(request: Request) -> dict[str, Any]:
+        count = sum(map(len, prompts.active(caller_of(request).owner)))
+        return {"exec_info": {"queue_remaining": count}}
+
+    @router.get("/queue", summary="List the workflows that wait or run")
+    async def queue(request: Request) -> dict[str, Any]:
+        running, pending = prompts.active(caller_of(request).owner)
+        return {"queue_running": [p.entry for p in running], "queue_pending": [p.entry for p in pending]}
+
+    @router.post("/queue", summary="Cancel workflows that wait")
+    async def change_queue(request: Request) -> Response:
+        clear, ids = _selection(await json_object(request, MAX_WORKFLOW_BYTES))
+        _, pending = prompts.active(caller_of(request).owner)
+        for prompt in pending:
+            if clear or prompt.prompt_id in ids:
+                await prompt.submission.cancel()
+        return Response()
+
+    @router.post("/interrupt", summary="Cancel the workflows that run")
+    async def interrupt(request: Request) -> Response:
+        body = await json_object(request, MAX_WORKFLOW_BYTES) if await request.body() else {}
+        running, _ = prompts.active(caller_of(request).owner)
+        for prompt in running:
+            if body.get("prompt_id") in (None, prompt.prompt_id):
+                await prompt.submission.cancel()
+        return Response()
+
+    @router.get("/history", summary="List the workflows that have ended")
+    async def history(request: Request, max_items: int = Query(200, ge=1, le=1000)) -> dict[str, Any]:
+        ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
+        return {prompt.prompt_id: prompt.history for prompt in ended[-max_items:]}
+
+    @router.get("/history/{prompt_id}", summary="Show a workflow that has ended")
+    async def history_of(request: Request, prompt_id: str) -> dict[str, Any]:
+        ended = [prompt for prompt in prompts.of(caller_of(request).owner) if prompt.submission.over]
+        return {prompt.prompt_id: prompt.history for prompt in ended if prompt.prompt_id == prompt_id}
+
+    @router.post("/history", summary="Forget workflows that have ended")
+    async def change_history(request: Request) -> Response:
+        clear, ids = _selection(await json_object(request, MAX_WORKFLOW_BYTES))
+        prompts.forget(caller_of(request).owner, None if clear else ids)
+        return Response()
+
+
+def _add_file_routes(router: APIRouter, services: Services, prompts: ComfyPrompts, uploads: Uploads) -> None:
+    max_bytes = services.settings.upload_bound_bytes
+
+    @router.get("/view", summary="Download an image")
+    async def view(
+        request: Request, filename: str, subfolder: str = "", kind: str = Query("output", alias="type")
+    ) -> Response:
+        owner = caller_of(request).owner
+        if kind == "input":
+            name = f"{subfolder}/{filename}" if subfolder else filename
+            try:
+                content = await asyncio.to_thread(uploads.content, owner, name)
+            except UserError as problem:
+                raise HttpProblem(404, str(problem)) from None
+            return Response(content, media_type="application/octet-stream")
+        for prompt in reversed(prompts.of(owner)):
+            for end in prompt.submission.ends:
+                if end.path is not None and end.path.name == filename and end.path.is_file():
+                    return FileResponse(end.path, filename=filename, content_disposition_type="inline")
+        raise HttpProblem(404, f"filename: {filename} is no output of a workflow that is remembered")
+
+    @router.post("/upload/image", summary="Upload an image for LoadImage")
+    async def upload_image(request: Request) -> dict[str, Any]:
+        form = await form_body(request, max_bytes)
+        files = form.files.get("image", ())
+        if len(files) != 1:
+            raise HttpProblem(400, f"image: found {len(files)} files, expected one")
+        if form.texts.get("type", "input") not in ("input", "temp"):
+            raise HttpProblem(400, f"type: found {form.texts['type'][:40]!r}, expected input")
+        subfolder = form.texts.get("subfolder", "")
+        overwrite = form.texts.get("overwrite", "").lower() in ("true", "1")
+        owner = caller_of(request).owner
+        name = await asyncio.to_thread(uploads.add, owner, *files[0], subfolder, overwrite)
+        return {"name": name, "subfolder": subfolder, "type": "input"}
+
+    @router.get("/object_info", summary="Describe the nodes")
+    async def object_info(request: Request) -> dict[str, Any]:
+        names = await _names(services, uploads, caller_of(request).owner)
+        return {name: _described(kind, names) for name, kind in NODE_TYPES.items()}
+
+    @router.get("/object_info/{name}", summary="Describe a node")
+    async def object_info_of(request: Request, name: str) -> dict[str, Any]:
+        names = await _names(services, uploads, caller_of(request).owner)
+        return {name: _described(NODE_TYPES[name], names)} if name in NODE_TYPES else {}
+
+    @router.get("/embeddings", summary="Empty: embeddings are found by their names in prompts")
+    async def embeddings() -> list[str]:
+        return []
+
+    @router.get("/system_stats", summary="Show the GPUs")
+    async def system_stats() -> dict[str, Any]:
+        status = await asyncio.to_thread(services.pool.status)
+        devices = [
+            {"name": f"{worker.id} {worker.device}", "type": "cuda", "index": index}
+            | {"vram_total": worker.capacity_bytes, "vram_free": worker.capacity_bytes - worker.used_bytes}
+            for index, worker in enumerate(status.workers)
+        ]
+        return {"system": {"os": "posix", "comfyui_version": "modelpool"}, "devices": devices}
+
+
+def _add_socket(router: APIRouter, prompts: ComfyPrompts) -> None:
+    @router.websocket("/ws")
+    async def messages(socket: WebSocket) -> None:
+        client_id = socket.query_params.get("clientId", "")[:MAX_ID_LENGTH] or uuid.uuid4().hex
+        await socket.accept()
+        known = Socket(client_id, caller_of(socket).owner)
+        prompts.connect(known)
+        reading = asyncio.create_task(_read_until_closed(socket, known))
+        try:
+            while (message := await known.messages.get()) is not None:
+                await socket.send_json(message)
+            if not reading.done():
+                await socket.close()
+        except (WebSocketDisconnect, RuntimeError):  # closed by the client, before or while something is sent
+            return
+        finally:
+            prompts.disconnect(known)
+            reading.cancel()
+
+
+async def _read_until_closed(socket: WebSocket, known: Socket) -> None:
+    """Read and ignore what a client sends; notice that it goes."""
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
+    known.close()
+
+
+async def _submitted(
+    services: Services, prompts: ComfyPrompts, uploads: Uploads, request: Request, body: Mapping[str, Any]
+) -> Prompt:
+    """Queue a workflow. Raises WorkflowRejected, and HttpProblem."""
+    caller = caller_of(request)
+    client_id, prompt_id = body.get("client_id"), body.get("prompt_id", uuid.uuid4().hex)
+    for name, value in (("client_id", client_id or "-"), ("prompt_id", prompt_id)):
+        if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_LENGTH:
+            raise HttpProblem(400, f"{name}: expected a text of 1 to {MAX_ID_LENGTH} characters")
+    if any(prompt_id == known.prompt_id for known in prompts.of(caller.owner)):
+        raise HttpProblem(400, f"prompt_id: {prompt_id!r} exists")
+    extra_data = body.get("extra_data") or {}
+    if not isinstance(extra_data, dict):
+        raise HttpProblem(400, "extra_data: expected a table")
+    graph = body.get("prompt")
+    names = await _names(services, uploads, caller.owner)
+    outputs = outputs_of(graph, names)
+    assert isinstance(graph, dict), "a workflow with outputs"
+
+    def build() -> Sequence[GenerateRequest]:
+        return _requests(outputs, names, uploads, caller.owner)
+
+    try:
+        submission = await services.submit(caller, build, INTERFACE)
+    except (HttpProblem, WorkflowRejected):
+        raise
+    except UserError as problem:
+        raise WorkflowRejected("prompt_outputs_failed_validation", str(problem)) from None
+    prompt = Prompt(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
+    prompts.add(prompt)
+    return prompt
+
+
+def _requests(
+    outputs: Sequence[WorkflowOutput], names: PoolNames, uploads: Uploads, owner: str
+) -> list[GenerateRequest]:
+    return [
+        request for output in outputs for request in requests_of(output, names, lambda name: uploads.image(owner, name))
+    ]
+
+
+async def _names(services: Services, uploads: Uploads, owner: str) -> PoolNames:
+    listings = await services.listings()
+    images = await asyncio.to_thread(uploads.names, owner)
+    return PoolNames({each.name: each.family for each in listings.models}, [x.name for x in listings.loras], images)
+
+
+def _selection(body: Mapping[str, Any]) -> tuple[bool, Sequence[str]]:
+    """Parse {"clear": true} or {"delete": [ids]}. Raises HttpProblem."""
+    clear, ids = body.get("clear", False), body.get("delete", [])
+    if not isinstance(clear, bool) or not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+        raise HttpProblem(400, 'body: expected {"clear": true} or {"delete": [ids]}')
+    if not clear and not ids:
+        raise HttpProblem(400, 'body: expected {"clear": true} or {"delete": [ids]}')
+    return clear, ids
+
+
+def _described(kind: NodeType, names: PoolNames) -> dict[str, Any]:
+    """Return a node as /object_info has it."""
+    required = {given.name: _described_input(given, names) for given in kind.inputs if given.is_required}
+    optional = {given.name: _described_input(given, names) for given in kind.inputs if not given.is_required}
+    return {
+        "input": {"required": required, "optional": optional},
+        "input_order": {"required": list(required), "optional": list(optional)},
+        "output": list(kind.outputs),
+        "output_is_list": [False] * len(kind.outputs),
+        "output_name": list(kind.outputs),
+        "name": kind.name,
+        "display_name": kind.name,
+        "description": "",
+        "python_module": "modelpool",
+        "category": kind.category,
+        "output_node": kind.is_output,
+    }
+
+
+def _described_input(given: NodeInput, names: PoolNames) -> list[Any]:
+    if given.type == "COMBO":
+        return [list(names.choices(given)), {}] if given.choices else ["STRING", {}]
+    if given.type in ("INT", "FLOAT"):
+        return [given.type, {"default": given.default, "min": given.least, "max": given.most}]
+    if given.type in ("STRING", "BOOLEAN"):
+        return [given.type, {"default": given.default}]
+    return [given.type]

@@ -1,0 +1,389 @@
+"""Converts a ComfyUI workflow in the API format to requests of the pool. Pure: images are read by a given function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.http.comfy_nodes import (
+    IMAGES,
+    LORAS,
+    MODELS,
+    NODE_TYPES,
+    SAMPLER_NAMES,
+    SCHEDULE_NAMES,
+    WIDGET_TYPES,
+    NodeInput,
+    NodeType,
+    NodeUnsupported,
+    file_stem,
+)
+from modelpool.actors.http.comfy_values import (
+    BlankLatent,
+    DecodedImage,
+    EncodedImage,
+    MaskFile,
+    SampledLatent,
+    ScaledLatent,
+    TextValue,
+)
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.sampling.names import SAMPLERS, SCHEDULES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: nodes of a workflow; published ones have some dozen
+MAX_NODES = 1000
+#: names in the details of an error
+_MOST_NAMED = 20
+#: families whose CLIP is read one layer before the last by default, by the beginning of their title
+_PENULTIMATE = ("SDXL", "SD XL", "Stable Diffusion XL", "SD 2", "Stable Diffusion 2")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNames:
+    """The names that nodes may choose. `models` has the titles of their families; `images` is None if any may be."""
+
+    models: Mapping[str, str]
+    loras: Sequence[str]
+    images: Sequence[str] | None = None
+
+    def choices(self, given: NodeInput) -> Sequence[str]:
+        """Return the values of a COMBO; () for any."""
+        if not isinstance(given.choices, str) or not given.choices:
+            return tuple(given.choices)
+        lists: Mapping[str, Sequence[str]] = {
+            MODELS: tuple(self.models),
+            LORAS: self.loras,
+            SAMPLER_NAMES: tuple(SAMPLERS),
+            SCHEDULE_NAMES: tuple(SCHEDULES),
+            IMAGES: self.images or (),
+        }
+        return lists[given.choices]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeError:
+    """An error of one node. `kind` is the name of the error in ComfyUI's API."""
+
+    node_id: str
+    class_type: str
+    kind: str
+    message: str
+    details: str
+    input_name: str = ""
+
+
+class WorkflowRejected(UserError):
+    """A workflow that cannot be run. `errors` are those of its nodes."""
+
+    def __init__(self, kind: str, message: str, errors: Sequence[NodeError] = ()) -> None:
+        named = "; ".join(f"node {e.node_id} ({e.class_type}): {e.message}: {e.details}" for e in errors[:3])
+        super().__init__(f"{message}: {named}" if named else message)
+        self.kind = kind
+        self.headline = message
+        self.errors = tuple(errors)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the answer that ComfyUI's clients expect."""
+        nodes: dict[str, Any] = {}
+        for error in self.errors:
+            found = nodes.setdefault(
+                error.node_id, {"errors": [], "dependent_outputs": [], "class_type": error.class_type}
+            )
+            extra = {"input_name": error.input_name} if error.input_name else {}
+            found["errors"].append(
+                {"type": error.kind, "message": error.message, "details": error.details, "extra_info": extra}
+            )
+        extra_info = {}
+        if self.kind == "missing_node_type" and self.errors:
+            extra_info = {"node_id": self.errors[0].node_id, "class_type": self.errors[0].class_type}
+        error_json = {"type": self.kind, "message": self.headline, "details": str(self), "extra_info": extra_info}
+        return {"error": error_json, "node_errors": nodes}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowOutput:
+    """A node that saves or previews images, and the sampler that generates them."""
+
+    node_id: str
+    is_preview: bool
+    latent: SampledLatent
+
+    @property
+    def count(self) -> int:
+        """The number of its images."""
+        start: Any = self.latent.start
+        while isinstance(start, ScaledLatent):
+            start = start.latent.start
+        return start.count if isinstance(start, BlankLatent) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A workflow of known nodes, with its names and what was evaluated so far."""
+
+    nodes: Mapping[str, Mapping[str, Any]]
+    names: PoolNames
+    values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def outputs_of(prompt: Any, names: PoolNames) -> tuple[WorkflowOutput, ...]:
+    """Return what a workflow generates. Raises WorkflowRejected naming every wrong node."""
+    graph = _Graph(_known_nodes(prompt), names)
+    outputs = [node_id for node_id, node in graph.nodes.items() if NODE_TYPES[node["class_type"]].is_output]
+    if not outputs:
+        raise WorkflowRejected("prompt_no_outputs", "the workflow has no node that saves or previews images")
+    errors: list[NodeError] = []
+    for node_id in _in_order(graph, outputs):
+        node = graph.nodes[node_id]
+        kind = NODE_TYPES[node["class_type"]]
+        found = list(_input_errors(graph, node_id, node, kind))
+        if not found and all(source in graph.values for source in _sources(node)):
+            try:
+                graph.values[node_id] = kind.build({**_values(graph, node, kind), "node_id": node_id})
+            except NodeUnsupported as problem:
+                found.append(_error(node_id, node, "unsupported_value", "not supported by the pool", str(problem)))
+        errors += found
+    if errors:
+        raise WorkflowRejected("prompt_outputs_failed_validation", "the workflow is not valid", errors)
+    images = [(node_id, graph.values[node_id][0]) for node_id in outputs]
+    return tuple(
+        WorkflowOutput(node_id, graph.nodes[node_id]["class_type"] == "PreviewImage", image.latent)
+        for node_id, image in images
+        if isinstance(image, DecodedImage)
+    )
+
+
+def requests_of(output: WorkflowOutput, names: PoolNames, read_image: Callable[[str], Image]) -> list[GenerateRequest]:
+    """Return a request for each image of an output: the images of a batch have seeds that count up. Raises UserError,
+    also of `read_image`.
+    """
+    latent = output.latent
+    fields: dict[str, Any] = {}
+    if isinstance(latent.start, ScaledLatent):
+        fields["hires"] = _second_pass(latent, latent.start)
+        latent = latent.start.latent
+    fields |= _fields(latent, names, read_image)
+    first = GenerateRequest(**fields)
+    return [first, *(first.model_copy(update={"seed": latent.seed + place}) for place in range(1, output.count))]
+
+
+def _known_nodes(prompt: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the nodes of a workflow, all of kinds that work here. Raises WorkflowRejected."""
+    if not isinstance(prompt, dict) or not prompt:
+        raise WorkflowRejected("no_prompt", "prompt: expected a workflow in the API format, nodes by their ids")
+    if len(prompt) > MAX_NODES:
+        raise WorkflowRejected("invalid_prompt", f"prompt: found {len(prompt)} nodes, expected up to {MAX_NODES}")
+    unknown: list[NodeError] = []
+    for node_id, node in prompt.items():
+        if not isinstance(node, dict) or not isinstance(node.get("class_type"), str):
+            raise WorkflowRejected("invalid_prompt", f"node {node_id}: expected a table with class_type and inputs")
+        if not isinstance(node.get("inputs", {}), dict):
+            raise WorkflowRejected("invalid_prompt", f"node {node_id}: inputs: expected a table")
+        if node["class_type"] not in NODE_TYPES:
+            name = node["class_type"][:100]
+            unknown.append(NodeError(node_id, name, "missing_node_type", "unknown node", name))
+    if unknown:
+        listed = ", ".join(sorted({error.class_type for error in unknown})[:_MOST_NAMED])
+        raise WorkflowRejected("missing_node_type", f"the pool does not have these nodes: {listed}", unknown)
+    return prompt
+
+
+def _sources(node: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ids of the nodes that an input of a node is linked to."""
+    for name in node.get("inputs", {}):
+        if (link := _link_of(node, name)) is not None:
+            yield link[0]
+
+
+def _link_of(node: Mapping[str, Any], name: str) -> tuple[str, int] | None:
+    value = node.get("inputs", {}).get(name)
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str | int) and type(value[1]) is int:
+        return str(value[0]), value[1]
+    return None
+
+
+def _in_order(graph: _Graph, outputs: Sequence[str]) -> list[str]:
+    """Return the nodes that the outputs need, each behind its sources. Raises WorkflowRejected for a cycle."""
+    order: list[str] = []
+    states: dict[str, int] = {}  # 1 while its sources are visited, 2 afterwards
+    stack = list(reversed(outputs))
+    while stack:
+        node_id = stack[-1]
+        if states.get(node_id) == 2:
+            stack.pop()
+        elif states.get(node_id) == 1:
+            states[node_id] = 2
+            order.append(stack.pop())
+        else:
+            states[node_id] = 1
+            for source in _sources(graph.nodes[node_id]):
+                if source not in graph.nodes or states.get(source) == 2:
+                    continue
+                if states.get(source) == 1:
+                    error = _error(node_id, graph.nodes[node_id], "dependency_cycle", "it depends on itself", source)
+                    raise WorkflowRejected("dependency_cycle", "the workflow has a cycle", [error])
+                stack.append(source)
+    return order
+
+
+def _error(
+    node_id: str, node: Mapping[str, Any], kind: str, message: str, details: str, input_name: str = ""
+) -> NodeError:
+    return NodeError(node_id, node["class_type"], kind, message, details, input_name)
+
+
+def _input_errors(graph: _Graph, node_id: str, node: Mapping[str, Any], kind: NodeType) -> Iterator[NodeError]:
+    inputs = node.get("inputs", {})
+    for given in kind.inputs:
+        if given.name not in inputs:
+            if given.is_required:
+                yield _error(node_id, node, "required_input_missing", "an input is missing", given.name, given.name)
+            continue
+        link = _link_of(node, given.name)
+        if link is not None:
+            yield from _link_errors(graph, node_id, node, given, link)
+        elif given.type not in WIDGET_TYPES:
+            details = f"{given.name}: expected a link to an output of type {given.type}"
+            yield _error(node_id, node, "bad_linked_input", "an input is not linked", details, given.name)
+        else:
+            yield from _value_errors(graph.names, node_id, node, given, inputs[given.name])
+
+
+def _link_errors(
+    graph: _Graph, node_id: str, node: Mapping[str, Any], given: NodeInput, link: tuple[str, int]
+) -> Iterator[NodeError]:
+    source = graph.nodes.get(link[0])
+    outputs = NODE_TYPES[source["class_type"]].outputs if source is not None else ()
+    if not 0 <= link[1] < len(outputs):
+        details = f"{given.name}: node {link[0]} has no output {link[1]}"
+        yield _error(node_id, node, "bad_linked_input", "an input is linked to nothing", details, given.name)
+    elif outputs[link[1]] != given.type:
+        details = f"{given.name}: found {outputs[link[1]]}, expected {given.type}"
+        yield _error(node_id, node, "return_type_mismatch", "linked types differ", details, given.name)
+
+
+def _value_errors(
+    names: PoolNames, node_id: str, node: Mapping[str, Any], given: NodeInput, value: Any
+) -> Iterator[NodeError]:
+    if not _has_type(given.type, value):
+        details = f"{given.name}: found {str(value)[:100]!r}, expected {given.type}"
+        yield _error(node_id, node, "invalid_input_type", "a value has the wrong type", details, given.name)
+        return
+    if given.type in ("INT", "FLOAT") and not given.least <= value <= given.most:
+        small = value < given.least
+        bound = given.least if small else given.most
+        details = f"{given.name}: found {value}, expected at {'least' if small else 'most'} {bound:g}"
+        error_kind = "value_smaller_than_min" if small else "value_bigger_than_max"
+        yield _error(node_id, node, error_kind, "a value is out of range", details, given.name)
+    choices = names.choices(given)
+    any_image = given.choices == IMAGES and names.images is None
+    if given.type == "COMBO" and given.choices and not any_image and _chosen(given, value, choices) not in choices:
+        listed = ", ".join(choices[:_MOST_NAMED]) or "none"
+        details = f"{given.name}: found {value[:100]!r}, expected one of {listed}"
+        yield _error(node_id, node, "value_not_in_list", "a value is not one of the choices", details, given.name)
+
+
+def _has_type(kind: str, value: Any) -> bool:
+    """Whether a value has the type of a widget; truth values are no numbers."""
+    types: Mapping[str, tuple[type, ...]] = {"INT": (int,), "FLOAT": (int, float), "BOOLEAN": (bool,)}
+    return isinstance(value, types.get(kind, (str,))) and (kind == "BOOLEAN" or not isinstance(value, bool))
+
+
+def _chosen(given: NodeInput, value: str, choices: Sequence[str]) -> str:
+    """Return the name that a value of a COMBO means: models and LoRAs may be named by their files."""
+    if given.choices in (MODELS, LORAS) and value not in choices:
+        return file_stem(value)
+    return value.removesuffix(" [input]") if given.choices == IMAGES else value
+
+
+def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for given in kind.inputs:
+        link = _link_of(node, given.name)
+        if link is not None:
+            values[given.name] = graph.values[link[0]][link[1]]
+        else:
+            value = node.get("inputs", {}).get(given.name, given.default)
+            is_choice = given.type == "COMBO" and isinstance(value, str)
+            values[given.name] = _chosen(given, value, graph.names.choices(given)) if is_choice else value
+    return values
+
+
+def _fields(latent: SampledLatent, names: PoolNames, read_image: Callable[[str], Image]) -> dict[str, Any]:
+    """Return the fields of a request for one run of a sampler."""
+    positive = latent.positive
+    fields: dict[str, Any] = {
+        "model": latent.model.name,
+        "prompt": positive.text,
+        "negative": "" if latent.negative.is_zero else latent.negative.text,
+        "loras": tuple({"name": lora.name, "strength": lora.strength} for lora in latent.model.loras),
+        "steps": latent.steps,
+        "cfg": latent.cfg,
+        "sampler": latent.sampler,
+        "schedule": latent.schedule,
+        "seed": latent.seed,
+        "clip_skip": _clip_skip(positive, names.models.get(latent.model.name, "")),
+        "controls": tuple(
+            {
+                "model": use.net.name,
+                "mode": use.net.mode or None,
+                "image": read_image(use.image.name),
+                "strength": use.strength,
+                "start": use.start,
+                "end": use.end,
+            }
+            for use in positive.controls
+        ),
+    }
+    if isinstance(latent.start, BlankLatent):
+        fields |= {"width": latent.start.width, "height": latent.start.height}
+    elif isinstance(latent.start, EncodedImage):
+        fields |= {"image": read_image(latent.start.image.name), "strength": _strength(latent)}
+        if latent.start.mask is not None:
+            fields["mask"] = _mask(latent.start.mask, read_image)
+    return fields
+
+
+def _second_pass(latent: SampledLatent, start: ScaledLatent) -> dict[str, Any]:
+    """Return the second pass of a request. Raises NodeUnsupported if it differs in more than its steps."""
+    first = start.latent
+    same = ("model", "positive", "negative", "cfg", "sampler", "schedule")
+    other = [name for name in same if getattr(first, name) != getattr(latent, name)]
+    if other or isinstance(first.start, ScaledLatent):
+        found = ", ".join(other) or "a third pass"
+        raise NodeUnsupported(f"node {latent.node_id}: found another {found} than node {first.node_id}, expected none")
+    return {"scale": start.scale, "strength": _strength(latent), "steps": latent.steps, "via": "latent"}
+
+
+def _strength(latent: SampledLatent) -> float:
+    """Return the denoising strength that runs exactly `run_steps` of the schedule: half a step more is rounded down."""
+    return min(1.0, (latent.run_steps + 0.5) / latent.steps)
+
+
+def _clip_skip(text: TextValue, family: str) -> int:
+    """Return the layers that are skipped besides those that the family skips. Raises NodeUnsupported."""
+    if text.clip.last_layer is None:
+        return 0
+    by_family = 1 if family.startswith(_PENULTIMATE) else 0
+    skipped = -text.clip.last_layer - 1 - by_family
+    if skipped < 0:
+        raise NodeUnsupported(f"stop_at_clip_layer: found {text.clip.last_layer}, expected {-1 - by_family} or less")
+    return skipped
+
+
+def _mask(mask: MaskFile, read_image: Callable[[str], Image]) -> Image:
+    """Return a mask that is white where the image is regenerated."""
+    from PIL import ImageFilter, ImageOps
+
+    try:
+        channel = read_image(mask.name).convert("RGBA").getchannel(mask.channel)
+    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
+        raise UserError(f"{mask.name}: the image cannot be read ({error})") from None
+    if (mask.channel == "A") != mask.inverted:
+        channel = ImageOps.invert(channel)
+    return channel.filter(ImageFilter.MaxFilter(2 * mask.grown + 1)) if mask.grown else channel

@@ -1,0 +1,222 @@
+"""`ComfyPrompts`: the workflows that came over ComfyUI's interface, and the messages about them to web sockets.
+
+A socket has a bounded queue: one that does not read is closed, and nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from modelpool.actors.http.comfy_graph import WorkflowOutput
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+
+#: workflows that have ended and are remembered
+MOST_KEPT = 500
+#: messages that wait for one socket
+MOST_WAITING = 1000
+
+
+class Socket:
+    """The messages for one web socket."""
+
+    def __init__(self, client_id: str, owner: str) -> None:
+        self.client_id = client_id
+        self.owner = owner
+        self.messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(MOST_WAITING)
+
+    def put(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Queue a message; a socket whose queue is full gets no more, and is closed."""
+        try:
+            self.messages.put_nowait({"type": kind, "data": dict(data)})
+        except asyncio.QueueFull:
+            self.close()
+
+    def close(self) -> None:
+        """Have the socket closed, without what it has not read."""
+        while not self.messages.empty():
+            self.messages.get_nowait()
+        self.messages.put_nowait(None)
+
+
+@dataclass(slots=True)
+class Prompt:
+    """One workflow in the pool. `outputs` are in the order of its jobs, each with as many as it has images."""
+
+    number: int
+    prompt_id: str
+    client_id: str | None
+    graph: Mapping[str, Any]
+    extra_data: Mapping[str, Any]
+    outputs: tuple[WorkflowOutput, ...]
+    submission: HttpSubmission
+
+    @property
+    def entry(self) -> list[Any]:
+        """How the queue and the history list it."""
+        nodes = [output.node_id for output in self.outputs]
+        return [self.number, self.prompt_id, self.graph, self.extra_data, nodes]
+
+    def output_of(self, index: int) -> WorkflowOutput:
+        """Return the output that a job belongs to."""
+        for output in self.outputs:
+            if index < output.count:
+                return output
+            index -= output.count
+        raise AssertionError("a workflow has as many jobs as its outputs have images")
+
+    def images_of(self, output: WorkflowOutput) -> list[dict[str, str]]:
+        """Return the images of an output so far, in order."""
+        ends = sorted(self.submission.ends, key=lambda end: end.index)
+        kind = "temp" if output.is_preview else "output"
+        return [
+            {"filename": end.path.name, "subfolder": "", "type": kind}
+            for end in ends
+            if end.path is not None and self.output_of(end.index) is output
+        ]
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """The entry of the history."""
+        submission = self.submission
+        images = {output.node_id: {"images": self.images_of(output)} for output in self.outputs}
+        complete = submission.over and all(end.state == "succeeded" for end in submission.ends) and not submission.lost
+        messages: list[list[Any]] = [["execution_start", {"prompt_id": self.prompt_id}]]
+        messages.append(["execution_success" if complete else "execution_error", self._end_data()])
+        status = {"status_str": "success" if complete else "error", "completed": complete, "messages": messages}
+        return {"prompt": self.entry, "outputs": images, "status": status, "meta": {}}
+
+    def _end_data(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"prompt_id": self.prompt_id}
+        failed = next((end for end in self.submission.ends if end.state != "succeeded"), None)
+        if failed is not None:
+            data |= self._failure_data(failed)
+        elif self.submission.lost:
+            data |= {"exception_message": self.submission.lost, "exception_type": "pool_lost"}
+        return data
+
+    def _failure_data(self, end: JobEnd) -> dict[str, Any]:
+        node_id = self.output_of(end.index).latent.node_id
+        return {
+            "node_id": node_id,
+            "node_type": self.graph[node_id]["class_type"],
+            "executed": [],
+            "exception_message": end.message,
+            "exception_type": end.kind,
+            "traceback": [],
+            "current_inputs": {},
+            "current_outputs": {},
+        }
+
+
+class ComfyPrompts:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._prompts: OrderedDict[str, Prompt] = OrderedDict()
+        self._sockets: set[Socket] = set()
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def next_number(self) -> int:
+        """Return the number of the next workflow."""
+        self._number += 1
+        return self._number
+
+    def add(self, prompt: Prompt) -> None:
+        """Follow a workflow, and tell the sockets of its client."""
+        self._prompts[prompt.prompt_id] = prompt
+        ended = [each for each in self._prompts.values() if each.submission.over]
+        for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
+            del self._prompts[oldest.prompt_id]
+        task = asyncio.create_task(self._follow(prompt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._send_status(prompt.submission.owner)
+
+    def of(self, owner: str) -> list[Prompt]:
+        """Return the workflows of an owner, oldest first."""
+        return [each for each in self._prompts.values() if each.submission.owner == owner]
+
+    def active(self, owner: str) -> tuple[list[Prompt], list[Prompt]]:
+        """Return the workflows that run, and those that wait."""
+        active = [each for each in self.of(owner) if not each.submission.over]
+        running = [each for each in active if each.submission.running or each.submission.ends]
+        return running, [each for each in active if each not in running]
+
+    def forget(self, owner: str, prompt_ids: Sequence[str] | None) -> None:
+        """Forget workflows that have ended: these, or all."""
+        for each in self.of(owner):
+            if each.submission.over and (prompt_ids is None or each.prompt_id in prompt_ids):
+                del self._prompts[each.prompt_id]
+
+    def connect(self, socket: Socket) -> None:
+        """Send a socket the number of waiting workflows, and what follows."""
+        self._sockets.add(socket)
+        socket.put("status", {**self._status(socket.owner), "sid": socket.client_id})
+
+    def disconnect(self, socket: Socket) -> None:
+        """Send a socket nothing more."""
+        self._sockets.discard(socket)
+
+    async def close(self) -> None:
+        """Stop following, and close the sockets."""
+        for socket in tuple(self._sockets):
+            socket.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _status(self, owner: str) -> dict[str, Any]:
+        return {"status": {"exec_info": {"queue_remaining": sum(map(len, self.active(owner)))}}}
+
+    def _send_status(self, owner: str) -> None:
+        for socket in tuple(self._sockets):
+            if socket.owner == owner:
+                socket.put("status", self._status(owner))
+
+    def _send(self, prompt: Prompt, kind: str, data: Mapping[str, Any]) -> None:
+        for socket in tuple(self._sockets):
+            is_its = prompt.client_id in (None, socket.client_id)
+            if is_its and socket.owner == prompt.submission.owner:
+                socket.put(kind, {**data, "prompt_id": prompt.prompt_id})
+
+    async def _follow(self, prompt: Prompt) -> None:
+        started = False
+        node_before = ""
+        reported: set[str] = set()
+        async for change in prompt.submission.changes():
+            if not started and (change.running or change.ends):
+                started = True
+                self._send(prompt, "execution_start", {})
+                self._send(prompt, "execution_cached", {"nodes": []})
+            for task in change.running:
+                node_id = prompt.output_of(task.index).latent.node_id
+                if node_id != node_before:
+                    self._send(prompt, "executing", {"node": node_id, "display_node": node_id})
+                    node_before = node_id
+                if task.steps:
+                    self._send(prompt, "progress", {"value": task.step, "max": task.steps, "node": node_id})
+            self._report_outputs(prompt, reported)
+        self._report_end(prompt)
+        self._send_status(prompt.submission.owner)
+
+    def _report_outputs(self, prompt: Prompt, reported: set[str]) -> None:
+        for output in prompt.outputs:
+            images = prompt.images_of(output)
+            if output.node_id not in reported and len(images) == output.count:
+                reported.add(output.node_id)
+                data = {"node": output.node_id, "display_node": output.node_id, "output": {"images": images}}
+                self._send(prompt, "executed", data)
+
+    def _report_end(self, prompt: Prompt) -> None:
+        end = prompt.history["status"]["messages"][-1]
+        states = {each.state for each in prompt.submission.ends}
+        kind = "execution_interrupted" if "cancelled" in states and "failed" not in states else end[0]
+        self._send(prompt, kind, end[1])
+        self._send(prompt, "executing", {"node": None})

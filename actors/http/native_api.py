@@ -1,0 +1,349 @@
+"""The native interface, `/api/jobs`: submit, list, follow, cancel, explain and download."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+
+from modelpool.actors.http.access import Caller
+from modelpool.actors.http.bodies import as_object, json_body
+from modelpool.actors.http.caller_images import check_url
+from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.services import Services, caller_of, output_of
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.webhooks import Webhooks
+from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.history_json import history_json
+
+INTERFACE = "native"
+#: keys that are remembered in a pool without a journal
+MOST_KEYS = 10_000
+MAX_KEY_LENGTH = 200
+#: ends in one answer; the others follow by `after`
+MOST_LISTED_ENDS = 1000
+#: keys of a submission besides its requests
+_SUBMISSION_KEYS = ("requests", "webhook", "detached")
+_SCHEMAS = "#/components/schemas/"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJobs:
+    """The body of a submission, checked as far as this is possible without the pool.
+
+    detached  whether the pool's journal runs it; None: if the pool has one and there is an idempotency key
+    """
+
+    requests: tuple[dict[str, Any], ...]
+    webhook: str = ""
+    detached: bool | None = None
+
+    @classmethod
+    def of(cls, body: Any) -> NewJobs:
+        """Parse one request, a list of requests, or {"requests":, "webhook":, "detached":}. Raises HttpProblem."""
+        if isinstance(body, list):
+            return cls(tuple(as_object(each, f"requests[{place}]") for place, each in enumerate(body)))
+        fields = as_object(body)
+        if "requests" not in fields:
+            return cls((fields,))
+        for name in fields:
+            if name not in _SUBMISSION_KEYS:
+                raise HttpProblem(400, f"{name}: unknown; expected {', '.join(_SUBMISSION_KEYS)}")
+        requests, detached = fields["requests"], fields.get("detached")
+        if not isinstance(requests, list):
+            raise HttpProblem(400, "requests: expected a list of requests")
+        if not (detached is None or isinstance(detached, bool)):
+            raise HttpProblem(400, f"detached: found {detached!r}, expected true or false")
+        webhook = fields.get("webhook") or ""
+        return cls(cls.of(requests).requests, webhook, detached)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keyed:
+    """A submission under an idempotency key, which may still be on its way, and the hash of its body."""
+
+    body_sha256: str
+    submission: asyncio.Future[HttpSubmission]
+
+
+class Idempotency:
+    """The submissions of the latest idempotency keys. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, _Keyed] = OrderedDict()
+
+    async def once(
+        self, key_id: str, body_sha256: str, submit: Callable[[], Coroutine[Any, Any, HttpSubmission]]
+    ) -> HttpSubmission:
+        """Return the submission under a key; submit if there is none. Raises HttpProblem (409) for another body, and
+        what `submit` raises; then the key is free again.
+        """
+        known = self._known.get(key_id)
+        if known is None:
+            known = self._known[key_id] = _Keyed(body_sha256, asyncio.ensure_future(submit()))
+            while len(self._known) > MOST_KEYS:
+                self._known.popitem(last=False)
+        if known.body_sha256 != body_sha256:
+            raise HttpProblem(409, "Idempotency-Key: it was used for another body")
+        try:
+            # a client that goes must not cancel what another one waits for
+            return await asyncio.shield(known.submission)
+        except Exception:
+            if self._known.get(key_id) is known:
+                del self._known[key_id]
+            raise
+
+
+def native_router(services: Services, webhooks: Webhooks, start: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
+    """Return the routes below /api. `start` runs a coroutine in the background."""
+    router = APIRouter(tags=["native"])
+    idempotency = Idempotency()
+    max_bytes = services.settings.upload_bound_bytes
+
+    extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": submission_schema()}}}}
+
+    @router.post("/api/jobs", status_code=201, openapi_extra=extra, summary="Submit requests")
+    async def submit(request: Request) -> Response:
+        caller = caller_of(request)
+        body = await json_body(request, max_bytes)
+        new = NewJobs.of(body)
+        if new.webhook:
+            _check_webhook(services, new.webhook)
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            jobs_id = _fresh_id() if new.detached else None
+            submission = await _submitted(services, caller, new, jobs_id)
+            _notify_at_end(services, webhooks, start, submission, new.webhook)
+        else:
+            submission = await _submitted_once(services, idempotency, webhooks, start, caller, new, key, body)
+        return JSONResponse(submission_json(submission), 201, {"Location": f"/api/jobs/{submission.id}"})
+
+    @router.get("/api/jobs", summary="List submissions, newest first")
+    async def list_jobs(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
+        found = services.submissions.of(caller_of(request).owner)
+        return {"submissions": [submission_json(each, most_ends=0) for each in found[: -limit - 1 : -1]]}
+
+    @router.get("/api/jobs/{submission_id}", summary="Show a submission and its outputs")
+    async def show(request: Request, submission_id: str, after: int = Query(0, ge=0)) -> dict[str, Any]:
+        return submission_json(await _found(services, request, submission_id), after)
+
+    @router.get("/api/jobs/{submission_id}/events", summary="Follow a submission: server-sent events")
+    async def follow(request: Request, submission_id: str, after: int | None = Query(None, ge=0)) -> Response:
+        submission = await _found(services, request, submission_id)
+        last = request.headers.get("last-event-id", "")
+        seen = after if after is not None else int(last) if last.isdecimal() and len(last) < 12 else 0
+        return StreamingResponse(with_pings(_events(submission, seen)), media_type=EVENT_STREAM)
+
+    @router.delete("/api/jobs/{submission_id}", summary="Cancel what has not ended")
+    async def cancel(request: Request, submission_id: str) -> dict[str, Any]:
+        submission = await _found(services, request, submission_id)
+        await submission.cancel()
+        return submission_json(submission, most_ends=0)
+
+    @router.get("/api/jobs/{submission_id}/why", summary="Explain where the tasks of a job ran")
+    async def why(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
+        submission = await _found(services, request, submission_id)
+        return history_json(await asyncio.to_thread(services.pool.history, _job_id(submission, index)))
+
+    @router.get("/api/jobs/{submission_id}/story", summary="Show the event log of a job")
+    async def story(request: Request, submission_id: str, index: int = Query(0, ge=0)) -> dict[str, Any]:
+        submission = await _found(services, request, submission_id)
+        history = await asyncio.to_thread(services.pool.history, _job_id(submission, index))
+        return {"job": history.job_id, "lines": [dataclasses.asdict(line) for line in history.lines]}
+
+    @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
+    async def output(request: Request, submission_id: str, index: int) -> Response:
+        return file_response(output_of(await _found(services, request, submission_id), index))
+
+    @router.get("/files/{submission_id}/{index}", include_in_schema=False)
+    async def signed(submission_id: str, index: int, until: int, signature: str) -> Response:
+        return file_response(services.signed_end(submission_id, index, until, signature))
+
+    @router.get("/api/models", summary="List the models of the pool")
+    async def models() -> dict[str, Any]:
+        listings = await services.listings()
+        return {
+            "models": [
+                {"name": each.name, "family": each.family, "width": each.width, "height": each.height}
+                for each in listings.models
+            ],
+            "loras": [{"name": each.name} for each in listings.loras],
+        }
+
+    @router.get("/api/status", summary="Show the state of the pool")
+    async def status() -> dict[str, Any]:
+        now = await asyncio.to_thread(services.pool.status)
+        return {**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)}
+
+    @router.get("/metrics", summary="Metrics of the pool for Prometheus")
+    async def metrics() -> Response:
+        families = await asyncio.to_thread(services.pool.metrics)
+        return Response(metrics_text(families), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int = MOST_LISTED_ENDS) -> dict[str, Any]:
+    """Return a submission as JSON values, with its ends behind the first `after`."""
+    counts = submission.counts
+    return {
+        "id": submission.id,
+        "state": "lost" if submission.lost else "ended" if submission.over else "active",
+        "interface": submission.interface,
+        "detached": submission.detached,
+        "created_at": submission.created_at,
+        "jobs": submission.total,
+        **{state: counts[state] for state in ("succeeded", "failed", "cancelled")},
+        "waits_for": submission.lost or submission.held,
+        "running": [dataclasses.asdict(task) for task in submission.running],
+        "ends": [end_json(submission, end) for end in submission.ends[after : after + most_ends]],
+    }
+
+
+def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
+    """Return the end of a job as JSON values."""
+    found: dict[str, Any] = {"index": end.index, "job": end.job_id, "state": end.state, "seed": end.seed}
+    if end.path is None:
+        return {**found, "kind": end.kind, "message": end.message}
+    url = f"/api/jobs/{submission.id}/outputs/{end.index}"
+    return {**found, "file": end.path.name, "url": url, **end.facts}
+
+
+def file_response(end: JobEnd) -> FileResponse:
+    """Return the file of an output."""
+    assert end.path is not None, "a job with an output"
+    return FileResponse(end.path, filename=end.path.name, content_disposition_type="inline")
+
+
+async def _events(submission: HttpSubmission, after: int) -> AsyncIterator[bytes]:
+    """Yield each end with its number as the id of the event, so that a client that connects again misses none."""
+    number, before = after, ""
+    async for change in submission.changes(after):
+        for end in change.ends:
+            number += 1
+            yield event("job", end_json(submission, end), str(number))
+        if submission.over:
+            continue
+        running = [dataclasses.asdict(task) for task in change.running]
+        now = {"ended": number, "jobs": submission.total, "running": running, "waits_for": change.held}
+        if (text := json.dumps(now)) != before:
+            before = text
+            yield event("progress", now)
+    yield event("end", submission_json(submission, most_ends=0))
+
+
+async def _found(services: Services, request: Request, submission_id: str) -> HttpSubmission:
+    return await services.submissions.find(submission_id, caller_of(request).owner)
+
+
+def _job_id(submission: HttpSubmission, index: int) -> str:
+    """Return the pool's id of a job. Raises HttpProblem (404)."""
+    if index >= submission.total:
+        raise HttpProblem(404, f"index: found {index}, expected 0 to {submission.total - 1}")
+    if not submission.detached:
+        return f"{submission.id}-{index}"
+    running = next((task.job_id for task in submission.running if task.index == index), None)
+    if running is None:
+        raise HttpProblem(404, f"job {index} of a detached submission is not running; its manifest has what it did")
+    return running
+
+
+def _check_webhook(services: Services, url: Any) -> None:
+    check_url("webhook", url, services.settings.url_hosts)
+    if not services.settings.webhook_secret:
+        raise HttpProblem(400, "webhook: this server has no [serve] webhook_secret to sign with")
+
+
+async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
+    return await services.submit(caller, lambda: _requests(services, new, jobs_id is not None), INTERFACE, jobs_id)
+
+
+def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
+    folder: Path | None = services.folder / "inputs" if detached else None
+    return [GenerateRequest(**services.images.in_fields(fields, folder)) for fields in new.requests]
+
+
+async def _submitted_once(
+    services: Services,
+    idempotency: Idempotency,
+    webhooks: Webhooks,
+    start: Callable[[Coroutine[Any, Any, None]], None],
+    caller: Caller,
+    new: NewJobs,
+    key: str,
+    body: Any,
+) -> HttpSubmission:
+    if not 0 < len(key) <= MAX_KEY_LENGTH:
+        raise HttpProblem(400, f"Idempotency-Key: found {len(key)} characters, expected 1 to {MAX_KEY_LENGTH}")
+    key_id = "http-" + hashlib.sha256(f"{caller.owner}\0{key}".encode()).hexdigest()[:24]
+    body_sha256 = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    detached = new.detached if new.detached is not None else await services.keeps_jobs()
+
+    async def submit() -> HttpSubmission:
+        submission = await _submitted(services, caller, new, key_id if detached else None)
+        _notify_at_end(services, webhooks, start, submission, new.webhook)
+        return submission
+
+    return await idempotency.once(key_id, body_sha256, submit)
+
+
+def _fresh_id() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+def _notify_at_end(
+    services: Services,
+    webhooks: Webhooks,
+    start: Callable[[Coroutine[Any, Any, None]], None],
+    submission: HttpSubmission,
+    url: str,
+) -> None:
+    """Have the end of a submission delivered to `url`, if there is one."""
+    if not url:
+        return
+    webhooks.reserve()
+
+    async def deliver() -> None:
+        try:
+            async for _ in submission.changes():
+                pass
+            await webhooks.deliver(url, {"type": "submission.ended", "submission": submission_json(submission)})
+        finally:
+            webhooks.release()
+
+    start(deliver())
+
+
+def submission_schema() -> dict[str, Any]:
+    """Return the JSON schema of the body of a submission; `request_schemas` has what it refers to."""
+    one = {"$ref": f"{_SCHEMAS}GenerateRequest"}
+    many = {
+        "type": "object",
+        "required": ["requests"],
+        "properties": {
+            "requests": {"type": "array", "items": one},
+            "webhook": {"type": "string", "description": "Receives the submission when it has ended."},
+            "detached": {"type": "boolean", "description": "Let the pool's journal run it: it outlives this server."},
+        },
+        "additionalProperties": False,
+    }
+    return {"oneOf": [one, {"type": "array", "items": one}, many]}
+
+
+def request_schemas() -> dict[str, Any]:
+    """Return the schemas of a request and its parts, by name: derived from the table of fields."""
+    request = GenerateRequest.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+    parts: dict[str, Any] = request.pop("$defs", {})
+    return {**parts, "GenerateRequest": request}

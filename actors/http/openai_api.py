@@ -1,0 +1,252 @@
+"""The images interface of OpenAI: /v1/images/generations, /v1/images/edits and /v1/models."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field, field_validator
+
+from modelpool.actors.http.bodies import FormBody, form_body, json_object
+from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_text
+from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.services import Services, caller_of
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.request.field_table import REQUEST_FIELDS
+from modelpool.actors.request.image_fields import image_of_bytes
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.strict import Strict
+from modelpool.pool.core.errors import UserError, unusable_field
+
+INTERFACE = "openai"
+#: most images of one call
+MAX_IMAGES = 10
+_SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
+#: fields of the API that a diffusion model has no use for
+_IGNORED = ("quality", "style", "moderation", "safety_identifier", "input_fidelity", "user", "complexity")
+#: no token is counted
+_USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0}
+
+
+class ImagesCall(Strict):
+    """The fields of the API that are used. Every other field must be one of a request, such as `steps` or `negative`
+    (`extra_body` of the official client), or one of those that are ignored.
+    """
+
+    prompt: str
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    size: str | None = None
+    response_format: Literal["url", "b64_json"] = "b64_json"
+    output_format: Literal["png", "jpeg", "webp"] = "png"
+    output_compression: Annotated[int, Field(ge=0, le=100)] = BEST_QUALITY
+    background: Literal["auto", "opaque"] = "auto"
+    stream: bool = False
+    partial_images: Annotated[int, Field(ge=0, le=3)] = 0
+
+    @field_validator("size")
+    @classmethod
+    def _size(cls, value: str | None) -> str | None:
+        if value not in (None, "", "auto") and not _SIZE.fullmatch(value or ""):
+            raise unusable_field("size", value, 'WIDTHxHEIGHT, such as 1024x1024, or "auto"')
+        return value
+
+    @property
+    def sides(self) -> dict[str, int]:
+        """Width and height as fields of a request; {} for those of the model."""
+        match = _SIZE.fullmatch(self.size or "")
+        return {"width": int(match[1]), "height": int(match[2])} if match else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A call, and the fields of a request that it has besides."""
+
+    call: ImagesCall
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, body: Mapping[str, Any]) -> ParsedCall:
+        """Parse a body. Raises UserError."""
+        own = {name: value for name, value in body.items() if name in ImagesCall.model_fields and value is not None}
+        others = {name: value for name, value in body.items() if name not in ImagesCall.model_fields}
+        fields = {name: value for name, value in others.items() if name in REQUEST_FIELDS and name not in _IGNORED}
+        unknown = [name for name in others if name not in fields and name not in _IGNORED]
+        if unknown:
+            raise HttpProblem(400, f"{unknown[0]}: unknown; expected a field of the images API or of a request")
+        return cls(ImagesCall(**own), fields)
+
+    def requests(self, model: str, images: Mapping[str, Any]) -> list[GenerateRequest]:
+        """Return a request for each image, with seeds that count up. Raises UserError."""
+        fields: dict[str, Any] = {"model": model, "prompt": self.call.prompt, **self.call.sides, **self.fields}
+        first = fields.pop("seed", None)
+        seed = secrets.randbits(32) if first is None else first
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise unusable_field("seed", seed, "a whole number")
+        return [GenerateRequest(**fields, **images, seed=seed + place) for place in range(self.call.n)]
+
+
+def openai_router(services: Services) -> APIRouter:
+    """Return the routes below /v1."""
+    router = APIRouter(tags=["openai"])
+    max_bytes = services.settings.upload_bound_bytes
+
+    @router.get("/v1/models", summary="List the models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_json(each.name) for each in (await services.listings()).models]}
+
+    @router.get("/v1/models/{name:path}", summary="Show a model")
+    async def model(name: str) -> dict[str, Any]:
+        if name not in {each.name for each in (await services.listings()).models}:
+            raise HttpProblem(404, f"model {name!r} does not exist")
+        return _model_json(name)
+
+    @router.post("/v1/images/generations", summary="Generate images")
+    async def generations(request: Request) -> Response:
+        parsed = ParsedCall.of(await json_object(request, max_bytes))
+        model_name = await services.model_or_default(parsed.call.model)
+
+        def build() -> Sequence[GenerateRequest]:
+            return ParsedCall(parsed.call, services.images.in_fields(parsed.fields)).requests(model_name, {})
+
+        return await _answer(services, request, parsed.call, build, "image_generation")
+
+    @router.post("/v1/images/edits", summary="Change images")
+    async def edits(request: Request) -> Response:
+        form = await form_body(request, max_bytes)
+        parsed = ParsedCall.of(_values_of(form))
+        model_name = await services.model_or_default(parsed.call.model)
+
+        def build() -> Sequence[GenerateRequest]:
+            return _edit_requests(services, ParsedCall(parsed.call, parsed.fields), model_name, form)
+
+        return await _answer(services, request, parsed.call, build, "image_edit")
+
+    return router
+
+
+def _values_of(form: FormBody) -> dict[str, Any]:
+    """Return the texts of a form as the values that JSON would have: numbers and truth values are texts in a form."""
+    values: dict[str, Any] = dict(form.texts)
+    for name in form.files:
+        if name.removesuffix("[]") not in ("image", "mask"):
+            raise HttpProblem(400, f"{name}: unknown file; expected image, image[] or mask")
+    if "stream" in values:
+        if values["stream"] not in ("true", "false"):
+            raise HttpProblem(400, f"stream: found {values['stream']!r}, expected true or false")
+        values["stream"] = values["stream"] == "true"
+    if "seed" in values:
+        if not values["seed"].isdecimal() or len(values["seed"]) > 20:
+            raise HttpProblem(400, f"seed: found {values['seed'][:40]!r}, expected a whole number")
+        values["seed"] = int(values["seed"])
+    return values
+
+
+def _edit_requests(services: Services, parsed: ParsedCall, model: str, form: FormBody) -> Sequence[GenerateRequest]:
+    """Return requests that change the images of a form. A model that accepts reference images (Flux Kontext,
+    Qwen-Image-Edit) reads them as these, every other one starts from the only one. Raises UserError.
+    """
+    files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
+    if not files:
+        raise unusable_field("image", "none", "at least one image file")
+    images = [image_of_bytes("image", content) for _, content in files]
+    masks = form.files.get("mask", ())
+    if masks:
+        if len(images) > 1:
+            raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
+        mask = _mask_of(image_of_bytes("mask", masks[0][1]))
+        return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask})
+    as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]})
+    refused = services.pool.recipes([as_references[0]])[0]
+    if not isinstance(refused, UserError):
+        return as_references
+    if len(images) > 1:
+        raise refused
+    return parsed.requests(model, {"image": images[0]})
+
+
+def _mask_of(image: Any) -> Any:
+    """Return a mask that is white where `image` is transparent: that is what the API edits."""
+    from PIL import ImageOps
+
+    try:
+        if not image.has_transparency_data:
+            raise unusable_field("mask", f"an image of mode {image.mode}", "an image with transparent areas")
+        return ImageOps.invert(image.convert("RGBA").getchannel("A"))
+    except (OSError, SyntaxError) as error:  # how Pillow reports damaged files
+        raise UserError(f"mask: the image cannot be read ({error})") from None
+
+
+async def _answer(
+    services: Services,
+    request: Request,
+    call: ImagesCall,
+    build: Callable[[], Sequence[GenerateRequest]],
+    kind: str,
+) -> Response:
+    """Generate, and answer at once with a stream of events, or at the end with all images."""
+    submission = await services.submit(caller_of(request), build, INTERFACE)
+    if call.stream:
+        return StreamingResponse(with_pings(_events(submission, call, kind)), media_type=EVENT_STREAM)
+    await services.wait(request, submission)
+    ends = sorted(submission.ends, key=lambda end: end.index)
+    for end in ends:
+        _check_succeeded(end)
+    if call.response_format == "url":
+        base = str(request.base_url).rstrip("/")
+        data = [{"url": base + services.signed_path(submission, end.index)} for end in ends]
+    else:
+        texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, call) for end in ends))
+        data = [{"b64_json": text} for text in texts]
+    return JSONResponse({"created": int(submission.created_at), "data": data, **_about(call)})
+
+
+async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
+    """Yield one event for each image, as it is ready, or one error. The pool has no previews: no partial images."""
+    cancel = True
+    try:
+        async for change in submission.changes():
+            for end in change.ends:
+                try:
+                    _check_succeeded(end)
+                    text = await asyncio.to_thread(_text_of, end, call)
+                except HttpProblem as problem:
+                    error = {"message": str(problem), "type": "server_error", "param": None, "code": None}
+                    yield event("error", {"type": "error", "error": error})
+                    return
+                about = {**_about(call), "size": call.size or "auto", "quality": "auto", "background": "opaque"}
+                content = {"type": f"{kind}.completed", "b64_json": text, "created_at": int(time.time()), **about}
+                yield event(f"{kind}.completed", content)
+        cancel = False
+    finally:
+        if cancel:  # the client has gone, or gets nothing more
+            await submission.cancel()
+
+
+def _check_succeeded(end: JobEnd) -> None:
+    if end.path is None:
+        status = 400 if end.kind == "bad_input" else 500
+        raise HttpProblem(status, f"image {end.index + 1} was not generated: {end.kind}: {end.message}")
+
+
+def _text_of(end: JobEnd, call: ImagesCall) -> str:
+    assert end.path is not None, "only images that succeeded are encoded"
+    assert call.output_format in FORMATS
+    return image_text(end.path, call.output_format, call.output_compression)
+
+
+def _about(call: ImagesCall) -> dict[str, Any]:
+    usage = {**_USAGE, "total_tokens": 0}
+    return {"output_format": call.output_format, "size": call.size, "usage": usage}
+
+
+def _model_json(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "modelpool"}

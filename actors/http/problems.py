@@ -1,0 +1,39 @@
+"""Errors of a call, and their form in each interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from modelpool.pool.core.errors import UserError
+
+#: beginning of the paths of an interface whose errors have a form of their own
+OPENAI_PATH, A1111_PATH, NATIVE_PATH = "/v1/", "/sdapi/", "/api/"
+#: names of statuses in errors of the OpenAI API
+_OPENAI_TYPES: Mapping[int, str] = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class HttpProblem(UserError):
+    """A call that is refused with `status`, and with `headers` in the answer."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+
+
+def too_many(message: str, retry_after_seconds: float) -> HttpProblem:
+    """Return the refusal of a call that would succeed after some time."""
+    return HttpProblem(429, message, {"Retry-After": str(max(1, round(retry_after_seconds + 0.5)))})
+
+
+def problem_body(path: str, status: int, message: str) -> dict[str, Any]:
+    """Return the body of the answer to a refused call of `path`, as the clients of that interface expect it."""
+    if path.startswith(OPENAI_PATH):
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    if path.startswith(A1111_PATH):
+        return {"error": "Error", "detail": message, "body": "", "errors": message}
+    if path.startswith(NATIVE_PATH):
+        return {"error": {"status": status, "message": message}}
+    return {"error": {"type": "error", "message": message, "details": "", "extra_info": {}}, "node_errors": {}}

@@ -1,0 +1,66 @@
+"""`serve`: runs the application on a port with uvicorn, until a stop signal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    import socket
+
+    from modelpool.actors.http.ports import HttpPool
+
+#: packages of the extra `serve`, by the names under which they are imported
+PACKAGES = ("fastapi", "uvicorn", "python_multipart", "websockets", "httpx2")
+#: time for open calls when the server ends; streams never end by themselves
+SHUTDOWN_SECONDS = 5
+
+
+def check_packages() -> None:
+    """Raise UserError if a package of the extra is missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise UserError(f"`modelpool serve` needs {', '.join(missing)}; install them: pip install 'modelpool[serve]'")
+
+
+def listen(settings: ServeSection) -> socket.socket:
+    """Open the port of `settings`. Raises UserError if that is not possible, or not permitted."""
+    import socket
+
+    settings.check_exposure()
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as problem:
+        listening.close()
+        raise UserError(f"{settings.host}:{settings.port}: cannot listen there ({problem.strerror})") from None
+    return listening
+
+
+def serve(
+    pool: HttpPool, settings: ServeSection, folder: Path, listening: socket.socket, on_ready: Callable[[str], None]
+) -> None:
+    """Answer calls until Ctrl-C or SIGTERM; then end open calls. `on_ready` gets the address."""
+    import uvicorn
+
+    from modelpool.actors.http.application import application
+
+    config = uvicorn.Config(
+        application(pool, settings, folder),
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        ws="websockets-sansio",
+        ws_max_size=1 << 16,
+        server_header=False,
+    )
+    host, port = listening.getsockname()[:2]
+    on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    uvicorn.Server(config).run(sockets=[listening])

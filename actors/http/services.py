@@ -1,0 +1,196 @@
+"""`Services`: what the interfaces share: the pool, submissions, limits, images of callers and addresses of outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.http.access import AccessControl, Caller
+from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.http.caller_names import check_names
+from modelpool.actors.http.gate import CALLER, SIGNED_PATH
+from modelpool.actors.http.ports import HttpPool
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.submissions import HttpSubmission, JobEnd, Submissions
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection, Request
+
+    from modelpool.pool.registry.listings import LoraListing, ModelListing
+
+#: how long a signed address of an output is valid, as those of the OpenAI API
+SIGNED_SECONDS = 3600
+#: how long the lists of models and LoRAs are used: reading them asks the controller
+LISTING_SECONDS = 5.0
+
+
+class ClientGone(HttpProblem):
+    """The client closed its connection; its jobs are cancelled. Status 499, as logs of proxies call it."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection")
+
+
+@dataclass(frozen=True, slots=True)
+class Listings:
+    """The usable models and LoRAs of the pool, as of `at` on the monotonic clock."""
+
+    models: tuple[ModelListing, ...]
+    loras: tuple[LoraListing, ...]
+    at: float
+
+
+class Services:
+    """One for each application. Belongs to one event loop."""
+
+    def __init__(self, pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes) -> None:
+        """`secret` signs addresses of outputs."""
+        self.pool = pool
+        self.settings = settings
+        self.folder = folder
+        self.access = AccessControl(settings, time.monotonic)
+        self.submissions = Submissions(pool, folder, settings.kept_submissions)
+        self.images = CallerImages(settings.url_hosts, settings.upload_bound_bytes)
+        self._secret = secret
+        self._listings: Listings | None = None
+        self._keeps_jobs: bool | None = None
+        #: jobs of each owner that are being submitted
+        self._arriving: dict[str, int] = {}
+
+    async def submit(
+        self,
+        caller: Caller,
+        build: Callable[[], Sequence[GenerateRequest]],
+        interface: str,
+        detached_id: str | None = None,
+    ) -> HttpSubmission:
+        """Build requests in a thread, and queue them for `caller`: in the pool's journal if there is a `detached_id`.
+        Raises UserError, HttpProblem (429 for too many jobs), and PoolLost.
+        """
+        requests = await asyncio.to_thread(lambda: [_for_caller(request, caller) for request in build()])
+        if not requests:
+            raise HttpProblem(400, "requests: found none, expected at least one")
+        owner, count = caller.owner, len(requests)
+        arriving = self._arriving.get(owner, 0)
+        self.access.admit_jobs(self.submissions.unfinished(owner) + arriving, count)
+        self._arriving[owner] = arriving + count
+        try:
+            if detached_id is None:
+                return await self.submissions.submit(requests, owner, interface)
+            return await self.submissions.submit_detached(requests, owner, interface, detached_id)
+        finally:
+            self._arriving[owner] -= count
+            if not self._arriving[owner]:
+                del self._arriving[owner]
+
+    async def wait(self, request: Request, submission: HttpSubmission) -> None:
+        """Wait until a submission is over; cancel it if the client goes. Raises ClientGone, and HttpProblem (503)."""
+        ended = asyncio.ensure_future(submission.ended())
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait((ended, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await submission.cancel()
+                raise ClientGone
+            ended.result()
+        finally:
+            for task in (ended, gone):
+                task.cancel()
+            await asyncio.gather(ended, gone, return_exceptions=True)
+
+    async def listings(self) -> Listings:
+        """Return the usable models and LoRAs. Raises PoolLost."""
+        now = time.monotonic()
+        if self._listings is None or now - self._listings.at > LISTING_SECONDS:
+            models = await asyncio.to_thread(self.pool.models)
+            loras = await asyncio.to_thread(self.pool.loras)
+            usable = tuple(sorted((each for each in models if not each.problem), key=lambda each: each.name))
+            self._listings = Listings(usable, tuple(each for each in loras if not each.problem), now)
+        return self._listings
+
+    async def model_or_default(self, named: str | None) -> str:
+        """Return the name of a model: `named`, else the only one of the pool. Raises HttpProblem (400)."""
+        if named:
+            return named
+        names = [listing.name for listing in (await self.listings()).models]
+        if len(names) != 1:
+            raise HttpProblem(400, f"model: missing; models of this pool: {', '.join(names) or 'none'}")
+        return names[0]
+
+    async def keeps_jobs(self) -> bool:
+        """Whether the pool has a journal, so that submissions outlive this server."""
+        if self._keeps_jobs is None:
+            try:
+                await asyncio.to_thread(self.pool.detached)
+                self._keeps_jobs = True
+            except UserError:
+                self._keeps_jobs = False
+            except PoolLost:
+                return False
+        return self._keeps_jobs
+
+    def signed_path(self, submission: HttpSubmission, index: int) -> str:
+        """Return a path of an output that needs no key, for an hour."""
+        until = int(time.time()) + SIGNED_SECONDS
+        signature = self._signature(submission.owner, submission.id, index, until)
+        return f"{SIGNED_PATH}{submission.id}/{index}?until={until}&signature={signature}"
+
+    def signed_end(self, submission_id: str, index: int, until: int, signature: str) -> JobEnd:
+        """Return the job of a signed path. Raises HttpProblem (403, 404)."""
+        for submission in self.submissions.with_id(submission_id):
+            expected = self._signature(submission.owner, submission.id, index, until)
+            if hmac.compare_digest(expected, signature) and until >= time.time():
+                return output_of(submission, index)
+        raise HttpProblem(403, "the address of this output is not valid, or no longer")
+
+    def _signature(self, owner: str, submission_id: str, index: int, until: int) -> str:
+        text = f"{owner}\0{submission_id}\0{index}\0{until}".encode()
+        return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
+
+
+def caller_of(connection: HTTPConnection) -> Caller:
+    """Return who makes a call."""
+    caller = connection.scope[CALLER]
+    assert isinstance(caller, Caller), "the gate has identified the caller"
+    return caller
+
+
+def output_of(submission: HttpSubmission, index: int) -> JobEnd:
+    """Return a job that has an output. Raises HttpProblem (404, 409, 410)."""
+    if not 0 <= index < submission.total:
+        raise HttpProblem(404, f"index: found {index}, expected 0 to {submission.total - 1}")
+    end = submission.end_of(index)
+    if end is None:
+        raise HttpProblem(409, f"job {index} has not ended")
+    if end.path is None:
+        raise HttpProblem(404, f"job {index} has no output: {end.kind} {end.message}")
+    if not end.path.is_file():
+        raise HttpProblem(410, f"the output of job {index} was removed from the server")
+    return end
+
+
+def _for_caller(request: GenerateRequest, caller: Caller) -> GenerateRequest:
+    """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one, and UnusableField for
+    paths instead of names.
+    """
+    check_names(request)
+    if caller.user is None:
+        return request
+    if request.user not in (None, caller.user):
+        raise HttpProblem(403, f"user: found {request.user!r}, expected {caller.user!r}, the user of the API key")
+    return request.model_copy(update={"user": caller.user})
+
+
+async def _disconnected(request: Request) -> Any:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

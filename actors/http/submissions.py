@@ -1,0 +1,373 @@
+"""`Submissions`: the submissions that came over HTTP, their progress and their ends, for any number of readers.
+
+All state belongs to the event loop; threads of the pool only wake it. A reader is a position in the list of ends: a
+slow one keeps nothing, and sees the latest progress and every end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import JobFailure, OutputResult, PoolLost
+from modelpool.pool.core.errors import UserError
+
+if TYPE_CHECKING:
+    from modelpool.actors.detached.job_service import JobsProgress
+    from modelpool.actors.detached.records import RequestOutcome
+
+#: ended jobs that are remembered, over all submissions
+MOST_KEPT_JOBS = 200_000
+#: interval of asking for the progress of detached submissions
+DETACHED_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """A task of a submission on a worker; steps are 0 before the first one is done."""
+
+    index: int
+    job_id: str
+    stage: str
+    worker: str
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job.
+
+    state    "succeeded", "failed" or "cancelled"
+    path     of its output; None if it has none
+    kind, message  of its failure
+    facts    further JSON values: worker, seconds, hash of the pixels, warnings
+    """
+
+    index: int
+    job_id: str
+    state: str
+    path: Path | None = None
+    seed: int | None = None
+    kind: str = ""
+    message: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a reader has not seen: ends, in the order in which they came, and the latest progress."""
+
+    ends: tuple[JobEnd, ...]
+    running: tuple[RunningTask, ...]
+    held: str
+
+
+class HttpSubmission:
+    """One submission. Everything but `cancel` belongs to the event loop."""
+
+    def __init__(
+        self, submission_id: str, owner: str, interface: str, total: int, cancel: Callable[[], object], detached: bool
+    ) -> None:
+        self.id = submission_id
+        self.owner = owner
+        self.interface = interface
+        self.total = total
+        self.detached = detached
+        self.created_at = time.time()
+        self.ends: list[JobEnd] = []
+        self.running: tuple[RunningTask, ...] = ()
+        #: why no more jobs start, or ""
+        self.held = ""
+        #: why the rest will never end, or ""
+        self.lost = ""
+        self.cancelled = False
+        #: called after `note` with the number of jobs that have ended since
+        self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
+        self._by_index: dict[int, JobEnd] = {}
+        self._cancel = cancel
+        self._changed = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return len(self.ends) >= self.total or bool(self.lost)
+
+    @property
+    def unfinished(self) -> int:
+        """Jobs that have not ended."""
+        return 0 if self.lost else self.total - len(self.ends)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Ended jobs by state."""
+        return Counter(end.state for end in self.ends)
+
+    def end_of(self, index: int) -> JobEnd | None:
+        """Return the end of a job; None if it has not ended."""
+        return self._by_index.get(index)
+
+    def note(self, ends: Sequence[JobEnd], running: tuple[RunningTask, ...], held: str = "", lost: str = "") -> None:
+        """Take what happened, and wake the readers."""
+        before = self.unfinished
+        new = [end for end in ends if end.index not in self._by_index]
+        self.ends += new
+        self._by_index.update((end.index, end) for end in new)
+        self.lost = self.lost or lost
+        self.running, self.held = (() if self.over else running), held
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        if self.unfinished < before:
+            self.on_ended(self, before - self.unfinished)
+
+    async def changes(self, after: int = 0) -> AsyncIterator[Change]:
+        """Yield what comes after the first `after` ends, until the submission is over."""
+        while True:
+            changed = self._changed
+            ends = tuple(self.ends[after:])
+            after += len(ends)
+            yield Change(ends, self.running, self.held)
+            if self.over and after >= len(self.ends):
+                return
+            await changed.wait()
+
+    async def ended(self) -> None:
+        """Wait until the submission is over. Raises HttpProblem (503) if the pool ends first."""
+        while not self.over:
+            await self._changed.wait()
+        if self.lost:
+            raise HttpProblem(503, self.lost)
+
+    async def cancel(self) -> None:
+        """Cancel what has not ended."""
+        self.cancelled = True
+        await asyncio.to_thread(self._cancel)
+
+
+class Submissions:
+    """The submissions of one server. Belongs to one event loop."""
+
+    def __init__(self, pool: HttpPool, folder: Path, kept: int) -> None:
+        """Outputs are written to `folder`; `kept` ended submissions are remembered."""
+        self._pool = pool
+        self._folder = folder
+        self._kept = kept
+        #: oldest first
+        self._known: OrderedDict[str, HttpSubmission] = OrderedDict()
+        #: those of them that are over, in the order in which they ended, and their jobs
+        self._ended: deque[HttpSubmission] = deque()
+        self._ended_jobs = 0
+        #: jobs that have not ended, by owner
+        self._unfinished: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> HttpSubmission:
+        """Queue requests in the pool. Raises UserError, and PoolLost."""
+        user = owner or None
+        jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
+        submission = HttpSubmission(jobs.id, owner, interface, len(requests), jobs.cancel, detached=False)
+        follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
+        self._add(submission)
+        jobs.watch(follower.wake)
+        follower.read()
+        return submission
+
+    async def submit_detached(
+        self, requests: Sequence[GenerateRequest], owner: str, interface: str, submission_id: str
+    ) -> HttpSubmission:
+        """Hand requests over to the pool's journal, under an id: again under the same id returns the same submission.
+        Raises UserError, and PoolLost.
+        """
+        jobs = await asyncio.to_thread(
+            self._pool.submit_detached,
+            list(requests),
+            output=self._folder,
+            jobs_id=submission_id,
+            user=owner or None,
+        )
+        return await self._adopt(jobs, owner, interface)
+
+    async def find(self, submission_id: str, owner: str) -> HttpSubmission:
+        """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404)."""
+        known = self._known.get(submission_id)
+        if known is not None and known.owner == owner:
+            return known
+        if known is None:
+            try:
+                jobs = await asyncio.to_thread(self._pool.attach, submission_id)
+                record = (await asyncio.to_thread(jobs.progress)).record
+            except (UserError, PoolLost):
+                pass
+            else:
+                if record.submission_id == submission_id and (not owner or record.user == owner):
+                    return await self._adopt(jobs, owner, "native")
+        raise HttpProblem(404, f"submission {submission_id!r} is unknown")
+
+    def with_id(self, submission_id: str) -> tuple[HttpSubmission, ...]:
+        """Return the submission with this id, whoever owns it; () if it is not known."""
+        known = self._known.get(submission_id)
+        return () if known is None else (known,)
+
+    def of(self, owner: str, interface: str | None = None) -> list[HttpSubmission]:
+        """Return the submissions of `owner`, of one interface or all, oldest first."""
+        return [each for each in self._known.values() if each.owner == owner and interface in (None, each.interface)]
+
+    def unfinished(self, owner: str) -> int:
+        """Return how many jobs of `owner` have not ended."""
+        return self._unfinished[owner]
+
+    async def close(self) -> None:
+        """Stop following. The pool's owner decides what becomes of the jobs."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _adopt(self, jobs: HttpDetachedJobs, owner: str, interface: str) -> HttpSubmission:
+        if (known := self._known.get(jobs.id)) is not None:
+            return known
+        progress = await asyncio.to_thread(jobs.progress)
+        total = progress.record.request_count
+        submission = HttpSubmission(jobs.id, owner, interface, total, jobs.cancel, detached=True)
+        submission.created_at = progress.record.created_at
+        if (known := self._known.get(jobs.id)) is not None:  # another call was faster
+            return known
+        self._add(submission)
+        self._start(_follow_detached(submission, jobs, self._folder))
+        return submission
+
+    def _add(self, submission: HttpSubmission) -> None:
+        submission.on_ended = self._note_ended
+        self._known[submission.id] = submission
+        self._unfinished[submission.owner] += submission.unfinished
+
+    def _note_ended(self, submission: HttpSubmission, count: int) -> None:
+        """Count ended jobs, and forget the submissions that ended first."""
+        self._unfinished[submission.owner] -= count
+        if not self._unfinished[submission.owner]:
+            del self._unfinished[submission.owner]
+        if not submission.over:
+            return
+        self._ended.append(submission)
+        self._ended_jobs += len(submission.ends)
+        while self._ended and (len(self._ended) > self._kept or self._ended_jobs > MOST_KEPT_JOBS):
+            oldest = self._ended.popleft()
+            self._ended_jobs -= len(oldest.ends)
+            del self._known[oldest.id]
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class _Follower:
+    """Reads the results of a submission on the loop whenever the pool has changed something."""
+
+    def __init__(
+        self,
+        submission: HttpSubmission,
+        jobs: HttpJobs,
+        loop: asyncio.AbstractEventLoop,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._submission = submission
+        self._jobs = jobs
+        self._loop = loop
+        self._start = start
+        self._reading = False
+        self._again = False
+
+    def wake(self) -> None:
+        """Have the loop read. Any thread; does not block."""
+        try:
+            self._loop.call_soon_threadsafe(self.read)
+        except RuntimeError:
+            return  # the loop has ended, and with it all readers
+
+    def read(self) -> None:
+        """Read what is ready, unless that is going on: then once more afterwards."""
+        if self._reading:
+            self._again = True
+            return
+        self._reading = True
+        self._start(self._read())
+
+    async def _read(self) -> None:
+        try:
+            while not self._submission.over:
+                self._again = False
+                progress = self._jobs.progress()
+                ends: list[JobEnd] = []
+                if progress.ended > len(self._submission.ends):
+                    ends = await asyncio.to_thread(lambda: [_end_of(each) for each in self._jobs.ready_results()])
+                running = tuple(
+                    RunningTask(task.index, task.job_id, task.stage.value, task.worker, task.step, task.steps)
+                    for task in progress.running
+                )
+                lost = self._jobs.lost()
+                self._submission.note(ends, running, progress.held, "" if lost is None else str(lost))
+                if not self._again:
+                    return
+        except (UserError, PoolLost, OSError) as problem:  # a result that can be neither read nor generated again
+            self._submission.note((), (), "", str(problem))
+        finally:
+            self._reading = False
+
+
+async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs, folder: Path) -> None:
+    """Ask for progress until the submission has ended. A service that restarts is asked again."""
+    while True:
+        began = time.monotonic()
+        try:
+            now = await asyncio.to_thread(jobs.progress)
+            record = now.record
+            ends: list[JobEnd] = []
+            if record.request_count - record.pending > len(submission.ends):
+                outcomes = await asyncio.to_thread(lambda: list(jobs.outcomes()))
+                ends = [_end_of_outcome(outcome, folder) for outcome in outcomes]
+            submission.note(ends, _running_tasks(now), now.waiting_for or record.trouble)
+        except PoolLost as lost:
+            submission.note((), (), str(lost))
+        except UserError as removed:
+            submission.note((), (), "", str(removed))
+        if submission.over:
+            return
+        # outcomes of long submissions take longer to read
+        await asyncio.sleep(max(DETACHED_SECONDS, 5 * (time.monotonic() - began)))
+
+
+def _running_tasks(now: JobsProgress) -> tuple[RunningTask, ...]:
+    return tuple(
+        RunningTask(task.index, task.job_id, task.stage.value, task.worker, task.step, task.steps)
+        for task in now.running
+    )
+
+
+def _end_of(result: OutputResult | JobFailure) -> JobEnd:
+    if isinstance(result, JobFailure):
+        state = "cancelled" if result.cancelled else "failed"
+        seed = None if result.request is None else result.request.seed
+        return JobEnd(result.index, result.job_id, state, None, seed, result.kind.value, result.message)
+    facts = {
+        "worker": result.worker,
+        "seconds": round(result.seconds, 4),
+        "sha256": result.pixels_sha256,
+        "warnings": list(result.recipe.warnings),
+    }
+    return JobEnd(result.index, result.job_id, "succeeded", result.path, result.seed, facts=facts)
+
+
+def _end_of_outcome(outcome: RequestOutcome, folder: Path) -> JobEnd:
+    path = folder / outcome.file if outcome.file else None
+    facts = {"sha256": outcome.pixels_sha256} if outcome.file else {}
+    job_id = f"{outcome.submission_id}-{outcome.place}"
+    state = outcome.outcome.value
+    return JobEnd(outcome.place, job_id, state, path, None, outcome.error_kind, outcome.message, facts)

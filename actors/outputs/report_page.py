@@ -1,0 +1,246 @@
+"""Writes the figures of a batch report as one HTML page without any other file: images are small copies inside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from html import escape
+from pathlib import Path
+from typing import TypeAlias
+
+from PIL import Image
+
+from modelpool.actors.outputs.preview_image import first_image
+from modelpool.actors.outputs.report_figures import PoolRecord, ReportFigures, ReportOutput, RunTotals
+from modelpool.pool.core.errors import format_bytes
+
+#: outputs that are shown; the page says how many are left out
+MOST_SHOWN = 400
+#: lines of each list of problems and decisions
+MOST_LINES = 200
+_THUMBNAIL_PIXELS = 192
+_JPEG_QUALITY = 82
+
+LocalFile: TypeAlias = Callable[[str], AbstractContextManager[Path]]
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #202124; --faint: #5f6368; --paper: #fff; --line: #dadce0; --bar: #3a5a8c;
+  --load: #c77d2e; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8eaed; --faint: #9aa0a6; --paper: #18191b; --line: #3c4043; --bar: #8ab4f8; --load: #f0a850; }
+}
+body { font: 15px/1.45 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
+  max-width: 76rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .5rem; }
+dl.figures { display: flex; flex-wrap: wrap; gap: .5rem 2rem; } dl.figures div { min-width: 7rem; }
+dt, .faint { color: var(--faint); font-size: .85rem; } dd { margin: 0; font-size: 1.2rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .25rem .9rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.number, th.number { text-align: right; }
+.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; }
+figure { margin: 0; } figure img { width: 100%; height: 11rem; object-fit: contain; }
+figcaption { font-size: .82rem; overflow-wrap: anywhere; } details { font-size: .82rem; color: var(--faint); }
+details ul { padding-left: 1rem; margin: .2rem 0; }
+.bar { display: flex; height: .7rem; width: 14rem; }
+.bar i { background: var(--bar); } .bar i.load { background: var(--load); }
+"""
+
+_HEADINGS = ("runs", "hits", "seconds", "of them loads", "uploaded", "streamed", "LoRA switches")
+
+
+def report_page(
+    title: str,
+    figures: ReportFigures,
+    local_file: LocalFile,
+    price_per_hour: float | None = None,
+) -> str:
+    """Return the page.
+
+    local_file      of the place of the outputs (`OutputPlace.local_file`)
+    price_per_hour  of a GPU; None shows no cost
+    """
+    body = "\n".join(
+        [
+            f"<h1>{escape(title)}</h1>",
+            _summary(figures, price_per_hour),
+            *_sheets(figures, local_file),
+            *_timings(figures, price_per_hour),
+            *_problems(figures),
+            *(_record(figures.record) if figures.record is not None else ()),
+        ]
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _summary(figures: ReportFigures, price_per_hour: float | None) -> str:
+    totals = figures.totals
+    facts = [
+        ("outputs", str(figures.outputs)),
+        ("models and LoRAs", str(len(figures.groups))),
+        ("GPU time", f"{totals.seconds:.1f} s"),
+        ("of it loads", _share(totals.load_seconds, totals.seconds)),
+        ("runs with all weights resident", _share(totals.hits, totals.runs)),
+        ("weights moved", format_bytes(totals.uploaded_bytes + totals.streamed_bytes)),
+    ]
+    if price_per_hour is not None:
+        facts.append(("cost", f"{figures.cost(price_per_hour):.4g}"))
+        if figures.outputs:
+            facts.append(("cost of an output", f"{figures.cost(price_per_hour) / figures.outputs:.4g}"))
+    cells = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f'<dl class="figures">{cells}</dl>'
+
+
+def _sheets(figures: ReportFigures, local_file: LocalFile) -> Iterator[str]:
+    yield "<h2>Outputs</h2>"
+    if figures.outputs > MOST_SHOWN:
+        yield f'<p class="faint">The first {MOST_SHOWN} of {figures.outputs} outputs.</p>'
+    left = MOST_SHOWN
+    for name, outputs in figures.groups.items():
+        if left <= 0:
+            return
+        yield f'<h3>{escape(name)} <span class="faint">{len(outputs)}</span></h3><div class="sheet">'
+        yield from (_figure(output, local_file) for output in outputs[:left])
+        yield "</div>"
+        left -= len(outputs)
+
+
+def _figure(output: ReportOutput, local_file: LocalFile) -> str:
+    recipe = output.recipe
+    picture = _thumbnail(output.file, local_file)
+    label = escape(recipe.prompt or "(empty prompt)")
+    shown = f'<img src="{picture}" alt="{label}" loading="lazy">' if picture else '<p class="faint">no preview</p>'
+    lines = "".join(f"<li>{escape(line)}</li>" for line in _task_lines(output))
+    why = f"<details><summary>why and how long</summary><ul>{lines}</ul></details>" if lines else ""
+    facts = escape(f"seed {recipe.seed}, {recipe.steps} steps, {output.seconds:.2f} s")
+    caption = f'{label}<br><span class="faint">{facts}<br>{escape(output.file)}</span>'
+    return f"<figure>{shown}<figcaption>{caption}</figcaption>{why}</figure>"
+
+
+def _task_lines(output: ReportOutput) -> Iterator[str]:
+    if output.job_id:
+        yield f"job {output.job_id}"
+    for task in output.tasks:
+        if task.shared:
+            yield f"{task.stage}: shared with an earlier job"
+            continue
+        where = f"{task.worker} on {task.node}" if task.node else task.worker
+        parts = [f"{task.stage}: {where}, {task.seconds:.2f} s, of them {task.load_seconds:.2f} s load"]
+        parts += [task.why] if task.why else []
+        parts += [f"divided: {task.divided}"] if task.divided else []
+        parts += [f"resumed {task.resumed}"] if task.resumed else []
+        yield "; ".join(parts)
+
+
+def _thumbnail(file: str, local_file: LocalFile) -> str | None:
+    """Return a small copy as a data URL; None if the file cannot be read."""
+    try:
+        with local_file(file) as path:
+            image = first_image(path)
+    except Exception:  # decoders raise arbitrary exceptions for damaged files, and a file may be gone by now
+        return None
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    image.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, format="JPEG", quality=_JPEG_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def _timings(figures: ReportFigures, price_per_hour: float | None) -> Iterator[str]:
+    longest = max((totals.seconds for totals in figures.by_stage.values()), default=0.0)
+    yield "<h2>Timings and loads</h2>"
+    rows = []
+    for (name, stage), totals in sorted(figures.by_stage.items(), key=lambda item: -item[1].seconds):
+        rows.append([escape(name), escape(stage), *_cells(totals), _bar(totals, longest)])
+    yield _table(("model and LoRAs", "stage", *_HEADINGS, ""), rows, right=range(2, 9))
+    yield "<h3>Workers</h3>"
+    cost = () if price_per_hour is None else ("cost",)
+    rows = []
+    for (worker, device), totals in figures.by_worker.items():
+        row = [escape(worker or "unknown"), escape(device), *_cells(totals)]
+        if price_per_hour is not None:
+            row.append(f"{(totals.seconds + totals.fetch_seconds) / 3600 * price_per_hour:.4g}")
+        rows.append(row)
+    yield _table(("worker", "device", *_HEADINGS, *cost), rows, right=range(2, 10))
+
+
+def _cells(totals: RunTotals) -> list[str]:
+    return [
+        str(totals.runs),
+        _share(totals.hits, totals.runs),
+        f"{totals.seconds:.2f}",
+        f"{totals.load_seconds:.2f}",
+        format_bytes(totals.uploaded_bytes),
+        format_bytes(totals.streamed_bytes),
+        str(totals.patch_switches),
+    ]
+
+
+def _bar(totals: RunTotals, longest: float) -> str:
+    """Draw the seconds of loads and runs."""
+    if longest <= 0.0:
+        return ""
+    load, rest = 100 * totals.load_seconds / longest, 100 * (totals.seconds - totals.load_seconds) / longest
+    parts = f'<i class="load" style="width:{load:.2f}%"></i><i style="width:{max(0.0, rest):.2f}%"></i>'
+    return f'<div class="bar">{parts}</div>'
+
+
+def _problems(figures: ReportFigures) -> Iterator[str]:
+    outputs = [output for group in figures.groups.values() for output in group]
+    tasks = [(output, task) for output in outputs for task in output.own_tasks]
+    lost = [(f"{output.file}, {task.stage}", reason) for output, task in tasks for reason in task.lost]
+    memory = [(f"{output.file}, {task.stage}", ", ".join(task.rungs)) for output, task in tasks if task.rungs]
+    warnings = [(output.file, warning) for output in outputs for warning in output.recipe.warnings]
+    failed = () if figures.record is None else figures.record.failed
+    yield "<h2>Failures</h2>"
+    if not (failed or figures.damaged or lost or memory or warnings or figures.unreadable):
+        yield "<p>None in the manifest.</p>"
+    yield from _list("Jobs that failed", failed)
+    yield from _list("Files that are missing or damaged", figures.damaged)
+    yield from _list("Runs that were lost, and repeated", lost)
+    yield from _list("Runs that ran out of memory, and what was done", memory)
+    yield from _list("Warnings", warnings)
+    if figures.unreadable:
+        yield f"<p>{figures.unreadable} entries have tasks that cannot be read; their figures are missing.</p>"
+
+
+def _record(record: PoolRecord) -> Iterator[str]:
+    yield "<h2>The pool</h2>"
+    yield (
+        f"<p>The event log covers {record.seconds:.1f} s: {len(record.failed)} jobs failed, {record.cancelled} were "
+        f"cancelled, {len(record.losses)} workers were lost.</p>"
+    )
+    yield from _list("Workers that were lost", record.losses)
+    yield from _list("Decisions of autoscaling", [("", words) for words in record.scaling])
+
+
+def _list(title: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    if not rows:
+        return
+    yield f'<h3>{escape(title)} <span class="faint">{len(rows)}</span></h3>'
+    yield _table(("", ""), [[escape(name), escape(text)] for name, text in rows[:MOST_LINES]])
+    if len(rows) > MOST_LINES:
+        yield f'<p class="faint">The first {MOST_LINES}.</p>'
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
+    """Build a table; cells are HTML."""
+    numbers = set(right)
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        marks = (' class="number"' if place in numbers else "" for place in range(len(row)))
+        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, row, strict=True))
+
+    head = f"<thead><tr>{cells('th', headings)}</tr></thead>" if any(headings) else ""
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"

@@ -1,0 +1,39 @@
+"""Where the processes of a pool come from: forks of a server, or processes that import for themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from modelpool.actors.ray.fork_server import ENGINE_MODULES, SERVER_VARIABLE, ForkServer, fork_environment
+from modelpool.actors.ray.ray_session import is_on_this_machine, short_folder
+
+
+class Forks:
+    """Where the processes of a pool come from: an own or a named fork server, or none.
+
+    environment  the Ray runtime environment of actors that are its forks; empty without one
+    """
+
+    def __init__(self, environment: Mapping[str, str], server: ForkServer | None = None) -> None:
+        self.environment = environment
+        self._server = server
+
+    @classmethod
+    def start(cls, address: str | None, modules: Sequence[str] = ENGINE_MODULES) -> Forks:
+        """Start a server that imports `modules`, for a pool at Ray's `address`; use the one that the environment names
+        if there is one. None is used if there are no modules, or for other machines. Returns at once: what the caller
+        imports next runs at the same time.
+        """
+        if not modules or not is_on_this_machine(address):
+            return cls({})
+        if SERVER_VARIABLE in os.environ:
+            return cls(fork_environment(Path(os.environ[SERVER_VARIABLE])))
+        server = ForkServer.start(modules, short_folder())
+        return cls({}) if server is None else cls(fork_environment(server.socket), server)
+
+    def close(self) -> None:
+        """End an own server, but none of its forks. Idempotent."""
+        if self._server is not None:
+            self._server.close()

@@ -1,0 +1,112 @@
+"""[serve]: the settings of `modelpool serve`: address, folder, users' keys and limits. Torch-free, ray-free."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from modelpool.actors.request.qos import check_user
+from modelpool.actors.request.strict import Strict
+from modelpool.pool.core.errors import UserError, parse_bytes, unusable_field
+
+#: shortest key and secret: 16 characters of base 64 have 96 bits
+MIN_KEY_LENGTH = 16
+#: prefix of a key of which only the hash is in the file
+HASHED = "sha256:"
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?")
+_NUMBERS = ("port", "requests_per_minute", "queued_jobs", "kept_submissions")
+
+
+class ServeSection(Strict):
+    """The HTTP interfaces.
+
+    host, port      address to listen on; other addresses than loopback require keys
+    folder          local folder for outputs and uploaded images; by default `[output] folder` if that is a folder, else
+                    ./outputs
+    keys            [serve.keys]: API keys by user, at least 16 characters, or "sha256:" and the hash of one. Without
+                    keys, everybody who reaches the address is one user
+    requests_per_minute  of each user; 0: unlimited
+    queued_jobs     jobs of each user that may wait or run at a time
+    upload_bytes    largest body of a request, such as "64MiB"
+    url_hosts       hosts ("example.org", "example.org:8443") from which images are fetched for callers, and to which
+                    webhooks are sent; by default none
+    webhook_secret  with which webhooks are signed, at least 16 characters; required for webhooks
+    kept_submissions  ended submissions that the server remembers; files of outputs stay
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    folder: Path | None = None
+    keys: dict[str, str] = Field(default_factory=dict, repr=False)
+    requests_per_minute: Annotated[int, Field(ge=0)] = 0
+    queued_jobs: Annotated[int, Field(ge=1)] = 10000
+    upload_bytes: str | int = "64MiB"
+    url_hosts: tuple[str, ...] = ()
+    webhook_secret: str = Field(default="", repr=False)
+    kept_submissions: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+
+    @field_validator(*_NUMBERS, "upload_bytes", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any, about: ValidationInfo) -> Any:
+        """Refuse booleans, which Python counts as numbers."""
+        if isinstance(value, bool):
+            raise unusable_field(str(about.field_name), value, "a number")
+        return value
+
+    @field_validator("upload_bytes")
+    @classmethod
+    def _upload_bytes(cls, value: str | int) -> str | int:
+        try:
+            parse_bytes(str(value))
+        except UserError:
+            raise unusable_field("upload_bytes", value, "a size such as 64MiB") from None
+        return value
+
+    @field_validator("keys")
+    @classmethod
+    def _keys(cls, value: dict[str, str]) -> dict[str, str]:
+        for user, key in value.items():
+            check_user(user)
+            hashed = key.removeprefix(HASHED)
+            usable = re.fullmatch("[0-9a-f]{64}", hashed) if hashed != key else len(key) >= MIN_KEY_LENGTH
+            if not usable or not key.isascii() or not key.isprintable():
+                expected = f"{MIN_KEY_LENGTH} or more ASCII characters, or {HASHED} and 64 hexadecimal digits"
+                raise unusable_field(f"keys.{user}", f"a key of {len(key)} characters", expected)
+        return value
+
+    @field_validator("url_hosts")
+    @classmethod
+    def _url_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if not _HOST_NAME.fullmatch(host):
+                raise unusable_field("url_hosts", host, "names of hosts such as example.org or example.org:8443")
+        return tuple(host.lower() for host in value)
+
+    @field_validator("webhook_secret")
+    @classmethod
+    def _webhook_secret(cls, value: str) -> str:
+        if 0 < len(value) < MIN_KEY_LENGTH:
+            raise unusable_field("webhook_secret", f"{len(value)} characters", f"{MIN_KEY_LENGTH} or more characters")
+        return value
+
+    @property
+    def upload_bound_bytes(self) -> int:
+        """`upload_bytes` in bytes."""
+        return parse_bytes(str(self.upload_bytes))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only programs of this machine reach the address."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def check_exposure(self) -> None:
+        """Raise UnusableField for an address that other machines reach, without keys."""
+        if not self.is_loopback and not self.keys:
+            raise unusable_field("host", self.host, "a loopback address such as 127.0.0.1, or keys in [serve.keys]")

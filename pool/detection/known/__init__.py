@@ -1,1 +1,0 @@
-"""The rows of the detection table of the families without a module."""

@@ -1,0 +1,259 @@
+"""Families that are recognised and do not run: their marks, and the class of diffusers that has their architecture, if
+any. Torch-free; see `signatures`.
+
+Most are known by their marks alone. Sizes are measured for architectures that a family that runs shares, for those
+whose families differ in sizes, and for those whose published configurations the tests have.
+
+Sources: diffusers 0.42.1 for its naming, its classes and the keys of its single-file converters; the keys by which
+other programs recognise the published files.
+"""
+
+from __future__ import annotations
+
+from modelpool.pool.detection.layouts import flux, image, other, unet, video
+from modelpool.pool.detection.layouts.shape_sizes import ShapeReader, sizes
+from modelpool.pool.detection.layouts.signature import (
+    Condition,
+    Layout,
+    LayoutNaming,
+    Signature,
+    anything,
+    diffusers,
+    having,
+    published,
+)
+from modelpool.pool.families.modules.stable_diffusion_2 import DEPTH_CHANNELS
+from modelpool.pool.families.parts.unet import sd1, sd2, unclip
+
+_PATCHES = "patch_embed.proj.weight"
+
+
+def _patch_channels(reader: ShapeReader) -> int | None:
+    """Return the input channels of the patch convolution; None if a linear layer reads complete patches, as in version
+    1.5."""
+    return reader.size(_PATCHES, 1, 4) if reader.rank(_PATCHES) == 4 else None
+
+
+_COG_VIDEO_X = Layout(
+    "CogVideoX",
+    (
+        published(
+            "blocks.0.norm1.linear.weight",
+            without=("time_extra_emb.pooler.positional_embedding", "caption_projection.0.linear.weight"),
+            measure=sizes(in_channels=_patch_channels),
+        ),
+        diffusers(
+            "patch_embed.text_proj.weight",
+            "transformer_blocks.0.norm1.linear.weight",
+            "time_embedding.linear_1.weight",
+            measure=sizes(in_channels=_patch_channels),
+        ),
+    ),
+)
+
+
+def _shared(
+    layout: Layout,
+    name: str,
+    title: str,
+    comfyui: str = "",
+    when: Condition = anything,
+    runs: str = "",
+    *,
+    latent: str = "",
+    extra_keys: tuple[str, ...] = (),
+) -> Signature:
+    """Return the row of a family whose `layout` others share, or whose sizes are measured."""
+    return Signature(name, title, layout, when, extra_keys, latent, comfyui, runs)
+
+
+def _marked(name: str, title: str, comfyui: str, *marks: LayoutNaming, runs: str = "", latent: str = "") -> Signature:
+    """Return the row of a family that is known by its marks alone."""
+    return Signature(name, title, Layout(title, marks), latent=latent, comfyui=comfyui, runs=runs)
+
+
+_UNET, _COGVIDEOX = "UNet2DConditionModel", "CogVideoXTransformer3DModel"
+
+#: in the order in which layouts are tried, and rows of one layout
+NOT_RUNNING: tuple[Signature, ...] = (
+    # UNets
+    _shared(
+        unet.LDM_UNET, "lotus_d", "Lotus D (depth and normals)", "LotusD", unclip(adm_in_channels=4), _UNET,
+        latent="sd1",
+    ),
+    _shared(
+        unet.LDM_UNET, "zero123", "Stable Zero123", "Stable_Zero123", sd1(in_channels=8), _UNET,
+        latent="sd1", extra_keys=("cc_projection.weight",),
+    ),
+    _shared(
+        unet.LDM_UNET, "sd2_depth", "Stable Diffusion 2 depth", "SD20", sd2(in_channels=DEPTH_CHANNELS), _UNET,
+        latent="sd1",
+    ),
+    _shared(
+        unet.LDM_UNET, "sd21_unclip_l", "Stable Diffusion 2.1 unCLIP L", "SD21UnclipL", unclip(adm_in_channels=1536),
+        _UNET, latent="sd1",
+    ),
+    _shared(
+        unet.LDM_UNET, "sd21_unclip_h", "Stable Diffusion 2.1 unCLIP H", "SD21UnclipH", unclip(adm_in_channels=2048),
+        _UNET, latent="sd1",
+    ),
+    # relatives of Flux
+    _shared(
+        flux.HUNYUAN_VIDEO, "hunyuan_image_21_refiner", "the Hunyuan Image 2.1 refiner", "HunyuanImage21Refiner",
+        having(patch_size=(1, 1, 1), vec_in_dim=None, vision_in_dim=None), "HunyuanImageTransformer2DModel",
+        latent="hunyuan_image_refiner",
+    ),
+    _shared(
+        other.HUNYUAN_3D, "hunyuan3d_2_mini", "Hunyuan3D 2 mini", "Hunyuan3Dv2mini", having(depth=8),
+        latent="hunyuan3d_2_mini",
+    ),
+    _shared(other.HUNYUAN_3D, "hunyuan3d_2", "Hunyuan3D 2", "Hunyuan3Dv2", latent="hunyuan3d_2"),
+    _marked(
+        "joyimage", "JoyImage", "JoyImage",
+        published(
+            "double_blocks.0.attn.img_attn_qkv.weight", "condition_embedder.time_embedder.linear_1.weight",
+            "img_in.weight",
+        ),
+        runs="JoyImageEditTransformer3DModel", latent="wan21",
+    ),
+    _marked(
+        "flux3", "Flux 3", "",
+        published("early_stream_modulations.image.lin.weight"),
+        diffusers("early_stream_modulations.image.linear.weight"),
+        runs="Flux3Transformer2DModel",
+    ),
+    _shared(flux.CHROMA_RADIANCE, "chroma_radiance", "Chroma Radiance", "ChromaRadiance", latent="pixels"),
+    _shared(
+        flux.FLUX, "longcat_image", "LongCat-Image", "LongCatImage", having(vec_in_dim=None, context_in_dim=3584),
+        "LongCatImageTransformer2DModel", latent="flux",
+    ),
+    # images
+    _marked(
+        "sana", "Sana", "",
+        published("attention_y_norm.weight", "blocks.0.cross_attn.q_linear.weight"),
+        diffusers("patch_embed.proj.weight", "caption_norm.weight", "time_embed.linear.weight"),
+        runs="SanaTransformer2DModel",
+    ),
+    _shared(image.PIXART, "allegro", "Allegro", "", having(hidden_size=2304), "AllegroTransformer3DModel"),
+    _shared(
+        image.LUMINA_2, "z_image_pixels", "Z-Image on pixels", "ZImagePixelSpace", having(pixel_space=True),
+        latent="pixels",
+    ),
+    _shared(image.LUMINA_2, "newbie", "NewBie", "Lumina2", having(pooled_text=True), latent="flux"),
+    _shared(image.OMNIGEN_2, "omnigen2", "OmniGen 2", "Omnigen2", latent="flux"),
+    _marked(
+        "lens", "Lens", "Lens",
+        published("transformer_blocks.0.attn.norm_added_q.weight", "transformer_blocks.0.img_mlp.w1.weight"),
+    ),
+    _shared(
+        image.QWEN_IMAGE, "mage_flow", "Mage-Flow", "MageFlow", having(context_dim=2560, out_channels=128),
+        latent="flux2",
+    ),
+    _marked(
+        "qwen_image_21", "Qwen-Image 2.1", "", published("txt_in.text_norm.weight"),
+        runs="QwenImage21Transformer2DModel",
+    ),
+    _marked(
+        "krea2", "Krea 2", "Krea2",
+        published("txtfusion.projector.weight"), diffusers("text_fusion.projector.weight"),
+        runs="Krea2Transformer2DModel", latent="wan21",
+    ),
+    _marked(
+        "ideogram4", "Ideogram 4", "Ideogram4", published("embed_image_indicator.weight"),
+        runs="Ideogram4Transformer2DModel", latent="flux2",
+    ),
+    _marked(
+        "ernie_image", "Ernie Image", "ErnieImage", published("layers.0.mlp.linear_fc2.weight"),
+        runs="ErnieImageTransformer2DModel", latent="flux2",
+    ),
+    _marked(
+        "hidream_o1", "HiDream O1", "HiDreamO1",
+        published("t_embedder1.mlp.0.weight", "x_embedder.proj1.weight"), latent="pixels",
+    ),
+    _marked(
+        "boogu", "Boogu", "Boogu", published("double_stream_layers.0.img_instruct_attn.processor.img_to_q.weight"),
+        latent="flux",
+    ),
+    _marked("pixeldit", "PixelDiT", "PixelDiTT2I", published("core.pixel_embedder.proj.weight"), latent="pixels"),
+    _marked("pid", "PiD", "PiD", published("lq_proj.latent_proj.0.weight"), latent="pixels"),
+    _marked(
+        "glm_image", "GLM-Image", "",
+        diffusers("glyph_projector.net.0.proj.weight", "prior_token_embedding.weight"),
+        runs="GlmImageTransformer2DModel",
+    ),
+    # the first OmniGen: a language model that generates images
+    _marked(
+        "omnigen", "OmniGen", "",
+        diffusers("patch_embedding.output_image_proj.weight", "time_token.linear_1.weight"),
+        runs="OmniGenTransformer2DModel", latent="sdxl",
+    ),
+    # video
+    _shared(video.LTX, "ltx2", "LTX-2", "LTXAV", having(audio=True), "LTX2VideoTransformer3DModel"),
+    _shared(
+        video.COSMOS_PREDICT_2, "anima", "Anima", "Anima", having(language_adapter=True), latent="wan21"
+    ),
+    _shared(
+        video.WAN, "wan22_animate", "Wan 2.2 animate", "WAN22_Animate", having(model_type="animate"),
+        "WanAnimateTransformer3DModel", latent="wan21",
+    ),
+    _shared(video.WAN, "wan21_camera", "Wan 2.1 camera", "WAN21_Camera", having(model_type="camera"), latent="wan21"),
+    _shared(
+        video.WAN, "wan22_camera", "Wan 2.2 camera", "WAN22_Camera", having(model_type="camera_2.2"), latent="wan21"
+    ),
+    _shared(video.WAN, "wan22_s2v", "Wan 2.2 speech-to-video", "WAN22_S2V", having(model_type="s2v"), latent="wan21"),
+    _shared(video.WAN, "wan21_humo", "HuMo on Wan 2.1", "WAN21_HuMo", having(model_type="humo"), latent="wan21"),
+    _marked(
+        "wan_animate_2", "Wan animate 2", "",
+        diffusers("head.modulation", "blocks.0.self_attn.to_q.weight", "patch_embedding.weight"),
+        runs="WanAnimate2Transformer3DModel",
+    ),
+    _marked(
+        "kandinsky6", "Kandinsky 6", "",
+        diffusers("visual_embeddings.in_layer.weight", "audio_embeddings.in_layer.weight"),
+        runs="Kandinsky6Transformer3DModel",
+    ),
+    _shared(
+        video.KANDINSKY_5, "kandinsky5_video", "Kandinsky 5 video", "Kandinsky5", runs="Kandinsky5Transformer3DModel",
+        latent="hunyuan_video",
+    ),
+    _marked(
+        "minimax_h3", "MiniMax H3", "",
+        published("video_patch_proj.weight", "audio_patch_proj.weight"),
+        diffusers("audio_proj_in.weight", "token_refiner.final_norm.weight"),
+        runs="MiniMaxH3Transformer3DModel",
+    ),
+    _marked(
+        "seedvr2", "SeedVR2 (restores video)", "SeedVR2",
+        published("blocks.35.mlp.vid.proj_out.weight"),
+        published("blocks.35.mlp.all.proj_in_gate.weight"),
+        published("blocks.31.mlp.all.proj_in_gate.weight"),
+    ),
+    # reads only text; otherwise like CogVideoX
+    _marked(
+        "cogview4", "CogView 3+ or 4", "",
+        diffusers("patch_embed.text_proj.weight", "time_condition_embed.condition_embedder.linear_1.weight"),
+        runs="CogView4Transformer2DModel",
+    ),
+    _shared(
+        _COG_VIDEO_X, "cogvideox_inpaint", "CogVideoX inpainting", "CogVideoX_Inpaint", having(in_channels=48),
+        _COGVIDEOX,
+    ),
+    _shared(
+        _COG_VIDEO_X, "cogvideox_i2v", "CogVideoX image-to-video", "CogVideoX_I2V", having(in_channels=32), _COGVIDEOX
+    ),
+    _shared(_COG_VIDEO_X, "cogvideox", "CogVideoX", "CogVideoX_T2V", runs=_COGVIDEOX),
+    # audio and 3D shapes
+    _shared(other.STABLE_AUDIO, "stable_audio_3", "Stable Audio 3", "StableAudio3", runs="StableAudio3DiTModel"),
+    _shared(other.ACE_STEP, "ace_step_1", "ACE-Step 1", "ACEStep", latent="ace_step"),
+    _marked(
+        "ace_step_15", "ACE-Step 1.5", "ACEStep15",
+        published("encoder.lyric_encoder.layers.0.input_layernorm.weight"),
+        diffusers("proj_in_conv.weight", "time_embed_r.linear_1.weight"),
+        runs="AceStepTransformer1DModel",
+    ),
+    _shared(other.HUNYUAN_3D_21, "hunyuan3d_21", "Hunyuan3D 2.1", "Hunyuan3Dv2_1", latent="hunyuan3d_21"),
+    _marked(
+        "triposplat", "TripoSplat", "TripoSplat",
+        published("cam_out_layer.weight", "repo_layers.0.final_map.weight"),
+    ),
+)  # fmt: skip

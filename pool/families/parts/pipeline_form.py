@@ -1,0 +1,49 @@
+"""Types that describe a pipeline of diffusers as `pool.saving` writes it. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modelpool.pool.specs.spec import Role
+
+INDEX_FILE = "model_index.json"
+#: entry of a pipeline's index for a missing component
+NOTHING = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFacts:
+    """A scheduler or guider of diffusers: its class, and its arguments for the model."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFacts:
+    """A pipeline of diffusers.
+
+    name     its class
+    folders  the folder of each component
+    entries  other entries of its index: missing parts, and settings
+    noisy    the folder of the scheduler that adds noise to the model's input image; empty for none
+    processor  the folder of the image processor of the vision encoder; empty for none
+    libraries  of components whose class is in a subpackage of diffusers, by folder
+    guiders  by folder, if the pipeline has guiders as components
+    missing  components that it reads and no checkpoint has: by folder, what to provide
+    """
+
+    name: str
+    folders: Mapping[Role, str]
+    entries: Mapping[str, Any] = field(default_factory=dict)
+    noisy: str = ""
+    processor: str = ""
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    guiders: Mapping[str, SchedulerFacts] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def tokenizer_folder(self, role: Role) -> str:
+        """Return the folder of the tokenizer of the text encoder `role`."""
+        return self.folders[role].replace("text_encoder", "tokenizer")

@@ -1,0 +1,89 @@
+"""`UNetDefinition`: everything that the project knows about one family of UNets, or one stage of Stable Cascade.
+Torch-free to import.
+
+The sibling of `FamilyDefinition` for models whose single files have one fixed layout, so that a `Family` value states
+where their components are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from modelpool.pool.core.sampling_facts import NoiseFacts
+from modelpool.pool.detection.layouts.shape_sizes import Config
+from modelpool.pool.detection.layouts.signature import Condition, Layout
+from modelpool.pool.families.parts.family import Family
+from modelpool.pool.families.parts.forward import Arguments, Call, Convert, Shapes
+from modelpool.pool.families.parts.layout_names import LayoutNames
+from modelpool.pool.families.parts.lora_naming import LoraNaming
+from modelpool.pool.families.parts.pipeline_form import PipelineFacts
+from modelpool.pool.families.parts.text_join import TextJoin
+from modelpool.pool.families.parts.text_reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBuild:
+    """How `pool.models.diffusion` builds and calls a model; fields as in `FamilyDefinition`."""
+
+    module: str
+    config: Callable[[Config, Shapes], Arguments]
+    convert: Convert | str | LayoutNames
+    forward: Call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UNetDefinition:
+    """One family of UNets, or one stage of Stable Cascade. Fields without a default must be decided for each.
+
+    family      its components in a single file, its latents, and its sampling facts
+    layout, when, comfyui  as in `FamilyDefinition`
+    extra_keys  required keys of the file outside of the model, with their prefixes
+    module      name of its class in diffusers
+    latent      name of its latents (`latent_formats`)
+    texts       the text encoders, and how each is read, in the order of their roles
+    text_set    name of the set of text encoders (`pool.detection.text_encoders`); empty: the name of the family
+    text_join   how the states of several encoders are joined
+    lora        names of its weights in LoRA files
+    pipeline    its pipeline in diffusers; None: that of the family that it is derived from, if any
+    build       how it is built and called; None: by `pool.models.common`, as a UNet that reads only texts
+    velocity_pixels  width and height of the training images of files that predict velocity; 0: no difference
+    edm_noise   the default noise of files with a range of noise levels, which then predict velocity; None: no file of
+                the family has one
+    """
+
+    family: Family
+    layout: Layout
+    when: Condition
+    comfyui: str
+    module: str
+    latent: str
+    texts: tuple[Reading, ...]
+    lora: LoraNaming
+    pipeline: PipelineFacts | None
+    extra_keys: tuple[str, ...] = ()
+    text_set: str = ""
+    text_join: TextJoin | None = None
+    build: ModelBuild | None = None
+    velocity_pixels: int = 0
+    edm_noise: NoiseFacts | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the family."""
+        return self.family.name
+
+    @property
+    def title(self) -> str:
+        """The title of the family, for human readers."""
+        return self.family.title
+
+    @property
+    def lora_family(self) -> str:
+        """The name under which LoRAs know its weights."""
+        return self.family.relative or self.family.name
+
+    @property
+    def readings_name(self) -> str:
+        """The name under which its text encoders are read."""
+        return self.text_set or self.name

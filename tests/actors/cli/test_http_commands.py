@@ -1,0 +1,53 @@
+"""`modelpool serve` and `modelpool run`: what they refuse before a pool starts, and what `run` generates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.actors.cli.conftest import Command
+from tests.actors.cli.fakes import FakePool
+from tests.actors.http.test_comfy_graph import with_start
+
+
+def test_serve_refuses_other_machines_without_a_key_before_a_pool_starts(command: Command) -> None:
+    ended = command("serve", "--host", "0.0.0.0")
+    assert (ended.code, ended.opened) == (2, ())
+    assert "[serve.keys]" in ended.err
+
+
+def test_serve_opens_the_pool_and_serves_it(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    served: list[tuple[object, ...]] = []
+    monkeypatch.setattr("modelpool.actors.http.server.serve", lambda *given: served.append(given))
+    ended = command("serve", "--port", "0", "--pool", "mine", "--out", "here")
+    assert ended.code == 0
+    assert [options.pool for options in ended.opened] == ["mine"]
+    ((pool, settings, folder, listening, _),) = served
+    assert isinstance(pool, FakePool)
+    assert pool.closed
+    assert (settings.port, folder, listening.fileno()) == (0, tmp_path / "here", -1)
+
+
+def test_run_generates_a_workflow_with_the_image_next_to_it(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "flow" / "input").mkdir(parents=True)
+    Image.new("RGB", (64, 64)).save(tmp_path / "flow" / "input" / "clear.png")
+    (tmp_path / "flow" / "flow.json").write_text(json.dumps(with_start(denoise=0.5)))
+    pool = FakePool()
+    ended = command("run", "flow/flow.json", "--json", pool=pool)
+    assert ended.code == 0, ended.err
+    (request,) = pool.submitted
+    assert (request.prompt, request.steps) == ("a red circle", 16)
+    assert Path(ended.objects[0]["path"]).is_file()
+
+
+def test_run_names_what_is_wrong_with_a_workflow(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "flow.json").write_text(json.dumps({"3": {"class_type": "FancySampler", "inputs": {}}}))
+    ended = command("run", "flow.json")
+    assert (ended.code, "FancySampler" in ended.err) == (2, True)
+    ended = command("run", "none.json")
+    assert (ended.code, "none.json" in ended.err) == (2, True)
+    (tmp_path / "flow.json").write_text("{")
+    assert command("run", "flow.json").opened == ()

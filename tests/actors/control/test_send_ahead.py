@@ -1,0 +1,201 @@
+"""A worker's next task, sent before its run ends: reports in order, revocations answered once, and equal images."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from modelpool.actors.control.fleet import InputsLost
+from modelpool.pool.specs.spec import Stage, TaskId
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import Outcome
+from tests.actors.control.test_controller import expected_image, request
+from tests.actors.fake_fleet import Desk, Sent, settle
+
+AHEAD, ALONE = SchedulerConfig(send_ahead_seconds=60.0), SchedulerConfig(send_ahead_seconds=0.0)
+
+
+async def with_next(desk: Desk) -> tuple[Sent, Sent]:
+    """Run until the worker has an encoding and a next one that only one job needs; return both."""
+    await desk.open()
+    await desk.submit(request("known", cfg=1.0), submission="before")
+    await desk.run_dry()
+    await desk.submit(request("one", cfg=1.0), submission="one")
+    await desk.submit(request("two", cfg=1.0), submission="two")
+    (running,), (queued,) = desk.fleet.running, desk.fleet.queued
+    assert (running.request.task.stage, queued.request.task.stage) == (Stage.ENCODE, Stage.ENCODE)
+    return running, queued
+
+
+def shown(desk: Desk) -> list[TaskId]:
+    return [step.task_id for step in desk.controller._dispatcher.running()]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_are_the_same_with_one_task_and_with_two_on_a_worker(workers: int) -> None:
+    async def images(config: SchedulerConfig) -> dict[int, bytes]:
+        desk = await Desk(workers, config).open()
+        wanted = [request(f"image {n % 3}", seed=n) for n in range(6)]
+        await desk.submit(*wanted)
+        ahead = 0
+        while desk.fleet.running:
+            ahead += len(desk.fleet.queued)
+            await desk.finish(*desk.fleet.running)
+        assert bool(ahead) == (config is AHEAD)
+        found = {ended.index: ended.result.value.pixels_HWC.tobytes() for ended in await desk.hear()}
+        assert found == {n: expected_image(one).pixels_HWC.tobytes() for n, one in enumerate(wanted)}
+        return found
+
+    assert asyncio.run(images(AHEAD)) == asyncio.run(images(ALONE))
+
+
+def test_the_next_task_is_not_shown_as_running() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, queued = await with_next(desk)
+        assert shown(desk) == [running.task_id]
+        await desk.finish(running)
+        assert shown(desk) == [queued.task_id]
+
+    asyncio.run(talk())
+
+
+def test_a_cancelled_job_ends_before_the_run_in_front_of_it() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, _ = await with_next(desk)
+        await desk.controller.cancel("me", "two")
+        await settle()
+        ended = {one.submission_id: one.outcome for one in await desk.hear()}
+        assert ended["two"] is Outcome.CANCELLED
+        assert desk.fleet.running == [running]
+        await desk.run_dry()
+        assert {one.submission_id: one.outcome for one in desk.ended}["one"] is Outcome.SUCCEEDED
+
+    asyncio.run(talk())
+
+
+def test_a_revocation_that_comes_too_late_stops_the_run() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, queued = await with_next(desk)
+
+        async def too_late(*_: object) -> bool:
+            return False
+
+        desk.fleet.revoke = too_late
+        await desk.controller.cancel("me", "two")
+        await desk.finish(running)
+        assert queued.stop_asked
+        await desk.run_dry()
+        assert {one.submission_id: one.outcome for one in desk.ended}["two"] is Outcome.CANCELLED
+
+    asyncio.run(talk())
+
+
+def test_a_run_that_says_itself_that_it_was_revoked_is_answered_once() -> None:
+    """The report of a revoked run may be faster than the answer of the revocation."""
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, queued = await with_next(desk)
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        async def later(*_: object) -> bool:
+            return await answer
+
+        desk.fleet.revoke = later
+        await desk.controller.cancel("me", "two")
+        await desk.finish(running)
+        desk.fleet.running.clear()
+        for worker in desk.fleet.workers.values():
+            worker.running.remove(queued)
+        queued.report.set_result(None)
+        await settle()
+        answer.set_result(True)
+        await settle()
+        await desk.run_dry()
+        assert {one.submission_id: one.outcome for one in desk.ended}["two"] is Outcome.CANCELLED
+
+    asyncio.run(talk())
+
+
+def test_a_revoked_call_may_fail_because_its_inputs_are_gone() -> None:
+    """Nobody waits for it any more; the pool goes on."""
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, queued = await with_next(desk)
+        worker = desk.fleet.workers[running.worker_id, running.incarnation]
+
+        async def in_time(*_: object) -> bool:
+            worker.queued.remove(queued)
+            return True
+
+        desk.fleet.revoke = in_time
+        await desk.controller.cancel("me", "two")
+        await settle()
+        await desk.finish(running)
+        queued.report.set_exception(InputsLost("gone"))
+        await desk.run_dry()
+        assert {one.submission_id: one.outcome for one in desk.ended}["one"] is Outcome.SUCCEEDED
+
+    asyncio.run(talk())
+
+
+def test_reports_are_handled_in_the_order_of_the_runs() -> None:
+    """Also if the call of the first fails, which takes longer to notice."""
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, queued = await with_next(desk)
+        handled: list[TaskId] = []
+        inner = desk.state._run_ended
+        desk.state._run_ended = lambda event: (handled.append(event.report.task_id), inner(event))[1]
+        worker = desk.fleet.workers[running.worker_id, running.incarnation]
+        worker.running, worker.queued = [queued], []
+        desk.fleet.finish(queued)
+        await settle()
+        assert not handled
+        worker.running.append(running)
+        await desk.finish(running)
+        assert handled[:2] == [running.task_id, queued.task_id]
+        await desk.run_dry()
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 3
+
+    asyncio.run(talk())
+
+
+def test_a_worker_gets_its_next_task_before_drivers_hear_of_an_end() -> None:
+    async def talk() -> None:
+        desk = await Desk(config=ALONE).open()
+        await desk.submit(request("one", cfg=1.0), submission="one")
+        await desk.submit(request("two", cfg=1.0), submission="two")
+        sent: list[int] = []
+        resolved = desk.controller._dispatcher._on_resolved
+        desk.controller._dispatcher._on_resolved = lambda end: (sent.append(len(desk.fleet.sent)), resolved(end))
+        while not sent:
+            before = len(desk.fleet.sent)
+            await desk.finish(*desk.fleet.running)
+        assert sent == [before + 1], "the end of the first job is told after the next start"
+        assert [one.outcome for one in await desk.run_dry()] == [Outcome.SUCCEEDED] * 2
+
+    asyncio.run(talk())
+
+
+def test_a_worker_that_dies_loses_both_and_only_one_has_failed() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, queued = await with_next(desk)
+        desk.fleet.kill(running.worker_id)
+        await settle()
+        await desk.clock.advance(10.0)
+        tasks = desk.state.demand.tasks
+        assert (tasks[running.task_id].failures, tasks[queued.task_id].failures) == (1, 0)
+        await desk.run_dry()
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 3
+        lost = {task.stage: task.lost for one in desk.ended if one.submission_id == "two" for task in one.tasks}
+        assert lost[Stage.ENCODE] == ()
+
+    asyncio.run(talk())

@@ -1,0 +1,65 @@
+"""One real pool in this process (real engines on the CPU, no Ray) and one server for all tests of a module."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from modelpool import ModelPool
+from modelpool.actors.http.application import application
+from modelpool.actors.http.ports import HttpPool
+from modelpool.actors.http.server import listen
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.serve_section import ServeSection
+from tests.actors.loop_connection import open_real_pool
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "configs" / "laptop.toml"
+
+
+@contextmanager
+def served(pool: HttpPool, folder: Path, **settings: object) -> Iterator[str]:
+    """The address of a server in a thread of this process, on a free port of loopback."""
+    section = ServeSection(port=0, **settings)
+    listening = listen(section)
+    app = application(pool, section, folder)
+    config = uvicorn.Config(app, log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    ready = threading.Event()
+    startup = server.startup
+
+    async def notified(sockets: list[socket.socket] | None = None) -> None:
+        await startup(sockets)
+        ready.set()
+
+    server.startup = notified  # type: ignore[method-assign]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@pytest.fixture(scope="session")
+def real_pool() -> Iterator[ModelPool]:
+    with open_real_pool(PoolConfig.load(CONFIG).override(device="cpu", workers=1)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def server(real_pool: ModelPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(real_pool, tmp_path_factory.mktemp("outputs"), webhook_secret="s" * 32) as address:
+        yield address
+
+
+Eventually = Callable[[Callable[[], object]], None]

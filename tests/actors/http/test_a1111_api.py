@@ -1,0 +1,116 @@
+"""The client webuiapi against a real pool, and the conversion of A1111's bodies."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import webuiapi
+from PIL import Image
+
+from examples.shapes.checker import matches, read_image
+from modelpool.actors.http.a1111_requests import Options, parse_call, requests_of, without_loras
+from modelpool.actors.http.caller_images import CallerImages
+from modelpool.pool.core.errors import UserError
+
+
+@pytest.fixture
+def client(server: str) -> webuiapi.WebUIApi:
+    return webuiapi.WebUIApi(baseurl=f"{server}/sdapi/v1", sampler="Euler", steps=6)
+
+
+def test_txt2img_generates_what_the_prompt_says(client: webuiapi.WebUIApi) -> None:
+    result = client.txt2img(prompt="a blue square", width=64, height=64, seed=7, batch_size=2, cfg_scale=5)
+    assert len(result.images) == 2
+    assert all(matches(read_image(np.asarray(image)), "a blue square") for image in result.images)
+    assert result.info["all_seeds"] == [7, 8]
+
+
+def test_a_lora_in_the_prompt_changes_the_image(client: webuiapi.WebUIApi) -> None:
+    plain = client.txt2img(prompt="a red circle", width=64, height=64, seed=1).image
+    patched = client.txt2img(prompt="a red circle <lora:light:1>", width=64, height=64, seed=1).image
+    assert plain.tobytes() != patched.tobytes()
+
+
+def test_img2img_starts_from_the_image(client: webuiapi.WebUIApi) -> None:
+    start = Image.new("RGB", (64, 64), "blue")
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (0, 0, 32, 64))
+    result = client.img2img(
+        images=[start], mask_image=mask, mask_blur=0, width=64, height=64, prompt="a red circle",
+        denoising_strength=0.9,
+    )  # fmt: skip
+    kept = (40, 0, 64, 64)
+    assert result.image.convert("RGB").crop(kept).tobytes() == start.crop(kept).tobytes()
+
+
+def test_lists_name_what_the_pool_has(client: webuiapi.WebUIApi) -> None:
+    assert client.util_get_model_names() == ["shapes"]
+    assert {"light", "outline"} <= {lora["name"] for lora in client.get_loras()}
+    assert "Euler a" in client.util_get_sampler_names()
+    client.util_set_model("shapes")
+    assert client.util_get_current_model() == "shapes"
+
+
+def test_interrupt_ends_a_call_that_runs(client: webuiapi.WebUIApi, server: str) -> None:
+    """The call returns what was finished."""
+    found: list[Any] = []
+    body = {"prompt": "a red circle", "steps": 999, "width": 128, "height": 128, "sampler_name": "Euler"}
+    caller = threading.Thread(
+        target=lambda: found.append(requests.post(f"{server}/sdapi/v1/txt2img", json=body, timeout=200))
+    )
+    caller.start()
+    while not client.get_progress()["state"]["sampling_step"]:
+        assert caller.is_alive()
+    assert 0 < client.get_progress()["progress"] < 1
+    client.interrupt()
+    caller.join(200)
+    assert (found[0].status_code, found[0].json()["images"]) == (200, [])
+    assert client.get_progress()["progress"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"restore_faces": True}, "restore_faces"),
+        ({"script_name": "x/y/z plot"}, "script_name"),
+        ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "ADetailer"),
+        ({"sampler_name": "no such"}, "no such"),
+        ({"steps": "many"}, "steps"),
+        ({"override_settings": {"sd_model_checkpoint": "nothing"}}, "nothing"),
+    ],
+)
+def test_what_the_pool_does_not_do_is_refused_by_name(server: str, body: dict[str, Any], named: str) -> None:
+    answer = requests.post(f"{server}/sdapi/v1/txt2img", json={"prompt": "x", **body}, timeout=60)
+    assert answer.status_code == 400
+    assert named in answer.json()["detail"]
+
+
+def test_loras_are_taken_out_of_the_prompt() -> None:
+    text, loras = without_loras("a <lora:light:0.5> circle<lora:outline>")
+    assert text == "a  circle"
+    assert loras == ({"name": "light", "strength": 0.5}, {"name": "outline", "strength": 1.0})
+    with pytest.raises(UserError, match="number"):
+        without_loras("<lora:light:much>")
+
+
+def test_fields_become_those_of_a_request() -> None:
+    body = {
+        "prompt": "x", "negative_prompt": "y", "sampler_name": "DPM++ 2M", "scheduler": "Karras", "seed": 5,
+        "steps": 9, "cfg_scale": 3.5, "width": 64, "height": 96, "n_iter": 2, "enable_hr": True, "hr_scale": 2,
+        "hr_upscaler": "Lanczos", "denoising_strength": 0.4,
+    }  # fmt: skip
+    made = requests_of(parse_call(body, is_img2img=False), "shapes", 2, CallerImages((), 1 << 20))
+    assert [(one.seed, one.negative, one.cfg, one.height, one.clip_skip) for one in made] == [
+        (5, "y", 3.5, 96, 1),
+        (6, "y", 3.5, 96, 1),
+    ]
+    assert made[0].hires is not None
+    assert (made[0].hires.via, made[0].hires.strength) == ("picture", 0.4)
+
+
+def test_the_title_of_a_model_has_its_hash_and_ending_removed() -> None:
+    assert Options().changed({"sd_model_checkpoint": "shapes.safetensors [abc123]"}).model == "shapes"

@@ -1,0 +1,163 @@
+"""comfy-api-simplified and a plain web socket against a real pool."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import websockets
+from comfy_api_simplified import ComfyApiWrapper, ComfyWorkflowWrapper
+from PIL import Image
+
+from examples.shapes.checker import matches, read_image
+
+GRAPH: dict[str, Any] = {
+    "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "shapes.safetensors"}},
+    "2": {
+        "class_type": "LoraLoader",
+        "inputs": {
+            "model": ["1", 0], "clip": ["1", 1], "lora_name": "light.safetensors", "strength_model": 0.0,
+            "strength_clip": 0.0,
+        },
+    },
+    "3": {"class_type": "CLIPTextEncode", "inputs": {"text": "a red circle", "clip": ["2", 1]}},
+    "4": {"class_type": "CLIPTextEncode", "inputs": {"text": "", "clip": ["2", 1]}},
+    "5": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 2}},
+    "6": {
+        "class_type": "KSampler",
+        "inputs": {
+            "model": ["2", 0], "seed": 11, "steps": 8, "cfg": 5.0, "sampler_name": "euler", "scheduler": "normal",
+            "positive": ["3", 0], "negative": ["4", 0], "latent_image": ["5", 0], "denoise": 1.0,
+        },
+    },
+    "7": {"class_type": "VAEDecode", "inputs": {"samples": ["6", 0], "vae": ["1", 2]}},
+    "8": {
+        "class_type": "SaveImage",
+        "inputs": {"images": ["7", 0], "filename_prefix": "test"},
+        "_meta": {"title": "Save Image"},
+    },
+}  # fmt: skip
+
+for _node in GRAPH.values():  # the client reads a title of every node
+    _node.setdefault("_meta", {"title": _node["class_type"]})
+
+
+def changed(**inputs: Any) -> dict[str, Any]:
+    """The workflow with other inputs of its sampler."""
+    graph = copy.deepcopy(GRAPH)
+    graph["6"]["inputs"].update(inputs)
+    return graph
+
+
+def opened(content: bytes) -> Image.Image:
+    return Image.open(BytesIO(content))
+
+
+def test_the_simple_client_gets_the_images_of_a_workflow(server: str) -> None:
+    client = ComfyApiWrapper(server)
+    found = client.queue_and_wait_images(ComfyWorkflowWrapper(copy.deepcopy(GRAPH)), "Save Image")
+    images = [opened(content) for content in found.values()]
+    assert len(images) == 2
+    assert all(matches(read_image(np.asarray(image)), "a red circle") for image in images)
+
+
+def test_the_simple_client_uploads_an_image_to_start_from(server: str, tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64), "blue").save(tmp_path / "start.png")
+    client = ComfyApiWrapper(server)
+    uploaded = client.upload_image(tmp_path / "start.png", "mine")
+    graph = changed(latent_image=["10", 0], denoise=0.25)
+    name = f"{uploaded['subfolder']}/{uploaded['name']}"
+    graph["9"] = {"class_type": "LoadImage", "inputs": {"image": name}, "_meta": {"title": "Load"}}
+    inputs = {"pixels": ["9", 0], "vae": ["1", 2]}
+    graph["10"] = {"class_type": "VAEEncode", "inputs": inputs, "_meta": {"title": "Encode"}}
+    (content,) = client.queue_and_wait_images(graph, "Save Image").values()
+    pixel = opened(content).convert("RGB").getpixel((2, 2))
+    assert pixel[2] > max(pixel[:2]), "the image is still blue"
+
+
+def test_a_socket_hears_of_progress_and_of_the_images(server: str) -> None:
+    async def talk() -> list[dict[str, Any]]:
+        heard: list[dict[str, Any]] = []
+        async with websockets.connect(server.replace("http", "ws") + "/ws?clientId=me") as socket:
+            heard.append(json.loads(await socket.recv()))
+            body = {"prompt": changed(steps=12, seed=12), "client_id": "me"}
+            answer = await asyncio.to_thread(requests.post, f"{server}/prompt", json=body, timeout=60)
+            prompt_id = answer.json()["prompt_id"]
+            while True:
+                heard.append(json.loads(await socket.recv()))
+                if heard[-1]["type"] == "executing" and heard[-1]["data"]["node"] is None:
+                    assert heard[-1]["data"]["prompt_id"] == prompt_id
+                    return heard
+
+    heard = asyncio.run(talk())
+    kinds = [message["type"] for message in heard]
+    assert heard[0]["data"]["sid"] == "me"
+    assert heard[0]["data"]["status"]["exec_info"]["queue_remaining"] == 0
+    assert kinds.index("execution_start") < kinds.index("executed") < kinds.index("execution_success")
+    steps = [message["data"] for message in heard if message["type"] == "progress"]
+    assert all(data["node"] == "6" and data["value"] <= data["max"] == 12 for data in steps)
+    executed = next(message["data"] for message in heard if message["type"] == "executed")
+    assert executed["node"] == "8"
+    for image in executed["output"]["images"]:
+        assert opened(requests.get(f"{server}/view", params=image, timeout=60).content).size == (64, 64)
+
+
+def test_a_workflow_that_runs_is_interrupted_and_one_that_waits_is_removed(server: str) -> None:
+    long = changed(steps=900)
+    long["5"]["inputs"].update(width=128, height=128, batch_size=1)
+    first, second = (
+        requests.post(f"{server}/prompt", json={"prompt": graph}, timeout=60).json()["prompt_id"]
+        for graph in (long, {**long, "4": {**long["4"], "inputs": {"text": "blue", "clip": ["2", 1]}}})
+    )
+    while [entry[1] for entry in requests.get(f"{server}/queue", timeout=60).json()["queue_running"]] != [first]:
+        pass
+    assert requests.get(f"{server}/prompt", timeout=60).json() == {"exec_info": {"queue_remaining": 2}}
+    requests.post(f"{server}/queue", json={"delete": [second]}, timeout=60)
+    requests.post(f"{server}/interrupt", timeout=60)
+    while any(requests.get(f"{server}/queue", timeout=60).json().values()):
+        pass
+    history = requests.get(f"{server}/api/history", timeout=60).json()
+    assert history[first]["status"]["status_str"] == history[second]["status"]["status_str"] == "error"
+    requests.post(f"{server}/history", json={"delete": [first, second]}, timeout=60)
+    assert first not in requests.get(f"{server}/history", timeout=60).json()
+
+
+def test_unknown_nodes_are_rejected_by_name(server: str) -> None:
+    graph = {**GRAPH, "20": {"class_type": "FancySampler", "inputs": {}}}
+    answer = requests.post(f"{server}/prompt", json={"prompt": graph}, timeout=60)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "missing_node_type"
+    assert answer.json()["node_errors"]["20"]["class_type"] == "FancySampler"
+
+
+def test_wrong_values_are_reported_for_their_nodes(server: str) -> None:
+    graph = changed(sampler_name="magic", steps=0)
+    graph["1"]["inputs"]["ckpt_name"] = "other.safetensors"
+    answer = requests.post(f"{server}/prompt", json={"prompt": graph}, timeout=60).json()
+    assert answer["error"]["type"] == "prompt_outputs_failed_validation"
+    kinds = {node: [error["type"] for error in found["errors"]] for node, found in answer["node_errors"].items()}
+    assert kinds == {"1": ["value_not_in_list"], "6": ["value_smaller_than_min", "value_not_in_list"]}
+
+
+def test_nodes_are_described_with_the_names_of_the_pool(server: str) -> None:
+    info = ComfyApiWrapper(server).get_object_info()
+    assert info["CheckpointLoaderSimple"]["input"]["required"]["ckpt_name"][0] == ["shapes"]
+    assert info["KSampler"]["output"] == ["LATENT"]
+    assert ComfyApiWrapper(server).get_object_info("SaveImage")["SaveImage"]["output_node"] is True
+    assert ComfyApiWrapper(server).get_system_stats()["devices"]
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", ".hidden.png", "a/b.png"])
+def test_uploads_stay_in_their_folder(server: str, name: str) -> None:
+    content = BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "PNG")
+    files = {"image": (name, content.getvalue())}
+    answer = requests.post(f"{server}/upload/image", files=files, timeout=60)
+    assert answer.status_code == 400, answer.text

@@ -1,0 +1,165 @@
+"""Submissions over HTTP: readers, bounds, lost pools, and submissions that outlive the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpool.actors.http.submissions import HttpSubmission, Submissions
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.results.outcomes import JobFailure
+from modelpool.actors.results.progress import Progress
+from modelpool.pool.core.errors import UserError
+from modelpool.pool.specs.spec import JobId, RunErrorKind
+
+REQUEST = GenerateRequest(model="shapes", prompt="a red circle", seed=1)
+
+
+class OrderedJobs:
+    """Jobs that end when a test says so, as failures. See `actors.http.ports.HttpJobs`."""
+
+    def __init__(self, number: int, total: int) -> None:
+        self.id = f"s{number}"
+        self._total = total
+        self._ready: list[JobFailure] = []
+        self._ended = 0
+        self._lost: Exception | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def end(self, index: int) -> None:
+        """End one job, in a thread of its own, as the pool does."""
+        failure = JobFailure(index, JobId(f"{self.id}-{index}"), REQUEST, RunErrorKind.INTERNAL, "planted")
+
+        def work() -> None:
+            with self._lock:
+                self._ready.append(failure)
+                self._ended += 1
+            self._notify()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    def lose(self) -> None:
+        self._lost = RuntimeError("the pool is gone")
+        self._notify()
+
+    def _notify(self) -> None:
+        for changed in self._watchers:
+            changed()
+
+    def ready_results(self) -> Iterator[JobFailure]:
+        while self._ready:
+            with self._lock:
+                ready = self._ready.pop(0)
+            yield ready
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        self._watchers.append(changed)
+
+    def progress(self) -> Progress:
+        return Progress(self._total, 0, self._ended, 0)
+
+    def lost(self) -> Exception | None:
+        return self._lost
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+
+class OrderedPool:
+    """A pool of such jobs."""
+
+    def __init__(self) -> None:
+        self.jobs: list[OrderedJobs] = []
+
+    def submit(self, requests: list[GenerateRequest], **_: Any) -> OrderedJobs:
+        self.jobs.append(OrderedJobs(len(self.jobs), len(requests)))
+        return self.jobs[-1]
+
+    def attach(self, jobs_id: str) -> Any:
+        raise UserError("no detached jobs")
+
+
+def run(work: Callable[[Submissions, OrderedPool], Any], kept: int = 10) -> None:
+    pool = OrderedPool()
+
+    async def all_of_it() -> None:
+        submissions = Submissions(pool, Path("out"), kept)  # type: ignore[arg-type]
+        await work(submissions, pool)
+        await submissions.close()
+
+    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+
+
+async def read_all(submission: HttpSubmission, after: int = 0) -> list[int]:
+    return [end.index async for change in submission.changes(after) for end in change.ends]
+
+
+def test_every_reader_gets_every_end_in_the_order_of_the_ends() -> None:
+    async def work(submissions: Submissions, pool: OrderedPool) -> None:
+        submission = await submissions.submit([REQUEST] * 3, "ann", "native")
+        readers = [asyncio.create_task(read_all(submission)) for _ in range(3)]
+        for index in (2, 0, 1):
+            pool.jobs[0].end(index)
+            await asyncio.sleep(0)
+        assert await asyncio.gather(*readers) == [[2, 0, 1]] * 3
+        assert await read_all(submission, after=1) == [0, 1]
+        assert submission.counts == {"failed": 3}
+
+    run(work)
+
+
+def test_a_reader_that_does_not_read_holds_nobody_up() -> None:
+    """It keeps no queue: it continues from its position when it reads again."""
+
+    async def work(submissions: Submissions, pool: OrderedPool) -> None:
+        submission = await submissions.submit([REQUEST] * 50, "ann", "native")
+        slow = submission.changes()
+        await anext(slow)
+        fast = asyncio.create_task(read_all(submission))
+        for index in range(50):
+            pool.jobs[0].end(index)
+        assert await fast == list(range(50))
+        assert len((await anext(slow)).ends) == 50
+        with pytest.raises(StopAsyncIteration):
+            await anext(slow)
+
+    run(work)
+
+
+def test_ended_submissions_are_forgotten_and_active_ones_kept() -> None:
+    async def work(submissions: Submissions, pool: OrderedPool) -> None:
+        active = await submissions.submit([REQUEST], "ann", "native")
+        for number in range(1, 6):
+            ended = await submissions.submit([REQUEST], "ann", "native")
+            pool.jobs[number].end(0)
+            await ended.ended()
+        last = await submissions.submit([REQUEST], "bob", "native")
+        assert [each.id for each in submissions.of("ann")] == ["s0", "s4", "s5"]
+        assert submissions.unfinished("ann") == 1
+        assert await submissions.find(active.id, "ann") is active
+        for owner, known in (("bob", active), ("ann", last)):
+            with pytest.raises(UserError, match="unknown"):
+                await submissions.find(known.id, owner)
+
+    run(work, kept=2)
+
+
+def test_a_lost_pool_ends_the_wait() -> None:
+    async def work(submissions: Submissions, pool: OrderedPool) -> None:
+        submission = await submissions.submit([REQUEST], "ann", "native")
+        waiting = asyncio.create_task(submission.ended())
+        pool.jobs[0].lose()
+        with pytest.raises(UserError, match="the pool is gone"):
+            await waiting
+        assert submission.over
+        assert submissions.unfinished("ann") == 0
+
+    run(work)

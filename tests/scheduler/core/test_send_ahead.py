@@ -1,0 +1,235 @@
+"""A busy worker is sent its next task shortly before its run ends; the task is taken back if it should not start."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from modelpool.pool.specs.spec import JobId, JobSpec, RunCost, RunErrorKind, TaskId, TaskSpec, WorkerId
+from modelpool.scheduler.core.history import history_of
+from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.jobs import TaskStatus
+from modelpool.scheduler.tables.messages import Command, Outcome, PoolEnding, RevokeTask, RunTask
+from tests.scheduler.world import DRAW, PAINT, ROOMY, Shell, sample
+
+GIVEN = TaskId("given:1")
+RUN_SECONDS = 10.0
+
+
+def task(seed: int, model=PAINT, run_seconds: float = RUN_SECONDS) -> TaskSpec:
+    return sample(GIVEN, model=model, seed=seed, run_seconds=run_seconds)
+
+
+def submit(shell: Shell, name: str, model=PAINT, priority: int = 0, deadline: float | None = None) -> list[Command]:
+    one = task(len(shell.jobs), model)
+    return shell.submit(JobSpec(JobId(name), (one,), one.task_id, (GIVEN,), priority, deadline=deadline))
+
+
+def pool(workers: int = 1, send_ahead_seconds: float = 20.0, node: str = "", capacity: int = ROOMY, **config) -> Shell:
+    """Workers that have PAINT and know how long its runs take. Each event takes a second."""
+    shell = Shell(SchedulerConfig(story_length=None, send_ahead_seconds=send_ahead_seconds, **config))
+    shell.want(*"abc"[:workers])
+    for name in "abc"[:workers]:
+        shell.come_up(name, capacity, node=node)
+    for name in "abc"[:workers]:
+        submit(shell, f"first {name}")
+    for name in "abc"[:workers]:
+        shell.finish(name, cost=RunCost(run_seconds=RUN_SECONDS))
+    return shell
+
+
+def next_on(shell: Shell, name: str = "a") -> TaskId | None:
+    queued = shell.queued.get(WorkerId(name))
+    return None if queued is None else queued.task_id
+
+
+def wanted(shell: Shell, name: str) -> TaskId:
+    return shell.jobs[JobId(name)].wanted
+
+
+def test_the_next_task_starts_without_a_command() -> None:
+    shell = pool()
+    submit(shell, "one")
+    (sent,) = [c for c in submit(shell, "two") if isinstance(c, RunTask)]
+    assert (sent.task_id, sent.queued) == (wanted(shell, "two"), True)
+    assert shell.state.demand.tasks[wanted(shell, "two")].status is TaskStatus.QUEUED
+    assert not [c for c in shell.finish("a") if isinstance(c, RunTask)]
+    assert shell.on("a") == wanted(shell, "two")
+    assert shell.state.demand.tasks[wanted(shell, "two")].started_at == shell.at
+    shell.finish("a")
+    assert shell.outcome("two") is Outcome.SUCCEEDED
+    (attempt,) = history_of(shell.state, JobId("two"), shell.at).tasks[0].attempts
+    assert (attempt.attempt, attempt.end) == (1, "done")
+
+
+def test_a_worker_that_waits_for_such_a_task_counts_as_busy_for_both_runs() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    worker = shell.state.worker_table.workers[WorkerId("a")]
+    left_seconds = worker.expected_end - shell.at
+    assert worker.wait_seconds(shell.at) == pytest.approx(left_seconds + RUN_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("why", "config"),
+    [
+        ("it is off", {"send_ahead_seconds": 0.0}),
+        ("the run ends later", {"send_ahead_seconds": 1.0}),
+        ("a batch gathers as late as possible", {"batch_limit": 2}),
+    ],
+)
+def test_nothing_is_sent_ahead(why: str, config: dict[str, float]) -> None:
+    shell = pool(**config)
+    submit(shell, "one")
+    submit(shell, "two")
+    assert next_on(shell) is None, why
+
+
+def test_a_task_that_has_to_load_is_not_sent_ahead() -> None:
+    """There is room for PAINT or for DRAW; how long a run of DRAW takes is known."""
+    shell = pool(capacity=24)
+    for name, model in (("draw", DRAW), ("paint", PAINT)):
+        submit(shell, name, model)
+        shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    submit(shell, "one")
+    submit(shell, "two", DRAW)
+    assert next_on(shell) is None
+    submit(shell, "three")
+    assert next_on(shell) == wanted(shell, "three")
+
+
+def test_a_tick_comes_when_the_run_is_near_its_end() -> None:
+    shell = pool(send_ahead_seconds=3.0)
+    submit(shell, "one")
+    submit(shell, "two")
+    assert next_on(shell) is None
+    while shell.tick_due is not None and next_on(shell) is None:
+        shell.tick_comes()
+    worker = shell.state.worker_table.workers[WorkerId("a")]
+    assert next_on(shell) == wanted(shell, "two")
+    assert worker.expected_end - shell.at <= 3.0
+
+
+def test_a_task_of_higher_priority_takes_the_place_of_the_next() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    (revoke,) = [c for c in submit(shell, "urgent", priority=1) if isinstance(c, RevokeTask)]
+    assert revoke.task_id == wanted(shell, "two")
+    shell.revoke("a")
+    shell.tell_revoked()
+    assert shell.state.demand.tasks[wanted(shell, "two")].status is TaskStatus.READY
+    assert next_on(shell) is None, "one is asked back during a run at most"
+    shell.finish("a")
+    assert (shell.on("a"), next_on(shell)) == (wanted(shell, "urgent"), wanted(shell, "two"))
+
+
+def test_a_revoked_task_has_not_failed_and_keeps_its_waiting_time() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    ready_at = shell.state.worker_table.workers[WorkerId("a")].queued.ready_at
+    submit(shell, "urgent", priority=1)
+    shell.revoke("a")
+    shell.tell_revoked()
+    found = shell.state.demand.tasks[wanted(shell, "two")]
+    assert (found.failures, found.attempt, found.ready_at) == (0, 1, ready_at)
+
+
+def test_a_revocation_that_comes_too_late_changes_nothing() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    submit(shell, "urgent", priority=1)
+    assert WorkerId("a") in shell.asked_back
+    shell.finish("a")
+    assert shell.on("a") == wanted(shell, "two")
+    assert next_on(shell) is None, "whether it runs is not known, so nothing can be next"
+    shell.finish("a")
+    assert shell.outcome("two") is Outcome.SUCCEEDED
+
+
+def test_an_answer_that_comes_after_the_end_of_the_run_before_frees_the_worker() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    submit(shell, "urgent", priority=1)
+    shell.revoke("a")
+    shell.finish("a")
+    worker = shell.state.worker_table.workers[WorkerId("a")]
+    assert (worker.task_id, shell.on("a")) == (wanted(shell, "two"), None), "the core cannot know better"
+    shell.tell_revoked()
+    assert (shell.on("a"), next_on(shell)) == (wanted(shell, "urgent"), wanted(shell, "two"))
+
+
+def test_a_cancelled_job_does_not_wait_for_the_run_before() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    (revoke,) = [c for c in shell.cancel("two") if isinstance(c, RevokeTask)]
+    assert revoke.task_id == wanted(shell, "two")
+    shell.revoke("a")
+    shell.tell_revoked()
+    assert shell.outcome("two") is Outcome.CANCELLED
+    assert shell.on("a") == wanted(shell, "one")
+
+
+def test_a_cancelled_task_that_has_started_is_stopped() -> None:
+    shell = pool()
+    submit(shell, "one")
+    submit(shell, "two")
+    shell.cancel("two")
+    shell.finish("a")
+    assert shell.running[WorkerId("a")].stop_requested
+    shell.finish("a", RunErrorKind.CANCELLED)
+    assert shell.outcome("two") is Outcome.CANCELLED
+
+
+def test_the_loss_of_the_worker_is_no_failure_of_the_next_task() -> None:
+    shell = pool(workers=2)
+    for name in ("one", "two", "three"):
+        submit(shell, name)
+    name = next(iter(shell.queued))
+    task_id = next_on(shell, name)
+    shell.lose(name)
+    lost = shell.state.demand.tasks[task_id]
+    assert (lost.failures, lost.crashed, lost.status) in [(0, (), TaskStatus.READY), (0, (), TaskStatus.QUEUED)]
+
+
+def test_a_worker_that_will_end_gives_its_next_task_back() -> None:
+    def drain(shell: Shell) -> None:
+        shell.drain("n1", 600.0)
+
+    def unwanted(shell: Shell) -> None:
+        shell.want()
+
+    def end(shell: Shell) -> None:
+        shell.feed(PoolEnding(shell.tick(), inf))
+
+    for change in (drain, unwanted, end):
+        shell = pool(node="n1")
+        submit(shell, "one")
+        submit(shell, "two")
+        assert next_on(shell) == wanted(shell, "two")
+        change(shell)
+        assert WorkerId("a") in shell.asked_back, change.__name__
+
+
+def test_an_idle_worker_takes_the_next_task_of_one_that_is_late() -> None:
+    shell = pool(workers=2, send_ahead_seconds=12.0)
+    for name in ("one", "two", "three"):
+        submit(shell, name)
+    (late,) = shell.queued
+    (other,) = set(shell.running) - {late}
+    shell.finish(other)
+    worker = shell.state.worker_table.workers[late]
+    assert late not in shell.asked_back, "it is not late yet"
+    while late not in shell.asked_back:
+        shell.tick_comes()
+    assert shell.at >= worker.expected_end + 12.0
+    task_id = next_on(shell, late)
+    shell.revoke(late)
+    shell.tell_revoked()
+    assert shell.on(other) == task_id
