@@ -1,7 +1,7 @@
 """Components that a worker is expected to need after the run that starts now: hints for eviction.
 
-Contains only components that are on the worker or arrive with the run: others cannot be evicted. Reads tasks and
-results; changes nothing.
+Contains only components that are on the worker or arrive with the run: others cannot be evicted. Those that known tasks
+use come first, soonest first; then the others by their rate of demand. Reads tasks and results; changes nothing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ Rules, for tasks of the highest priority that fit an idle worker; if none of the
    not.
 5. In rules 2 and 4 a task waits for a busy worker that should finish it sooner, counting the tasks that wait for that
    worker already; none waits for a run of unknown length. So a line gets a second worker exactly if waiting takes
-   longer than a load.
+   longer than a load; where the load would evict weights in demand, longer than that with the loads of these
+   (`scheduler.placement.eviction_harm`).
 6. If no worker is busy, something starts.
 7. Rules 2 to 5 apply to users within the share window (`scheduler.queue.shares`): users who are ahead of the first task
    in order by more than the window are considered if none of the others starts.

@@ -4,18 +4,18 @@ Rules
 1. A worker that begins a run is sent tasks whose loads fit into the length of the run; a busy worker that was sent none
    is considered again when a job is submitted. A preload holds for this run only; the next run is planned again.
 2. Followers of the run itself come first, then waiting tasks, in order, each with its followers.
-3. A line is preloaded if the work for what is on that GPU will be done before its load would be, or if its first task
-   waited for many times the length of its load: a load that overlaps a run takes no GPU time, but memory, and what is
-   evicted for it may have to be loaded again.
-4. Nothing is preloaded that other workers should finish before this one could begin it, nor at the cost of waiting
-   tasks whose weights are resident: these are not evicted and get no other patches. A preload for a long-waiting task
-   is used before the next one for that reason.
+3. A line is considered if the work for what is on that GPU will be done before its load would be, or if its first task
+   waited for many times the length of its load. It is preloaded if that is worth more than nothing: what the run hides
+   of the load, less the probability that what is evicted is needed first (`scheduler.placement.preload_value`).
+4. Nothing is preloaded that other workers, which have it or preload it too, should finish before this one could begin
+   it: no second copy that no task waits for. Nor at the cost of waiting tasks whose weights are resident: these are not
+   evicted and get no other patches. A preload for a long-waiting task is used before the next one for that reason.
 5. Nothing of which the run hides only a small part. Only files in host memory: a run must not wait for its disk. No
    preload during runs that stream, which need the link themselves, or of unknown length.
 6. What will have arrived by the end of the run is assumed to be resident (`pool.plan.preload_plan`, over the link); the
    report of the run corrects that. So a hidden load costs nothing in later decisions, and a half-hidden one half.
 7. The placement defers a load for a long-waiting task if it can overlap a run (`PlacementDecision.preload_first`): that
-   preload comes before all others.
+   preload comes before all others, and whatever its value is: the load would evict the same.
 """
 
 from __future__ import annotations

@@ -6,11 +6,10 @@ kind that were sent: where requests come one by one, the work for what is reside
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from modelpool.pool.core.lru_cache import LruCache
 from modelpool.scheduler.tables.estimates import Estimate
 from modelpool.scheduler.tables.run_kinds import RunKind
 
@@ -92,12 +91,20 @@ class PreloadUses:
     """`PreloadUse` of each kind of run, and the delay of all kinds, for those of which none was used."""
 
     def __init__(self) -> None:
-        self._uses: LruCache[RunKind, PreloadUse] = LruCache(MOST_KINDS)
+        #: the kinds that were asked for last
+        self._uses: OrderedDict[RunKind, PreloadUse] = OrderedDict()
         self._delays = Estimate()
 
     def of(self, kind: RunKind) -> PreloadUse:
         """The one object for this kind."""
-        return self._uses.get(kind, PreloadUse)
+        use = self._uses.get(kind)
+        if use is None:
+            use = self._uses[kind] = PreloadUse()
+            if len(self._uses) > MOST_KINDS:
+                self._uses.popitem(last=False)
+        else:
+            self._uses.move_to_end(kind)
+        return use
 
     def delay(self, kind: RunKind) -> float:
         """Seconds until a preload of this kind is used over the expected seconds; 1 while no preload was used."""

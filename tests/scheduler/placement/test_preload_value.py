@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from modelpool.pool.specs.spec import ComponentKey, Stage
+from modelpool.scheduler.placement import preload_value as preload_value_module
 from modelpool.scheduler.placement.preload_value import (
     MOST_DELAY,
     MOST_REFUSED,
@@ -53,4 +54,13 @@ def test_a_kind_that_is_always_refused_is_tried_again() -> None:
         uses.of(KIND).decided(False)
     assert uses.of(KIND).used_part < 0.1
     uses.of(KIND).decided(False)
+    assert uses.of(KIND).used_part == 1.0
+
+
+def test_kinds_are_forgotten_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload_value_module, "MOST_KINDS", 1)
+    uses = PreloadUses()
+    uses.of(KIND).was_not_used()
+    assert uses.of(KIND).used_part == 0.5
+    uses.of(OTHER)
     assert uses.of(KIND).used_part == 1.0
