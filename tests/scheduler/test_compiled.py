@@ -125,7 +125,8 @@ def eventful(config: SchedulerConfig, seed: int) -> Stream:
         if rng.random() < 0.05:
             cluster.post(CancelRequested(last + rng.uniform(0.0, 20.0), submission.job.job_id))
     cluster.post(PruneComponents(last))
-    cluster.post(PinComponents(last / 3, (what.components[0].key,), 1))
+    # of the least popular model: what is needed often stays without being pinned
+    cluster.post(PinComponents(last / 3, (what.models[-1].components[0].key,), 2))
     cluster.post(NodeDraining(last / 2, node, last / 2 + 2.0))
     cluster.post(NodeDraining(last / 2 + 4.0, node, math.inf))
     for gpu in gpus:
