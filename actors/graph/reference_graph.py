@@ -37,8 +37,6 @@ _NUMBERED_NAMES = re.compile(
     rf"{_EDIT}[^A-Za-z0-9]?(?i:plus)(?![a-z])"
     rf"|{_EDIT}(?![a-z]).*(?<!\d)(?:25(?:09|1[0-2])|(?:2[6-9]|3\d)(?:0[1-9]|1[0-2]))(?!\d)"
 )
-#: families that accept several reference images although their text encoders read none
-_TAKE_SEVERAL = frozenset({"flux2", "flux2_dev", "flux2_klein", "wan_vace"})
 #: the family whose text encoder file must contain the vision part
 _QWEN_IMAGE = "qwen_image"
 
@@ -71,7 +69,7 @@ def check_references(request: GenerateRequest, facts: SamplingFacts) -> None:
         raise unsupported_field("reference", request.model, _why_none(facts))
     if len({each.sha256 for each in request.references if isinstance(each, InputImage)}) < count:
         raise unusable_field("reference", "the same image twice", "different images")
-    if count > 1 and facts.reference_mode is None and facts.model not in _TAKE_SEVERAL:
+    if count > 1 and facts.reference_mode is None and not facts.several_references:
         raise unusable_field("reference", f"{count} images", f"one: model {request.model!r} accepts only one")
     if request.reference_as is None:
         return

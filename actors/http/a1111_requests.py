@@ -54,6 +54,9 @@ class ImageCall(Strict):
     scheduler: str | None = None
     batch_size: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
     n_iter: Annotated[int, Field(ge=1, le=MAX_IMAGES)] = 1
+    eta: float | None = None
+    s_churn: float | None = None
+    s_noise: float | None = None
     steps: int = 20
     cfg_scale: float = 7.0
     width: int = 512
@@ -154,6 +157,8 @@ def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerIma
         "clip_skip": clip_layers - 1,
         "controls": _controls(call.alwayson_scripts, images),
     }
+    noise = {"eta": call.eta, "s_churn": call.s_churn, "s_noise": call.s_noise}
+    fields |= {name: value for name, value in noise.items() if value is not None}
     if call.enable_hr and not call.init_images:
         via = "latent" if (call.hr_upscaler or "Latent").startswith("Latent") else "picture"
         strength = 0.7 if call.denoising_strength is None else call.denoising_strength

@@ -294,6 +294,7 @@ class SamplingFacts:
     low_noise       the low-noise expert of a model with two experts; None for one model
     reference_mode  how its text encoder reads reference images; None if it reads none
     why_no_vision   why images are not read although the file has a vision part; empty for others
+    several_references  whether it reads more than one reference image other than through its text encoder
     """
 
     prediction: Prediction = Prediction.NOISE
@@ -314,6 +315,7 @@ class SamplingFacts:
     low_noise: LowNoiseExpert | None = None
     reference_mode: ReferenceMode | None = None
     why_no_vision: str = ""
+    several_references: bool = False
 
     @property
     def reads_text(self) -> bool:

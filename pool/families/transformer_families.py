@@ -101,6 +101,7 @@ def defined_family(definition: FamilyDefinition) -> Family:
             video=_video(facts),
             audio=AudioFacts(facts.seconds, facts.samples_per_second, facts.cells) if facts.seconds else None,
             cfg_rescale=definition.cfg_rescale,
+            several_references=definition.several_references,
             defaults=SamplingDefaults(facts.steps, facts.cfg, definition.sampler, definition.schedule, facts.guidance),
         ),
         text_set=name,

@@ -232,9 +232,8 @@ def test_a_prompt_of_one_image_shares_what_was_seen_with_another() -> None:
 
 
 def test_flux_2_takes_several_that_nobody_else_sees() -> None:
-    _, job, _ = cut(
-        replace(EDITING, reference_mode=None, model="flux2_klein"), reference=[WIDE, HIGH], width=512, height=512
-    )
+    facts = replace(EDITING, reference_mode=None, model="flux2_klein", several_references=True)
+    _, job, _ = cut(facts, reference=[WIDE, HIGH], width=512, height=512)
     (sample,) = works(job, SampleParams)
     assert sample.references == (ReferenceCondition(720, 368), ReferenceCondition(288, 880))
     assert not works(job, VisionEncodeParams)

@@ -101,7 +101,7 @@ def test_fields_become_those_of_a_request() -> None:
     body = {
         "prompt": "x", "negative_prompt": "y", "sampler_name": "DPM++ 2M", "scheduler": "Karras", "seed": 5,
         "steps": 9, "cfg_scale": 3.5, "width": 64, "height": 96, "n_iter": 2, "enable_hr": True, "hr_scale": 2,
-        "hr_upscaler": "Lanczos", "denoising_strength": 0.4,
+        "hr_upscaler": "Lanczos", "denoising_strength": 0.4, "eta": 0.5, "s_churn": None, "s_noise": 1.1,
     }  # fmt: skip
     made = requests_of(parse_call(body, is_img2img=False), "shapes", 2, CallerImages((), 1 << 20))
     assert [(one.seed, one.negative, one.cfg, one.height, one.clip_skip) for one in made] == [
@@ -110,6 +110,7 @@ def test_fields_become_those_of_a_request() -> None:
     ]
     assert made[0].hires is not None
     assert (made[0].hires.via, made[0].hires.strength) == ("picture", 0.4)
+    assert (made[0].eta, made[0].s_churn, made[0].s_noise) == (0.5, 0.0, 1.1)
 
 
 def test_the_title_of_a_model_has_its_hash_and_ending_removed() -> None:

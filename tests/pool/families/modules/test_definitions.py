@@ -9,7 +9,6 @@ from pathlib import Path
 import diffusers
 import pytest
 
-from modelpool.actors.graph import reference_graph
 from modelpool.pool.detection.diffusion import find_layout
 from modelpool.pool.detection.layouts.shape_sizes import ShapeReader
 from modelpool.pool.detection.layouts.signature import anything
@@ -112,8 +111,3 @@ def recorded_shapes() -> Iterator[tuple[str, Shapes]]:
     for name, case in (*image_cases.CASES.items(), *video_cases.CASES.items()):
         if not case.golden:
             yield name, {key: tuple(value.shape) for key, value in case.file(case.empty()).items()}
-
-
-def test_families_that_take_several_reference_images_are_those_of_the_graph() -> None:
-    several = {family.name for family in defined_families() if family.several_references}
-    assert several == reference_graph._TAKE_SEVERAL
