@@ -502,18 +502,22 @@ class Dispatcher:
         self, command: RunTask, worker: _LiveWorker, run: SentRun, number: int, previous: asyncio.Task[None] | None
     ) -> None:
         """Wait for the end of a run. It is reported after that of the `previous` run of its worker."""
+        has_report = True
         try:
             report = await run.report
         except WorkerLost as raised:
             self._lose(command.worker_id, command.incarnation, Loss(str(raised), raised.cause))
             return
         except InputsLost as raised:
+            has_report = False
             report = _failed(command, worker, RunErrorKind.INPUT_LOST, str(raised))
         except Exception as raised:
-            message = f"{type(raised).__name__}: {raised}"
+            message, has_report = f"{type(raised).__name__}: {raised}", False
             report = _failed(command, worker, RunErrorKind.INTERNAL, message, traceback.format_exc())
         if previous is not None and not previous.done():
             await asyncio.wait((previous,))
+            if not has_report and report is not None:  # the run before it has changed what is on the GPU
+                report = replace(report, residency=worker.residency)
         if report is None:
             self._end_revoked(command.task_id, command.attempt, number, worker)
         else:

@@ -64,9 +64,12 @@ def _shape_of(request: GenerateRequest) -> _Shape | None:
 
 
 def has_one_seed(built: BuiltRequest) -> bool:
-    """Return whether every seed of the graph is that of the request, or none. 0 also means none."""
+    """Return whether every seed of the graph is that of the request, or none. The encoding of an image has the seed 0
+    if it draws nothing; a sampling always draws."""
     seed = built.recipe.seed
-    return seed != 0 and all(_seed_of(work) in (0, seed) for work in built.graph.works.values())
+    seeds = (_seed_of(work) for work in built.graph.works.values() if not isinstance(work, SampleParams))
+    sampled = (work.seed for work in built.graph.works.values() if isinstance(work, SampleParams))
+    return seed != 0 and all(each in (0, seed) for each in seeds) and all(each == seed for each in sampled)
 
 
 def with_seed(built: BuiltRequest, seed: int, job_id: JobId) -> BuiltRequest:

@@ -19,6 +19,7 @@ from modelpool.scheduler.tables.messages import (
     RunEnded,
     RunTask,
     Submitted,
+    TaskRevoked,
     WorkerDown,
 )
 from modelpool.scheduler.tables.placement_record import Why
@@ -77,6 +78,8 @@ class JobTraces:
         self._jobs: dict[JobId, tuple[JobSpec, float]] = {}
         self._tasks: dict[TaskId, _TaskRuns] = {}
         self._running: dict[WorkerId, dict[TaskId, None]] = {}
+        #: runs that busy workers begin by themselves, unless they are revoked, with the time since when they could run
+        self._queued: dict[WorkerId, tuple[RunTask, float]] = {}
 
     def note(self, event: Event, commands: Sequence[Command]) -> list[JobTrace]:
         """Note an event that the core has handled, and its commands; return the jobs that it ended."""
@@ -85,6 +88,8 @@ class JobTraces:
                 self._submitted(event)
             case RunEnded():
                 self._run_ended(event)
+            case TaskRevoked():
+                self._task_revoked(event)
             case WorkerDown():
                 self._worker_lost(event.worker_id, event.at, event.reason)
         ended: list[JobTrace] = []
@@ -109,25 +114,47 @@ class JobTraces:
             self._tasks.setdefault(task.task_id, _TaskRuns()).jobs += 1
 
     def _run_sent(self, command: RunTask, at: float) -> None:
-        members = ((command.task_id, command.attempt), *((mate.task_id, mate.attempt) for mate in command.batch_mates))
-        for task_id, attempt in members:
-            task = self._tasks.get(task_id)
-            if task is not None:
-                ready_at = at - self._demand.tasks[task_id].queue_seconds
-                task.runs.append(
-                    TracedRun(task_id, attempt, command.worker_id, command.incarnation, ready_at, at, command.why)
-                )
-                self._running.setdefault(command.worker_id, {})[task_id] = None
+        if command.queued:
+            self._queued[command.worker_id] = command, at - self._demand.tasks[command.task_id].queue_seconds
+            return
+        mates = [(mate.task_id, mate.attempt) for mate in command.batch_mates]
+        for task_id, attempt in ((command.task_id, command.attempt), *mates):
+            self._begin(command, task_id, attempt, at - self._demand.tasks[task_id].queue_seconds, at)
+
+    def _begin(self, command: RunTask, task_id: TaskId, attempt: int, ready_at: float, at: float) -> None:
+        task = self._tasks.get(task_id)
+        if task is not None:
+            run = TracedRun(task_id, attempt, command.worker_id, command.incarnation, ready_at, at, command.why)
+            task.runs.append(run)
+            self._running.setdefault(command.worker_id, {})[task_id] = None
+
+    def _begin_queued(self, worker_id: WorkerId, at: float) -> None:
+        if worker_id in self._queued:
+            command, ready_at = self._queued.pop(worker_id)
+            self._begin(command, command.task_id, command.attempt, ready_at, at)
+
+    def _task_revoked(self, event: TaskRevoked) -> None:
+        queued = self._queued.get(event.worker_id)
+        if queued is not None and queued[0].task_id == event.task_id:
+            del self._queued[event.worker_id]
+        else:  # the run before it had ended: it seemed to begin
+            self._end(event.task_id, event.worker_id, event.at, "revoked", "", NO_COST)
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
         error = report.error
+        queued = self._queued.get(report.worker_id)
+        if queued is not None and queued[0].task_id == report.task_id:
+            self._begin_queued(report.worker_id, event.at)  # it ended before the core knew of its begin
         if error is None:
             self._end(report.task_id, report.worker_id, event.at, "succeeded", "", report.cost)
         else:
             self._end(report.task_id, report.worker_id, event.at, error.kind.value, error.message, report.cost)
+        if report.worker_id not in self._running:
+            self._begin_queued(report.worker_id, event.at)
 
     def _worker_lost(self, worker_id: WorkerId, at: float, reason: str) -> None:
+        self._queued.pop(worker_id, None)
         for task_id in tuple(self._running.get(worker_id, ())):
             self._end(task_id, worker_id, at, RunErrorKind.WORKER_LOST.value, reason, NO_COST)
 

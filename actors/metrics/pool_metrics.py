@@ -7,6 +7,7 @@ are bounded: stages, kinds of errors, causes and rules are fixed; groups are con
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from modelpool.actors.metrics.families import Distribution, MetricFamily, counter, histogram
@@ -26,6 +27,7 @@ from modelpool.scheduler.tables.messages import (
     StartWorker,
     StateKept,
     Submitted,
+    TaskRevoked,
     WeightsLoaded,
     WorkerDown,
     WorkerUp,
@@ -47,13 +49,23 @@ _PATHS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _QueuedRun:
+    """A run that a busy worker begins by itself."""
+
+    task_id: TaskId
+    attempt: int
+    stage: Stage
+    ready_at: float
+
+
 class _Worker:
     """What is counted of one incarnation of a worker.
 
     busy_since  start of the oldest of its current runs without a pause; meaningful while there are runs
     """
 
-    __slots__ = ("busy_seconds", "busy_since", "held_bytes", "incarnation", "runs")
+    __slots__ = ("busy_seconds", "busy_since", "held_bytes", "incarnation", "queued", "runs")
 
     def __init__(self, incarnation: int, busy_seconds: float) -> None:
         self.incarnation = incarnation
@@ -61,6 +73,8 @@ class _Worker:
         self.busy_since = 0.0
         self.busy_seconds = busy_seconds
         self.held_bytes: dict[ComponentKey, int] = {}
+        #: sent ahead: begins when the runs have ended, unless it is revoked
+        self.queued: _QueuedRun | None = None
 
     def ended(self, task_id: TaskId, at: float) -> Stage | None:
         """Forget a run; return its stage, or None if it is unknown."""
@@ -112,6 +126,7 @@ class PoolMetrics:
             WorkerDown: self._worker_down,
             StartFailed: self._start_failed,
             WeightsLoaded: self._weights_loaded,
+            TaskRevoked: self._task_revoked,
             StateKept: self._state_kept,
         }
         self._of_event = handlers.get
@@ -262,9 +277,13 @@ class PoolMetrics:
         worker = self._workers.get(report.worker_id)
         if worker is None or worker.incarnation != report.incarnation:
             return  # its loss was counted
+        if worker.queued is not None and worker.queued.task_id == report.task_id:
+            self._begin_queued(worker, event.at)  # it ended before the core knew of its begin
         stage = worker.ended(report.task_id, event.at)
         if stage is None:
             return
+        if not worker.runs:
+            self._begin_queued(worker, event.at)
         error, cost = report.error, report.cost
         key = (stage, None if error is None else error.kind)
         self._tasks[key] = self._tasks.get(key, 0) + 1
@@ -336,20 +355,37 @@ class PoolMetrics:
         worker = self._workers.get(command.worker_id)
         if worker is None:
             return
+        mates = [(mate.task_id, mate.attempt) for mate in command.batch_mates]
+        for task_id, attempt in ((command.task_id, command.attempt), *mates):
+            task = self._live_tasks[task_id]
+            run = _QueuedRun(task_id, attempt, task.spec.stage, at - task.queue_seconds)
+            if command.queued:
+                worker.queued = run
+            else:
+                self._begin(worker, run, at)
+
+    def _begin(self, worker: _Worker, run: _QueuedRun, at: float) -> None:
         if not worker.runs:
             worker.busy_since = at
-        self._run_begun(worker, command.task_id, command.attempt)
-        for mate in command.batch_mates:
-            self._run_begun(worker, mate.task_id, mate.attempt)
-
-    def _run_begun(self, worker: _Worker, task_id: TaskId, attempt: int) -> None:
-        task = self._live_tasks[task_id]
-        stage = task.spec.stage
-        worker.runs[task_id] = stage
-        metrics = self._stages[stage]
-        metrics.queue.observe(task.queue_seconds)
-        if attempt > 1:
+        worker.runs[run.task_id] = run.stage
+        metrics = self._stages[run.stage]
+        metrics.queue.observe(max(0.0, at - run.ready_at))
+        if run.attempt > 1:
             metrics.retries += 1
+
+    def _begin_queued(self, worker: _Worker, at: float) -> None:
+        if worker.queued is not None:
+            run, worker.queued = worker.queued, None
+            self._begin(worker, run, at)
+
+    def _task_revoked(self, event: TaskRevoked) -> None:
+        worker = self._workers.get(event.worker_id)
+        if worker is None or worker.incarnation != event.incarnation:
+            return
+        if worker.queued is not None and worker.queued.task_id == event.task_id:
+            worker.queued = None
+        else:  # the run before it had ended: it seemed to begin
+            worker.ended(event.task_id, event.at)
 
     def _job_ended(self, command: ResolveJob, at: float) -> None:
         self._jobs[command.outcome] += 1
@@ -378,7 +414,8 @@ class PoolMetrics:
         self._decisions[key] = self._decisions.get(key, 0) + abs(why.nodes)
 
     def _lose(self, worker: _Worker, at: float) -> None:
-        """Count what an ended worker was running as lost."""
+        """Count what an ended worker was running as lost; what it had not begun runs elsewhere."""
+        worker.queued = None
         for task_id in tuple(worker.runs):
             stage = worker.ended(task_id, at)
             if stage is not None:

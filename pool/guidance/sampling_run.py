@@ -83,7 +83,7 @@ def denoise_images(
         x_BCHW = _initial_or_resumed_latent(part, noise, initial_BC)
         if kept is not None:
             denoise = masked_denoiser(denoise, kept, drawn_BC, sigmas, call.options, call.prediction)
-        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work, call, part, unconditional))
+        sampler = wrappers.around(WrapperPoint.SAMPLER_SAMPLE, _sampler(work, call, hooks, part, unconditional))
         step_noise = noise if part is None else _counted(noise, part)
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
         return latent_BCHW
@@ -100,7 +100,7 @@ _CFG_PP = "_cfg_pp"
 
 
 def _sampler(
-    work: SampleParams, call: ModelCall, part: PartialRun | None, unconditional: Unconditional | None
+    work: SampleParams, call: ModelCall, hooks: RunHooks, part: PartialRun | None, unconditional: Unconditional | None
 ) -> Callable[..., Tensor]:
     """Return the sampler function for the steps of `part`, for this kind of prediction and these noise levels."""
     is_flow = call.prediction is Prediction.FLOW
@@ -112,6 +112,7 @@ def _sampler(
         path=flow_path(call.table) if is_flow else EXPLODING,
         table=call.table,
         unconditional=None if unconditional is None else unconditional.read,
+        check_stop=partial(stop_if_asked, hooks.should_stop),
     )
     functions = {**FUNCTIONS, **FLOW_FUNCTIONS} if is_flow else FUNCTIONS
     return partial(functions[schedule.sampler], part=part, settings=settings)

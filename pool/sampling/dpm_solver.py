@@ -144,6 +144,7 @@ def sample_dpm_adaptive(
     counts = [*range(1, steps), steps]
     reported = part.done
     while memory.numbers[0] < last - 1e-5:
+        settings.check_stop()
         begin, length = memory.numbers
         end = min(last, begin + length)
         beyond, up = _down(begin, end, last, eta)

@@ -27,6 +27,10 @@ Denoise: TypeAlias = Callable[[Tensor, float], Tensor]
 Noise: TypeAlias = Callable[[], Tensor]
 
 
+def _continue() -> None:
+    """Do not stop."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
     """What a run sets of its sampler, and the facts about the model that some samplers need.
@@ -39,6 +43,7 @@ class SamplerSettings:
     path           shares of image and noise at each level
     table          noise levels of the training; None is that of Stable Diffusion 1
     unconditional  returns the clean latent that the last call of `denoise` predicted without guidance; for CFG++
+    check_stop     raises Stopped if the run should stop; for samplers that try a step several times
     """
 
     eta: float | None = None
@@ -50,6 +55,7 @@ class SamplerSettings:
     path: NoisePath = EXPLODING
     table: SigmaTable | None = None
     unconditional: Callable[[], Tensor] | None = None
+    check_stop: Callable[[], None] = _continue
 
     def eta_or(self, default: float) -> float:
         """Return `eta`, or the sampler's default."""

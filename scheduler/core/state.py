@@ -675,7 +675,7 @@ class SchedulerState:
         if isinstance(event, RunEnded):
             self.leaving.copy_result_of(event.report.task_id, self.draining)
         # a worker may become idle, or start, after the deadline of its machine
-        if isinstance(event, (RunEnded, WorkerUp)):
+        if isinstance(event, (RunEnded, TaskRevoked, WorkerUp)):
             self._leave_idle()
         if stop_at < inf:
             self.ticks.request(stop_at - self.at, self.at)

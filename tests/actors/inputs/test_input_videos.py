@@ -272,7 +272,11 @@ def test_a_video_has_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FOLLOWS = SamplingFacts(
-    model="wan_vace", reads=frozenset({"context", "control"}), side_multiple=16, video=VideoFacts(17, 4, 8.0)
+    model="wan_vace",
+    reads=frozenset({"context", "control"}),
+    side_multiple=16,
+    video=VideoFacts(17, 4, 8.0),
+    several_references=True,
 )
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from modelpool.actors.metrics.exposition import metrics_text
 from modelpool.actors.metrics.families import MOST_LABELS, OTHERS, BoundedLabels, Distribution, MetricFamily, MetricKind
+from modelpool.actors.metrics.pool_metrics import PoolMetrics
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.wire.messages import SubmissionId
+from modelpool.pool.specs.resident import Residency
+from modelpool.pool.specs.spec import Stage, TaskId, TaskReport, WorkerId, WorkerSpec
+from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
+from modelpool.scheduler.tables.messages import EndWorker, RunEnded, RunTask, TaskRevoked, Tick, WorkerUp
 from modelpool.scheduler.tables.node_groups import NodeGroup
 from tests.actors.fake_fleet import ME, Desk, dialogue, settle
 from tests.actors.fakes import FAIL
@@ -81,6 +89,37 @@ async def test_the_queue_time_is_that_before_the_start_and_the_busy_time_that_af
     assert (await scrape(desk))("modelpool_gpu_busy_seconds_total", worker="gpu-0") == 7.0
 
 
+def test_a_revoked_run_never_began() -> None:
+    """Its worker is idle after the run before it; neither a queue time, a retry nor a loss is counted."""
+    worker, one, two = WorkerId("gpu-0"), TaskId("one"), TaskId("two")
+    task = SimpleNamespace(spec=SimpleNamespace(stage=Stage.ENCODE), queue_seconds=1.0)
+    metrics = PoolMetrics(cast("Demand", SimpleNamespace(jobs={}, tasks={one: task, two: task})))
+    metrics.note(WorkerUp(0.0, WorkerSpec(worker, 1, 1 << 30, 1e9)), [RunTask(worker, 1, one, 1)])
+    metrics.note(Tick(1.0), [RunTask(worker, 1, two, 2, queued=True)])
+    metrics.note(TaskRevoked(2.0, worker, 1, two, 2), [])
+    metrics.note(RunEnded(3.0, TaskReport(one, 1, worker, 1, Residency(1 << 30))), [])
+    metrics.note(Tick(9.0), [EndWorker(worker, 1)])
+    after = Scrape(metrics.families(10.0))
+    assert after("modelpool_task_queue_seconds_count", stage="encode") == 1
+    assert after("modelpool_task_retries_total", stage="encode") == 0
+    assert after("modelpool_tasks_total", stage="encode", outcome="worker_lost") == 0
+    assert after("modelpool_worker_losses_total", cause="crash") == 0
+
+
+def test_a_queued_run_begins_when_the_run_before_it_ends() -> None:
+    worker, one, two = WorkerId("gpu-0"), TaskId("one"), TaskId("two")
+    task = SimpleNamespace(spec=SimpleNamespace(stage=Stage.ENCODE), queue_seconds=1.0)
+    metrics = PoolMetrics(cast("Demand", SimpleNamespace(jobs={}, tasks={one: task, two: task})))
+    metrics.note(WorkerUp(0.0, WorkerSpec(worker, 1, 1 << 30, 1e9)), [RunTask(worker, 1, one, 1)])
+    metrics.note(Tick(1.0), [RunTask(worker, 1, two, 1, queued=True)])
+    metrics.note(RunEnded(3.0, TaskReport(one, 1, worker, 1, Residency(1 << 30))), [])
+    metrics.note(RunEnded(5.0, TaskReport(two, 1, worker, 1, Residency(1 << 30))), [])
+    after = Scrape(metrics.families(10.0))
+    assert after("modelpool_task_queue_seconds_sum", stage="encode") == 1.0 + 3.0
+    assert after("modelpool_gpu_busy_seconds_total", worker="gpu-0") == 5.0
+    assert after("modelpool_tasks_total", stage="encode", outcome="succeeded") == 2
+
+
 @dialogue
 async def test_bytes_that_come_and_go_are_counted_with_the_hits() -> None:
     desk = await Desk(workers=1).open()
@@ -119,7 +158,7 @@ async def test_failures_and_cancellations_are_counted_by_kind() -> None:
     desk = await Desk(workers=1).open()
     await desk.submit(request(prompt=FAIL, cfg=1.0))
     await desk.run_dry()
-    await desk.submit(request(prompt="later"), submission="t")
+    await desk.submit(request(prompt="later", cfg=1.0), submission="t")
     await desk.controller.cancel(ME, SubmissionId("t"))
     await desk.run_dry()
     after = await scrape(desk)
