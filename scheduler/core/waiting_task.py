@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from modelpool.pool.specs.spec import TaskId, WorkerId
+from modelpool.pool.specs.wire_value import WireValue
 from modelpool.scheduler.tables.jobs import Task, TaskStatus
 from modelpool.scheduler.tables.placement_record import PlacementOption, WaitEvaluation
 from modelpool.scheduler.tables.workers import Worker
@@ -27,7 +28,7 @@ _LATE_SECONDS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class TaskWait:
+class TaskWait(WireValue):
     """Why a task has not started.
 
     reason        what it waits for, as a clause
