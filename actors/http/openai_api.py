@@ -32,6 +32,8 @@ MAX_IMAGES = 10
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 #: fields of the API that a diffusion model has no use for
 _IGNORED = ("quality", "style", "moderation", "safety_identifier", "input_fidelity", "user", "complexity")
+#: fields of a form that have files
+_FILE_FIELDS = ("image", "image[]", "mask", "mask[]")
 #: no token is counted
 _USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0}
 
@@ -126,7 +128,8 @@ def openai_router(services: Services) -> APIRouter:
         model_name = await services.model_or_default(parsed.call.model)
 
         def build() -> Sequence[GenerateRequest]:
-            return _edit_requests(services, ParsedCall(parsed.call, parsed.fields), model_name, form)
+            fields = services.images.in_fields(parsed.fields)
+            return _edit_requests(services, ParsedCall(parsed.call, fields), model_name, form)
 
         return await _answer(services, request, parsed.call, build, "image_edit")
 
@@ -137,8 +140,11 @@ def _values_of(form: FormBody) -> dict[str, Any]:
     """Return the texts of a form as the values that JSON would have: numbers and truth values are texts in a form."""
     values: dict[str, Any] = dict(form.texts)
     for name in form.files:
-        if name.removesuffix("[]") not in ("image", "mask"):
+        if name not in _FILE_FIELDS:
             raise HttpProblem(400, f"{name}: unknown file; expected image, image[] or mask")
+    for name in (*_FILE_FIELDS, "reference"):
+        if name in values:
+            raise HttpProblem(400, f"{name}: found a text, expected a file in image, image[] or mask")
     if "stream" in values:
         if values["stream"] not in ("true", "false"):
             raise HttpProblem(400, f"stream: found {values['stream']!r}, expected true or false")

@@ -1,0 +1,62 @@
+"""What callers send is checked before it names a file, reaches the pool or takes memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from modelpool.actors.http.application import application
+from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.settings.serve_section import ServeSection
+from tests.actors.http.asgi import Answer, RefusingPool, call
+
+PRIVATE = "private.png"
+
+
+class RecordingPool(RefusingPool):
+    """Remembers the requests that reach it."""
+
+    def __init__(self) -> None:
+        self.seen: list[GenerateRequest] = []
+
+    def submit(self, requests: Iterable[GenerateRequest], **_: Any) -> Any:
+        self.seen += requests
+        return super().submit(self.seen)
+
+    def recipes(self, requests: Iterable[GenerateRequest]) -> Any:
+        self.seen += requests
+        return super().recipes(self.seen)
+
+
+def png(size: tuple[int, int] = (8, 8)) -> bytes:
+    content = BytesIO()
+    Image.new("RGB", size).save(content, "PNG")
+    return content.getvalue()
+
+
+def edited(pool: RefusingPool, folder: Path, **texts: str) -> Answer:
+    """The answer to a form with one image file and these texts."""
+    parts = [f'name="{name}"\r\n\r\n{value}'.encode() for name, value in {"prompt": "x", **texts}.items()]
+    parts.append(b'name="image"; filename="a.png"\r\nContent-Type: image/png\r\n\r\n' + png())
+    body = b"".join(b"--edge\r\nContent-Disposition: form-data; " + part + b"\r\n" for part in parts) + b"--edge--\r\n"
+    headers = {"content-type": "multipart/form-data; boundary=edge"}
+    app = application(pool, ServeSection(), folder)
+    return asyncio.run(call(app, "POST", "/v1/images/edits", body, headers))
+
+
+@pytest.mark.parametrize("name", ["image", "mask", "reference", "last_image", "video", "video_mask", "controls"])
+def test_no_text_of_a_form_names_a_file_of_the_server(name: str, tmp_path: Path) -> None:
+    """An existing image: a driver script may name it so."""
+    path = tmp_path / PRIVATE
+    path.write_bytes(png())
+    pool = RecordingPool()
+    answer = edited(pool, tmp_path, model="shapes", **{name: f"canny={path}" if name == "controls" else str(path)})
+    assert (answer.status, pool.seen) == (400, [])
+    assert name in answer.json["error"]["message"]
+    assert "base64" in answer.json["error"]["message"] or "expected a file" in answer.json["error"]["message"]
