@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field, field_validator
 
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
+from modelpool.actors.http.caller_names import check_names
 from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_text
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
@@ -87,13 +88,14 @@ class ParsedCall:
         return cls(ImagesCall(**own), fields)
 
     def requests(self, model: str, images: Mapping[str, Any]) -> list[GenerateRequest]:
-        """Return a request for each image, with seeds that count up. Raises UserError."""
+        """Return a request for each image, with seeds that count up. Raises UserError, also for paths instead of names."""
         fields: dict[str, Any] = {"model": model, "prompt": self.call.prompt, **self.call.sides, **self.fields}
         first = fields.pop("seed", None)
         seed = secrets.randbits(32) if first is None else first
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise unusable_field("seed", seed, "a whole number")
-        return [GenerateRequest(**fields, **images, seed=seed + place) for place in range(self.call.n)]
+        numbered = range(seed, seed + self.call.n)
+        return [check_names(GenerateRequest(**fields, **images, seed=each)) for each in numbered]
 
 
 def openai_router(services: Services) -> APIRouter:

@@ -60,3 +60,14 @@ def test_no_text_of_a_form_names_a_file_of_the_server(name: str, tmp_path: Path)
     assert (answer.status, pool.seen) == (400, [])
     assert name in answer.json["error"]["message"]
     assert "base64" in answer.json["error"]["message"] or "expected a file" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model": "/weights/a.safetensors"}, {"model": "shapes", "negative": "embedding:/a.pt"}]
+)
+def test_an_edit_asks_the_pool_only_for_names_that_are_no_paths(fields: dict[str, str], tmp_path: Path) -> None:
+    """The pool is asked whether the model reads reference images, which opens the file of the model."""
+    pool = RecordingPool()
+    answer = edited(pool, tmp_path, **fields)
+    assert (answer.status, pool.seen) == (400, [])
+    assert "not a path" in answer.json["error"]["message"]
