@@ -124,8 +124,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         key = request.headers.get("idempotency-key")
         if key is None:
             jobs_id = _fresh_id() if new.detached else None
-            submission = await _submitted(services, caller, new, jobs_id)
-            _notify_at_end(services, webhooks, start, submission, new.webhook)
+            submission = await _notifying(webhooks, start, new.webhook, _submitted(services, caller, new, jobs_id))
         else:
             submission = await _submitted_once(services, idempotency, webhooks, start, caller, new, key, body)
         return JSONResponse(submission_json(submission), 201, {"Location": f"/api/jobs/{submission.id}"})
@@ -292,9 +291,8 @@ async def _submitted_once(
     detached = new.detached if new.detached is not None else await services.keeps_jobs()
 
     async def submit() -> HttpSubmission:
-        submission = await _submitted(services, caller, new, key_id if detached else None)
-        _notify_at_end(services, webhooks, start, submission, new.webhook)
-        return submission
+        submitted = _submitted(services, caller, new, key_id if detached else None)
+        return await _notifying(webhooks, start, new.webhook, submitted)
 
     return await idempotency.once(key_id, body_sha256, submit)
 
@@ -303,17 +301,27 @@ def _fresh_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def _notify_at_end(
-    services: Services,
+async def _notifying(
     webhooks: Webhooks,
     start: Callable[[Coroutine[Any, Any, None]], None],
-    submission: HttpSubmission,
     url: str,
-) -> None:
-    """Have the end of a submission delivered to `url`, if there is one."""
+    submitted: Coroutine[Any, Any, HttpSubmission],
+) -> HttpSubmission:
+    """Return what `submitted` returns, and have its end delivered to `url`, if there is one. Raises HttpProblem (429)
+    before anything is submitted if too many webhooks are pending, and what `submitted` raises.
+    """
     if not url:
-        return
-    webhooks.reserve()
+        return await submitted
+    try:
+        webhooks.reserve()
+    except HttpProblem:
+        submitted.close()
+        raise
+    try:
+        submission = await submitted
+    except BaseException:
+        webhooks.release()
+        raise
 
     async def deliver() -> None:
         try:
@@ -324,6 +332,7 @@ def _notify_at_end(
             webhooks.release()
 
     start(deliver())
+    return submission
 
 
 def submission_schema() -> dict[str, Any]:

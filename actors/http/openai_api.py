@@ -88,7 +88,7 @@ class ParsedCall:
         return cls(ImagesCall(**own), fields)
 
     def requests(self, model: str, images: Mapping[str, Any]) -> list[GenerateRequest]:
-        """Return a request for each image, with seeds that count up. Raises UserError, also for paths instead of names."""
+        """Return a request for each image, with seeds that count up. Raises UserError: for paths as names, too."""
         fields: dict[str, Any] = {"model": model, "prompt": self.call.prompt, **self.call.sides, **self.fields}
         first = fields.pop("seed", None)
         seed = secrets.randbits(32) if first is None else first

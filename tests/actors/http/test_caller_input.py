@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -71,3 +72,21 @@ def test_an_edit_asks_the_pool_only_for_names_that_are_no_paths(fields: dict[str
     answer = edited(pool, tmp_path, **fields)
     assert (answer.status, pool.seen) == (400, [])
     assert "not a path" in answer.json["error"]["message"]
+
+
+def test_nothing_is_submitted_without_a_place_for_its_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place is free again if the submission is refused."""
+    url = "http://hook.test/end"
+    body = json.dumps({"requests": [{"model": "shapes", "prompt": "x"}], "webhook": url}).encode()
+    settings = ServeSection(url_hosts=("hook.test",), webhook_secret="s" * 32)
+    pool = RecordingPool()
+
+    async def answers(places: int) -> list[int]:
+        monkeypatch.setattr("modelpool.actors.http.webhooks.MOST_PENDING", places)
+        app = application(pool, settings, tmp_path)
+        headers = ({}, {"idempotency-key": "order 1"}, {})
+        return [(await call(app, "POST", "/api/jobs", body, each)).status for each in headers]
+
+    assert (asyncio.run(answers(0)), pool.seen) == ([429] * 3, [])
+    assert asyncio.run(answers(1)) == [400] * 3
+    assert len(pool.seen) == 3
