@@ -227,16 +227,22 @@ async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> As
                     _check_succeeded(end)
                     text = await asyncio.to_thread(_text_of, end, call)
                 except HttpProblem as problem:
-                    error = {"message": str(problem), "type": "server_error", "param": None, "code": None}
-                    yield event("error", {"type": "error", "error": error})
+                    yield _error_event(str(problem))
                     return
                 about = {**_about(call), "size": call.size or "auto", "quality": "auto", "background": "opaque"}
                 content = {"type": f"{kind}.completed", "b64_json": text, "created_at": int(time.time()), **about}
                 yield event(f"{kind}.completed", content)
         cancel = False
+        if submission.lost:
+            yield _error_event(submission.lost)
     finally:
         if cancel:  # the client has gone, or gets nothing more
             await submission.cancel()
+
+
+def _error_event(message: str) -> bytes:
+    error = {"message": message, "type": "server_error", "param": None, "code": None}
+    return event("error", {"type": "error", "error": error})
 
 
 def _check_succeeded(end: JobEnd) -> None:
