@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -87,7 +87,7 @@ class ParsedCall:
             raise HttpProblem(400, f"{unknown[0]}: unknown; expected a field of the images API or of a request")
         return cls(ImagesCall(**own), fields)
 
-    def requests(self, model: str, images: Mapping[str, Any]) -> list[GenerateRequest]:
+    def requests(self, model: str, images: Mapping[str, Any], listed: Set[str]) -> list[GenerateRequest]:
         """Return a request for each image, with seeds that count up. Raises UserError: for paths as names, too."""
         fields: dict[str, Any] = {"model": model, "prompt": self.call.prompt, **self.call.sides, **self.fields}
         first = fields.pop("seed", None)
@@ -95,7 +95,7 @@ class ParsedCall:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise unusable_field("seed", seed, "a whole number")
         numbered = range(seed, seed + self.call.n)
-        return [check_names(GenerateRequest(**fields, **images, seed=each)) for each in numbered]
+        return [check_names(GenerateRequest(**fields, **images, seed=each), listed) for each in numbered]
 
 
 def openai_router(services: Services) -> APIRouter:
@@ -116,10 +116,11 @@ def openai_router(services: Services) -> APIRouter:
     @router.post("/v1/images/generations", summary="Generate images")
     async def generations(request: Request) -> Response:
         parsed = ParsedCall.of(await json_object(request, max_bytes))
-        model_name = await services.model_or_default(parsed.call.model)
+        model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            return ParsedCall(parsed.call, services.images.in_fields(parsed.fields)).requests(model_name, {})
+            fields = services.images.in_fields(parsed.fields)
+            return ParsedCall(parsed.call, fields).requests(model_name, {}, listed)
 
         return await _answer(services, request, parsed.call, build, "image_generation")
 
@@ -127,11 +128,11 @@ def openai_router(services: Services) -> APIRouter:
     async def edits(request: Request) -> Response:
         form = await form_body(request, max_bytes)
         parsed = ParsedCall.of(_values_of(form))
-        model_name = await services.model_or_default(parsed.call.model)
+        model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
             fields = services.images.in_fields(parsed.fields)
-            return _edit_requests(services, ParsedCall(parsed.call, fields), model_name, form)
+            return _edit_requests(services, ParsedCall(parsed.call, fields), model_name, form, listed)
 
         return await _answer(services, request, parsed.call, build, "image_edit")
 
@@ -158,7 +159,9 @@ def _values_of(form: FormBody) -> dict[str, Any]:
     return values
 
 
-def _edit_requests(services: Services, parsed: ParsedCall, model: str, form: FormBody) -> Sequence[GenerateRequest]:
+def _edit_requests(
+    services: Services, parsed: ParsedCall, model: str, form: FormBody, listed: Set[str]
+) -> Sequence[GenerateRequest]:
     """Return requests that change the images of a form. A model that accepts reference images (Flux Kontext,
     Qwen-Image-Edit) reads them as these, every other one starts from the only one. Raises UserError.
     """
@@ -171,14 +174,14 @@ def _edit_requests(services: Services, parsed: ParsedCall, model: str, form: For
         if len(images) > 1:
             raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
         mask = _mask_of(image_of_bytes("mask", masks[0][1]))
-        return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask})
-    as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]})
+        return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask}, listed)
+    as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]}, listed)
     refused = services.pool.recipes([as_references[0]])[0]
     if not isinstance(refused, UserError):
         return as_references
     if len(images) > 1:
         raise refused
-    return parsed.requests(model, {"image": images[0]})
+    return parsed.requests(model, {"image": images[0]}, listed)
 
 
 def _mask_of(image: Any) -> Any:

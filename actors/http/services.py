@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,11 @@ class Listings:
     loras: tuple[LoraListing, ...]
     at: float
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all."""
+        return frozenset(each.name for each in (*self.models, *self.loras))
+
 
 class Services:
     """One for each application. Belongs to one event loop."""
@@ -77,7 +82,8 @@ class Services:
         """Build requests in a thread, and queue them for `caller`: in the pool's journal if there is a `detached_id`.
         Raises UserError, HttpProblem (429 for too many jobs), and PoolLost.
         """
-        requests = await asyncio.to_thread(lambda: [_for_caller(request, caller) for request in build()])
+        names = await self.listed_names()
+        requests = await asyncio.to_thread(lambda: [_for_caller(request, caller, names) for request in build()])
         if not requests:
             raise HttpProblem(400, "requests: found none, expected at least one")
         owner, count = caller.owner, len(requests)
@@ -118,6 +124,10 @@ class Services:
             self._listings = Listings(usable, tuple(each for each in loras if not each.problem), now)
         return self._listings
 
+    async def listed_names(self) -> frozenset[str]:
+        """Return the names of the models and LoRAs that the pool lists. Raises PoolLost."""
+        return (await self.listings()).names
+
     async def model_or_default(self, named: str | None) -> str:
         """Return the name of a model: `named`, else the only one of the pool. Raises HttpProblem (400)."""
         if named:
@@ -149,7 +159,8 @@ class Services:
         """Return the job of a signed path. Raises HttpProblem (403, 404)."""
         for submission in self.submissions.with_id(submission_id):
             expected = self._signature(submission.owner, submission.id, index, until)
-            if hmac.compare_digest(expected, signature) and until >= time.time():
+            # as bytes: texts with other characters than ASCII are not compared
+            if hmac.compare_digest(expected.encode(), signature.encode(errors="replace")) and until >= time.time():
                 return output_of(submission, index)
         raise HttpProblem(403, "the address of this output is not valid, or no longer")
 
@@ -179,11 +190,11 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     return end
 
 
-def _for_caller(request: GenerateRequest, caller: Caller) -> GenerateRequest:
+def _for_caller(request: GenerateRequest, caller: Caller, listed: Set[str]) -> GenerateRequest:
     """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one, and UnusableField for
-    paths instead of names.
+    names that may be paths and are not `listed`.
     """
-    check_names(request)
+    check_names(request, listed)
     if caller.user is None:
         return request
     if request.user not in (None, caller.user):

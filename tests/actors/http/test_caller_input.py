@@ -15,7 +15,9 @@ from PIL import Image
 from modelpool.actors.http.application import application
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.registry.listings import ModelListing
 from tests.actors.http.asgi import Answer, RefusingPool, call
+from tests.actors.http.test_shared_servers import SharedPool
 
 PRIVATE = "private.png"
 
@@ -90,3 +92,44 @@ def test_nothing_is_submitted_without_a_place_for_its_webhook(tmp_path: Path, mo
     assert (asyncio.run(answers(0)), pool.seen) == ([429] * 3, [])
     assert asyncio.run(answers(1)) == [400] * 3
     assert len(pool.seen) == 3
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "sub/dir"},
+        {"model": "a.safetensors"},
+        {"model": "x.json"},
+        {"loras": ["sub/a"]},
+        {"loras": ["a.safetensors:0.5"]},
+        {"prompt": "embedding:a.pt:1.2"},
+    ],
+)
+def test_a_name_that_may_be_a_relative_path_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+    """A name in a form of a path is first looked for below the working directory of the pool."""
+    pool = RecordingPool()
+    body = json.dumps({"model": "shapes", "prompt": "x", **fields}).encode()
+    answer = asyncio.run(call(application(pool, ServeSection(), tmp_path), "POST", "/api/jobs", body))
+    assert (answer.status, pool.seen) == (400, [])
+    assert "not a path" in answer.json["error"]["message"]
+
+
+def test_a_listed_name_is_accepted_whatever_its_form(tmp_path: Path) -> None:
+    class NestedPool(RecordingPool):
+        def models(self) -> tuple[ModelListing, ...]:
+            return (ModelListing("sd15/shapes", "shapes.safetensors", "SD 1.5", 1, 64, 64),)
+
+    pool = NestedPool()
+    body = json.dumps({"model": "sd15/shapes", "prompt": "x"}).encode()
+    asyncio.run(call(application(pool, ServeSection(), tmp_path), "POST", "/api/jobs", body))
+    assert [request.model for request in pool.seen] == ["sd15/shapes"]
+
+
+def test_a_signature_with_other_characters_than_ascii_is_refused(tmp_path: Path) -> None:
+    async def work() -> int:
+        app = application(SharedPool(), ServeSection(), tmp_path)
+        created = await call(app, "POST", "/api/jobs", json.dumps({"model": "shapes", "prompt": "x"}).encode())
+        query = "until=99999999999&signature=%C3%A9"
+        return (await call(app, "GET", f"/files/{created.json['id']}/0", query=query)).status
+
+    assert asyncio.run(work()) == 403
