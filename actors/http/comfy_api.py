@@ -207,7 +207,7 @@ async def _submitted(
             return _requests(outputs, names, uploads, caller.owner)
 
         try:
-            submission = await services.submit(caller, build, INTERFACE)
+            submission = await services.submit(caller, build, INTERFACE, sum(each.count for each in outputs))
         except (HttpProblem, WorkflowRejected):
             raise
         except UserError as problem:

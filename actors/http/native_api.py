@@ -266,12 +266,16 @@ def _check_webhook(services: Services, url: Any) -> None:
 
 
 async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
-    return await services.submit(caller, lambda: _requests(services, new, jobs_id is not None), INTERFACE, jobs_id)
+    def build() -> Sequence[GenerateRequest]:
+        return _requests(services, new, jobs_id is not None)
+
+    return await services.submit(caller, build, INTERFACE, len(new.requests), jobs_id)
 
 
 def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
-    return [GenerateRequest(**services.images.in_fields(fields, folder)) for fields in new.requests]
+    images = services.images_of_call()
+    return [GenerateRequest(**images.in_fields(fields, folder)) for fields in new.requests]
 
 
 async def _submitted_once(

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field, field_validator
 
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
+from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.http.caller_names import check_names
 from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_text
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
@@ -22,7 +23,6 @@ from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
-from modelpool.actors.request.image_fields import image_of_bytes
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -119,7 +119,7 @@ def openai_router(services: Services) -> APIRouter:
         model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            fields = services.images.in_fields(parsed.fields)
+            fields = services.images_of_call().in_fields(parsed.fields)
             return ParsedCall(parsed.call, fields).requests(model_name, {}, listed)
 
         return await _answer(services, request, parsed.call, build, "image_generation")
@@ -131,8 +131,9 @@ def openai_router(services: Services) -> APIRouter:
         model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            fields = services.images.in_fields(parsed.fields)
-            return _edit_requests(services, ParsedCall(parsed.call, fields), model_name, form, listed)
+            images = services.images_of_call()
+            call = ParsedCall(parsed.call, images.in_fields(parsed.fields))
+            return _edit_requests(services, call, model_name, form, listed, images)
 
         return await _answer(services, request, parsed.call, build, "image_edit")
 
@@ -160,7 +161,7 @@ def _values_of(form: FormBody) -> dict[str, Any]:
 
 
 def _edit_requests(
-    services: Services, parsed: ParsedCall, model: str, form: FormBody, listed: Set[str]
+    services: Services, parsed: ParsedCall, model: str, form: FormBody, listed: Set[str], decoder: CallerImages
 ) -> Sequence[GenerateRequest]:
     """Return requests that change the images of a form. A model that accepts reference images (Flux Kontext,
     Qwen-Image-Edit) reads them as these, every other one starts from the only one. Raises UserError.
@@ -168,12 +169,12 @@ def _edit_requests(
     files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
     if not files:
         raise unusable_field("image", "none", "at least one image file")
-    images = [image_of_bytes("image", content) for _, content in files]
+    images = [decoder.of_bytes("image", content) for _, content in files]
     masks = form.files.get("mask", ())
     if masks:
         if len(images) > 1:
             raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
-        mask = _mask_of(image_of_bytes("mask", masks[0][1]))
+        mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
         return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask}, listed)
     as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]}, listed)
     refused = services.pool.recipes([as_references[0]])[0]
@@ -204,7 +205,7 @@ async def _answer(
     kind: str,
 ) -> Response:
     """Generate, and answer at once with a stream of events, or at the end with all images."""
-    submission = await services.submit(caller_of(request), build, INTERFACE)
+    submission = await services.submit(caller_of(request), build, INTERFACE, call.n)
     if call.stream:
         return StreamingResponse(with_pings(_events(submission, call, kind)), media_type=EVENT_STREAM)
     await services.wait(request, submission)

@@ -65,32 +65,38 @@ class Services:
         self.folder = folder
         self.access = AccessControl(settings, time.monotonic)
         self.submissions = Submissions(pool, folder, settings.kept_submissions)
-        self.images = CallerImages(settings.url_hosts, settings.upload_bound_bytes)
         self._secret = secret
         self._listings: Listings | None = None
         self._keeps_jobs: bool | None = None
         #: jobs of each owner that are being submitted
         self._arriving: dict[str, int] = {}
 
+    def images_of_call(self) -> CallerImages:
+        """Return a decoder for the images of one call."""
+        return CallerImages(self.settings.url_hosts, self.settings.upload_bound_bytes)
+
     async def submit(
         self,
         caller: Caller,
         build: Callable[[], Sequence[GenerateRequest]],
         interface: str,
+        count: int,
         detached_id: str | None = None,
     ) -> HttpSubmission:
-        """Build requests in a thread, and queue them for `caller`: in the pool's journal if there is a `detached_id`.
+        """Build `count` requests in a thread, and queue them for `caller`: in the pool's journal if there is a
+        `detached_id`. Too many are refused before their images are decoded.
         Raises UserError, HttpProblem (429 for too many jobs), and PoolLost.
         """
-        names = await self.listed_names()
-        requests = await asyncio.to_thread(lambda: [_for_caller(request, caller, names) for request in build()])
-        if not requests:
+        if not count:
             raise HttpProblem(400, "requests: found none, expected at least one")
-        owner, count = caller.owner, len(requests)
+        owner = caller.owner
         arriving = self._arriving.get(owner, 0)
         self.access.admit_jobs(self.submissions.unfinished(owner) + arriving, count)
         self._arriving[owner] = arriving + count
         try:
+            names = await self.listed_names()
+            requests = await asyncio.to_thread(lambda: [_for_caller(request, caller, names) for request in build()])
+            assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
                 return await self.submissions.submit(requests, owner, interface)
             return await self.submissions.submit_detached(requests, owner, interface, detached_id)

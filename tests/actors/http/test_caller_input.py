@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterable
 from io import BytesIO
@@ -13,8 +14,10 @@ import pytest
 from PIL import Image
 
 from modelpool.actors.http.application import application
+from modelpool.actors.http.caller_images import CallerImages
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.serve_section import ServeSection
+from modelpool.pool.core.errors import UserError
 from modelpool.pool.registry.listings import ModelListing
 from tests.actors.http.asgi import Answer, RefusingPool, call
 from tests.actors.http.test_shared_servers import SharedPool
@@ -133,3 +136,40 @@ def test_a_signature_with_other_characters_than_ascii_is_refused(tmp_path: Path)
         return (await call(app, "GET", f"/files/{created.json['id']}/0", query=query)).status
 
     assert asyncio.run(work()) == 403
+
+
+def test_too_many_jobs_are_refused_before_their_images_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    monkeypatch.setattr(CallerImages, "decode", lambda self, name, value: decoded.append(name))
+    request = {"model": "shapes", "prompt": "x", "image": base64.b64encode(png()).decode()}
+    app = application(RecordingPool(), ServeSection(queued_jobs=2), tmp_path)
+    answer = asyncio.run(call(app, "POST", "/api/jobs", json.dumps([request] * 3).encode()))
+    assert (answer.status, decoded) == (400, [])
+    assert "expected up to 2" in answer.json["error"]["message"]
+
+
+def test_the_images_of_one_call_have_a_bound_in_pixels(tmp_path: Path) -> None:
+    """Over all requests of the call: a file of few bytes may have many pixels. Each call has its own."""
+    image = base64.b64encode(png((2048, 2048))).decode()
+    images = CallerImages((), 1 << 20, max_pixels=3 * 2048 * 2048)
+    images.in_fields({"image": image, "controls": [{"image": image}]})
+    images.in_fields({"mask": image})
+    with pytest.raises(UserError, match=r"reference.*2048x2048.*12582912 pixels"):
+        images.in_fields({"reference": [image]})
+    pool = RecordingPool()
+    small = base64.b64encode(png((64, 64))).decode()
+    requests = [{"model": "shapes", "prompt": "x", "image": small} for _ in range(2)]
+    app = application(pool, ServeSection(), tmp_path)
+
+    async def answers() -> list[str]:
+        found = [await call(app, "POST", "/api/jobs", json.dumps(requests).encode()) for _ in range(2)]
+        return [answer.json["error"]["message"] for answer in found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CallerImages.__init__, "__defaults__", (64 * 64,))
+        assert all("4096 pixels" in message for message in asyncio.run(answers()))
+        assert pool.seen == []
+        patch.setattr(CallerImages.__init__, "__defaults__", (2 * 64 * 64,))
+        assert not any("pixels" in message for message in asyncio.run(answers()))
