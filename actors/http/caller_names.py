@@ -23,6 +23,11 @@ def check_names(request: GenerateRequest, listed: Set[str]) -> GenerateRequest:
     return request
 
 
+def may_name_paths(request: GenerateRequest) -> bool:
+    """Whether a name of a request may be a path, unless the pool lists it."""
+    return any(is_path(name) for _, name in _names(request))
+
+
 def is_path(name: str) -> bool:
     """Whether the registry would look for a file or a folder of this name: also below its working directory."""
     is_file = name.lower().endswith((*PLAIN_SUFFIXES, *PICKLE_SUFFIXES, ".json", ".toml"))

@@ -214,6 +214,8 @@ def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int =
 def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
     """Return the end of a job as JSON values."""
     found: dict[str, Any] = {"index": end.index, "job": end.job_id, "state": end.state, "seed": end.seed}
+    if end.address:
+        return {**found, "address": end.address, **end.facts}
     if end.path is None:
         return {**found, "kind": end.kind, "message": end.message}
     url = f"/api/jobs/{submission.id}/outputs/{end.index}"

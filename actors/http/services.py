@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.caller_names import check_names
+from modelpool.actors.http.caller_names import check_names, may_name_paths
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
@@ -94,8 +94,9 @@ class Services:
         self.access.admit_jobs(self.submissions.unfinished(owner) + arriving, count)
         self._arriving[owner] = arriving + count
         try:
-            names = await self.listed_names()
-            requests = await asyncio.to_thread(lambda: [_for_caller(request, caller, names) for request in build()])
+            built = await asyncio.to_thread(build)
+            names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
+            requests = [_for_caller(request, caller, names) for request in built]
             assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
                 return await self.submissions.submit(requests, owner, interface)
@@ -189,6 +190,10 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     end = submission.end_of(index)
     if end is None:
         raise HttpProblem(409, f"job {index} has not ended")
+    if end.address:
+        raise HttpProblem(
+            409, f"the output of job {index} is in a store, which this server does not read: {end.address}"
+        )
     if end.path is None:
         raise HttpProblem(404, f"job {index} has no output: {end.kind} {end.message}")
     if not end.path.is_file():

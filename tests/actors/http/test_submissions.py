@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from modelpool.actors.detached.job_service import JobsProgress
+from modelpool.actors.detached.records import Outcome, RequestOutcome, SubmissionRecord, SubmissionState
+from modelpool.actors.http.native_api import end_json
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.services import output_of
 from modelpool.actors.http.submissions import HttpSubmission, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure
@@ -163,3 +168,42 @@ def test_a_lost_pool_ends_the_wait() -> None:
         assert submissions.unfinished("ann") == 0
 
     run(work)
+
+
+def test_outputs_of_a_detached_submission_are_where_it_has_them(tmp_path: Path) -> None:
+    """It may be of a driver, or of a server with another folder; what is in a store has the address in the refusal."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.png").write_bytes(b"content")
+
+    class DetachedJobs:
+        def __init__(self, jobs_id: str) -> None:
+            self.id = jobs_id
+            self._output = {"local": str(elsewhere), "stored": "s3://bucket/folder"}[jobs_id]
+
+        def progress(self) -> JobsProgress:
+            record = SubmissionRecord(self.id, SubmissionState.ENDED, self._output, "", 1, 0.0, 1)
+            return JobsProgress(record, (), 0, "")
+
+        def outcomes(self) -> Iterator[RequestOutcome]:
+            yield RequestOutcome(self.id, 0, Outcome.SUCCEEDED, "a.png")
+
+        def cancel(self) -> None:
+            """Nothing runs."""
+
+    class DetachedPool(OrderedPool):
+        def attach(self, jobs_id: str) -> Any:
+            return DetachedJobs(jobs_id)
+
+    async def work() -> None:
+        submissions = Submissions(DetachedPool(), tmp_path / "server", 10)  # type: ignore[arg-type]
+        local, stored = [await submissions.find(name, "") for name in ("local", "stored")]
+        await asyncio.gather(local.ended(), stored.ended())
+        assert output_of(local, 0).path == elsewhere / "a.png"
+        with pytest.raises(HttpProblem, match=r"s3://bucket/folder/a\.png") as refused:
+            output_of(stored, 0)
+        assert refused.value.status == 409
+        assert end_json(stored, stored.ends[0])["address"] == "s3://bucket/folder/a.png"
+        await submissions.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
