@@ -23,6 +23,7 @@ from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of, output_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.request.requests import GenerateRequest
@@ -182,13 +183,19 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         }
 
     @router.get("/api/status", summary="Show the state of the pool")
-    async def status() -> dict[str, Any]:
+    async def status(request: Request) -> dict[str, Any]:
         now = await asyncio.to_thread(services.pool.status)
+        if (user := caller_of(request).user) is not None:
+            jobs = {job.job_id for job in now.failures}
+            own = {job_id for job_id in jobs if services.submissions.has_job(user, job_id)}
+            now = status_for(now, user, own)
         return {**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)}
 
     @router.get("/metrics", summary="Metrics of the pool for Prometheus")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         families = await asyncio.to_thread(services.pool.metrics)
+        if (user := caller_of(request).user) is not None:
+            families = families_for(families, user)
         return Response(metrics_text(families), media_type=CONTENT_TYPE)
 
     return router

@@ -52,7 +52,7 @@ class Listings:
     @property
     def names(self) -> frozenset[str]:
         """The names of all."""
-        return frozenset(each.name for each in (*self.models, *self.loras))
+        return frozenset((*(model.name for model in self.models), *(lora.name for lora in self.loras)))
 
 
 class Services:

@@ -223,6 +223,11 @@ class Submissions:
         """Return the submissions of `owner`, of one interface or all, oldest first."""
         return [each for each in self._known.values() if each.owner == owner and interface in (None, each.interface)]
 
+    def has_job(self, owner: str, job_id: str) -> bool:
+        """Whether a job, by its id in the pool, is of a submission of `owner` that is remembered."""
+        known = self._known.get(job_id.rpartition("-")[0])
+        return known is not None and known.owner == owner
+
     def unfinished(self, owner: str) -> int:
         """Return how many jobs of `owner` have not ended."""
         return self._unfinished[owner]

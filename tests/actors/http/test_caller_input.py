@@ -89,7 +89,7 @@ def test_nothing_is_submitted_without_a_place_for_its_webhook(tmp_path: Path, mo
     async def answers(places: int) -> list[int]:
         monkeypatch.setattr("modelpool.actors.http.webhooks.MOST_PENDING", places)
         app = application(pool, settings, tmp_path)
-        headers = ({}, {"idempotency-key": "order 1"}, {})
+        headers: tuple[dict[str, str], ...] = ({}, {"idempotency-key": "order 1"}, {})
         return [(await call(app, "POST", "/api/jobs", body, each)).status for each in headers]
 
     assert (asyncio.run(answers(0)), pool.seen) == ([429] * 3, [])

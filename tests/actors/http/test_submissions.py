@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from modelpool.actors.detached.job_service import JobsProgress
-from modelpool.actors.detached.records import Outcome, RequestOutcome, SubmissionRecord, SubmissionState
+from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord, SubmissionState
 from modelpool.actors.http.native_api import end_json
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import output_of
@@ -21,6 +21,7 @@ from modelpool.actors.results.outcomes import JobFailure
 from modelpool.actors.results.progress import Progress
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId, RunErrorKind
+from modelpool.scheduler.tables.messages import Outcome
 
 REQUEST = GenerateRequest(model="shapes", prompt="a red circle", seed=1)
 
@@ -84,8 +85,8 @@ class OrderedPool:
     def __init__(self) -> None:
         self.jobs: list[OrderedJobs] = []
 
-    def submit(self, requests: list[GenerateRequest], **_: Any) -> OrderedJobs:
-        self.jobs.append(OrderedJobs(len(self.jobs), len(requests)))
+    def submit(self, requests: Iterable[GenerateRequest], **_: Any) -> OrderedJobs:
+        self.jobs.append(OrderedJobs(len(self.jobs), len(list(requests))))
         return self.jobs[-1]
 
     def attach(self, jobs_id: str) -> Any:
