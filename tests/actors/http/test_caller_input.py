@@ -81,9 +81,9 @@ def test_an_edit_asks_the_pool_only_for_names_that_are_no_paths(fields: dict[str
 
 def test_nothing_is_submitted_without_a_place_for_its_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A place is free again if the submission is refused."""
-    url = "http://hook.test/end"
-    body = json.dumps({"requests": [{"model": "shapes", "prompt": "x"}], "webhook": url}).encode()
-    settings = ServeSection(url_hosts=("hook.test",), webhook_secret="s" * 32)
+    host = "127.0.0.1:1"
+    body = json.dumps({"requests": [{"model": "shapes", "prompt": "x"}], "webhook": f"http://{host}/end"}).encode()
+    settings = ServeSection(url_hosts=(host,), webhook_secret="s" * 32)
     pool = RecordingPool()
 
     async def answers(places: int) -> list[int]:

@@ -82,7 +82,7 @@ def test_users_do_not_see_what_others_run_and_fail(tmp_path: Path) -> None:
     by_user = {"ann": {"denoise": 1}, "bob": {"denoise": 2}}
     run = RunStatus("s1-0", "bob", "denoise", 1, 0, 0, 1.0, False)
     worker = WorkerStatus(WorkerId("w0"), "busy", "", 1, 1, 1, (), "denoise", run=run)
-    seconds = {("ann",): 1.0, ("bob",): 2.0}
+    seconds: dict[tuple[str, ...], float] = {("ann",): 1.0, ("bob",): 2.0}
 
     class BusyPool(SharedPool):
         def status(self) -> PoolStatus:
