@@ -48,9 +48,9 @@ def a1111_router(services: Services) -> APIRouter:
         model = await services.model_or_default(chosen.model)
 
         def build() -> Sequence[GenerateRequest]:
-            return requests_of(call, model, chosen.clip_layers, services.images)
+            return requests_of(call, model, chosen.clip_layers, services.images_of_call())
 
-        submission = await services.submit(caller, build, INTERFACE)
+        submission = await services.submit(caller, build, INTERFACE, call.batch_size * call.n_iter)
         await services.wait(request, submission)
         ends = _successes(submission)
         texts = []

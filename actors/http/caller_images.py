@@ -24,6 +24,9 @@ IMAGE_FIELDS = ("image", "mask", "last_image")
 LIST_FIELDS = ("reference", "video", "video_mask")
 #: fields whose value is a list of tables, with the keys of these that are images
 PART_FIELDS: Mapping[str, tuple[str, ...]] = {"controls": ("image", "mask"), "regions": ("mask",)}
+#: most pixels of all images of one call: 64 images of 2048x2048. A file of some KB may have millions of pixels, which
+#: take three bytes each
+MAX_CALL_PIXELS = 64 * 2048 * 2048
 FETCH_SECONDS = 20.0
 _EXPECTED = "an image file as base64, or as a data URL (paths of the server are not read)"
 _DATA_URL = re.compile(r"data:[\w.+/-]*;base64,")
@@ -32,23 +35,35 @@ _DATA_URL = re.compile(r"data:[\w.+/-]*;base64,")
 class CallerImages:
     """Decodes the images of one call. Blocks while it fetches one: call it in a thread."""
 
-    def __init__(self, url_hosts: Sequence[str], max_bytes: int) -> None:
-        """`url_hosts` are those from which images are fetched, of up to `max_bytes`."""
+    def __init__(self, url_hosts: Sequence[str], max_bytes: int, max_pixels: int = MAX_CALL_PIXELS) -> None:
+        """`url_hosts` are those from which images are fetched, of up to `max_bytes`; all images together may have
+        `max_pixels`.
+        """
         self._url_hosts = frozenset(url_hosts)
         self._max_bytes = max_bytes
+        self._max_pixels = self._left_pixels = max_pixels
 
     def decode(self, name: str, value: Any) -> Image:
         """Return the image in the field `name`. Raises UserError."""
         if not isinstance(value, str) or not value:
             raise unusable_field(name, type(value).__name__ if not isinstance(value, str) else value, _EXPECTED)
         if value.startswith(("http://", "https://")):
-            return image_of_bytes(name, self._fetch(name, value))
+            return self.of_bytes(name, self._fetch(name, value))
         text = value[match.end() :] if (match := _DATA_URL.match(value)) else value
         try:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             raise unusable_field(name, f"{value[:40]!r}...", _EXPECTED) from None
-        return image_of_bytes(name, content)
+        return self.of_bytes(name, content)
+
+    def of_bytes(self, name: str, content: bytes) -> Image:
+        """Return the image in the content of a file. Raises UserError, also for too many pixels in one call."""
+        image = image_of_bytes(name, content)
+        self._left_pixels -= image.width * image.height
+        if self._left_pixels < 0:
+            expected = f"up to {self._max_pixels} pixels in all images of one call"
+            raise unusable_field(name, f"an image of {image.width}x{image.height} pixels after others", expected)
+        return image
 
     def in_fields(self, fields: Mapping[str, Any], folder: Path | None = None) -> dict[str, Any]:
         """Return the fields of a request with all their images decoded; as paths of files in `folder`, if that is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
@@ -13,21 +13,25 @@ from modelpool.pool.formats.weights_file import PICKLE_SUFFIXES, PLAIN_SUFFIXES
 _EMBEDDING = re.compile(r"embedding:\s*([^\s,()]+)")
 
 
-def check_names(request: GenerateRequest) -> GenerateRequest:
-    """Return a request whose names are no paths. A driver script may name any file; a caller must not probe the disk.
-    Raises UnusableField.
+def check_names(request: GenerateRequest, listed: Set[str]) -> GenerateRequest:
+    """Return a request whose names are no paths, except those that the pool has `listed`. A driver script may name any
+    file; a caller must not probe the disk. Raises UnusableField.
     """
     for field, name in _names(request):
-        if is_path(name):
+        if name not in listed and is_path(name):
             raise unusable_field(field, name[:100], "a name of the pool's list, not a path")
     return request
 
 
+def may_name_paths(request: GenerateRequest) -> bool:
+    """Whether a name of a request may be a path, unless the pool lists it."""
+    return any(is_path(name) for _, name in _names(request))
+
+
 def is_path(name: str) -> bool:
-    """Whether a name can only be meant as a path: "sd15/shapes" is a name, "sd15/shapes.safetensors" a path."""
-    parts = name.split("/")
-    is_file = len(parts) > 1 and name.lower().endswith((*PLAIN_SUFFIXES, *PICKLE_SUFFIXES, ".json", ".toml"))
-    return name.startswith(("/", "~")) or "\\" in name or bool({".", ".."} & set(parts)) or is_file
+    """Whether the registry would look for a file or a folder of this name: also below its working directory."""
+    is_file = name.lower().endswith((*PLAIN_SUFFIXES, *PICKLE_SUFFIXES, ".json", ".toml"))
+    return "/" in name or "\\" in name or name.startswith("~") or name in (".", "..") or is_file
 
 
 def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
@@ -37,4 +41,6 @@ def _names(request: GenerateRequest) -> Iterator[tuple[str, str]]:
     if request.decoder is not None:
         yield "decoder", request.decoder.model
     texts = (request.prompt, request.negative, *(region.prompt for region in request.regions))
-    yield from (("embedding", name) for text in texts for name in _EMBEDDING.findall(text))
+    for name in (name for text in texts for name in _EMBEDDING.findall(text)):
+        yield "embedding", name
+        yield "embedding", name.partition(":")[0]  # a weight may follow

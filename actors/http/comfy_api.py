@@ -194,28 +194,27 @@ async def _submitted(
     for name, value in (("client_id", client_id or "-"), ("prompt_id", prompt_id)):
         if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_LENGTH:
             raise HttpProblem(400, f"{name}: expected a text of 1 to {MAX_ID_LENGTH} characters")
-    if any(prompt_id == known.prompt_id for known in prompts.of(caller.owner)):
-        raise HttpProblem(400, f"prompt_id: {prompt_id!r} exists")
     extra_data = body.get("extra_data") or {}
     if not isinstance(extra_data, dict):
         raise HttpProblem(400, "extra_data: expected a table")
-    graph = body.get("prompt")
-    names = await _names(services, uploads, caller.owner)
-    outputs = outputs_of(graph, names)
-    assert isinstance(graph, dict), "a workflow with outputs"
+    with prompts.reserved(caller.owner, prompt_id):
+        graph = body.get("prompt")
+        names = await _names(services, uploads, caller.owner)
+        outputs = outputs_of(graph, names)
+        assert isinstance(graph, dict), "a workflow with outputs"
 
-    def build() -> Sequence[GenerateRequest]:
-        return _requests(outputs, names, uploads, caller.owner)
+        def build() -> Sequence[GenerateRequest]:
+            return _requests(outputs, names, uploads, caller.owner)
 
-    try:
-        submission = await services.submit(caller, build, INTERFACE)
-    except (HttpProblem, WorkflowRejected):
-        raise
-    except UserError as problem:
-        raise WorkflowRejected("prompt_outputs_failed_validation", str(problem)) from None
-    prompt = Prompt(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
-    prompts.add(prompt)
-    return prompt
+        try:
+            submission = await services.submit(caller, build, INTERFACE, sum(each.count for each in outputs))
+        except (HttpProblem, WorkflowRejected):
+            raise
+        except UserError as problem:
+            raise WorkflowRejected("prompt_outputs_failed_validation", str(problem)) from None
+        prompt = Prompt(prompts.next_number(), prompt_id, client_id, graph, extra_data, outputs, submission)
+        prompts.add(prompt)
+        return prompt
 
 
 def _requests(

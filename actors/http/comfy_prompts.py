@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from modelpool.actors.http.comfy_graph import WorkflowOutput
+from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 
 #: workflows that have ended and are remembered
@@ -54,6 +55,11 @@ class Prompt:
     extra_data: Mapping[str, Any]
     outputs: tuple[WorkflowOutput, ...]
     submission: HttpSubmission
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The owner, and the id that is unique among the owner's workflows."""
+        return self.submission.owner, self.prompt_id
 
     @property
     def entry(self) -> list[Any]:
@@ -117,7 +123,10 @@ class ComfyPrompts:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._prompts: OrderedDict[str, Prompt] = OrderedDict()
+        #: by owner and id: clients choose the ids
+        self._prompts: OrderedDict[tuple[str, str], Prompt] = OrderedDict()
+        #: owners and ids of workflows that are being submitted
+        self._arriving: set[tuple[str, str]] = set()
         self._sockets: set[Socket] = set()
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,12 +136,25 @@ class ComfyPrompts:
         self._number += 1
         return self._number
 
+    @contextlib.contextmanager
+    def reserved(self, owner: str, prompt_id: str) -> Iterator[None]:
+        """Reserve an id while its workflow is submitted. Raises HttpProblem (400) if `owner` has used it."""
+        key = (owner, prompt_id)
+        if key in self._prompts or key in self._arriving:
+            raise HttpProblem(400, f"prompt_id: {prompt_id!r} exists")
+        self._arriving.add(key)
+        try:
+            yield
+        finally:
+            self._arriving.discard(key)
+
     def add(self, prompt: Prompt) -> None:
-        """Follow a workflow, and tell the sockets of its client."""
-        self._prompts[prompt.prompt_id] = prompt
+        """Follow a workflow with an unused id, and send the sockets of its client messages about it."""
+        assert prompt.key not in self._prompts, "the id was reserved"
+        self._prompts[prompt.key] = prompt
         ended = [each for each in self._prompts.values() if each.submission.over]
         for oldest in ended[: max(0, len(ended) - MOST_KEPT)]:
-            del self._prompts[oldest.prompt_id]
+            del self._prompts[oldest.key]
         task = asyncio.create_task(self._follow(prompt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -152,7 +174,7 @@ class ComfyPrompts:
         """Forget workflows that have ended: these, or all."""
         for each in self.of(owner):
             if each.submission.over and (prompt_ids is None or each.prompt_id in prompt_ids):
-                del self._prompts[each.prompt_id]
+                del self._prompts[each.key]
 
     def connect(self, socket: Socket) -> None:
         """Send a socket the number of waiting workflows, and what follows."""

@@ -23,6 +23,7 @@ from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of, output_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
+from modelpool.actors.http.user_views import families_for, status_for
 from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.request.requests import GenerateRequest
@@ -124,8 +125,7 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         key = request.headers.get("idempotency-key")
         if key is None:
             jobs_id = _fresh_id() if new.detached else None
-            submission = await _submitted(services, caller, new, jobs_id)
-            _notify_at_end(services, webhooks, start, submission, new.webhook)
+            submission = await _notifying(webhooks, start, new.webhook, _submitted(services, caller, new, jobs_id))
         else:
             submission = await _submitted_once(services, idempotency, webhooks, start, caller, new, key, body)
         return JSONResponse(submission_json(submission), 201, {"Location": f"/api/jobs/{submission.id}"})
@@ -183,13 +183,19 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
         }
 
     @router.get("/api/status", summary="Show the state of the pool")
-    async def status() -> dict[str, Any]:
+    async def status(request: Request) -> dict[str, Any]:
         now = await asyncio.to_thread(services.pool.status)
+        if (user := caller_of(request).user) is not None:
+            jobs = {job.job_id for job in now.failures}
+            own = {job_id for job_id in jobs if services.submissions.has_job(user, job_id)}
+            now = status_for(now, user, own)
         return {**dataclasses.asdict(now), "waiting": dict(now.waiting), "jobs": dict(now.jobs)}
 
     @router.get("/metrics", summary="Metrics of the pool for Prometheus")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
         families = await asyncio.to_thread(services.pool.metrics)
+        if (user := caller_of(request).user) is not None:
+            families = families_for(families, user)
         return Response(metrics_text(families), media_type=CONTENT_TYPE)
 
     return router
@@ -215,6 +221,8 @@ def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int =
 def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
     """Return the end of a job as JSON values."""
     found: dict[str, Any] = {"index": end.index, "job": end.job_id, "state": end.state, "seed": end.seed}
+    if end.address:
+        return {**found, "address": end.address, **end.facts}
     if end.path is None:
         return {**found, "kind": end.kind, "message": end.message}
     url = f"/api/jobs/{submission.id}/outputs/{end.index}"
@@ -267,12 +275,16 @@ def _check_webhook(services: Services, url: Any) -> None:
 
 
 async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: str | None) -> HttpSubmission:
-    return await services.submit(caller, lambda: _requests(services, new, jobs_id is not None), INTERFACE, jobs_id)
+    def build() -> Sequence[GenerateRequest]:
+        return _requests(services, new, jobs_id is not None)
+
+    return await services.submit(caller, build, INTERFACE, len(new.requests), jobs_id)
 
 
 def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
-    return [GenerateRequest(**services.images.in_fields(fields, folder)) for fields in new.requests]
+    images = services.images_of_call()
+    return [GenerateRequest(**images.in_fields(fields, folder)) for fields in new.requests]
 
 
 async def _submitted_once(
@@ -292,9 +304,8 @@ async def _submitted_once(
     detached = new.detached if new.detached is not None else await services.keeps_jobs()
 
     async def submit() -> HttpSubmission:
-        submission = await _submitted(services, caller, new, key_id if detached else None)
-        _notify_at_end(services, webhooks, start, submission, new.webhook)
-        return submission
+        submitted = _submitted(services, caller, new, key_id if detached else None)
+        return await _notifying(webhooks, start, new.webhook, submitted)
 
     return await idempotency.once(key_id, body_sha256, submit)
 
@@ -303,17 +314,27 @@ def _fresh_id() -> str:
     return uuid.uuid4().hex[:16]
 
 
-def _notify_at_end(
-    services: Services,
+async def _notifying(
     webhooks: Webhooks,
     start: Callable[[Coroutine[Any, Any, None]], None],
-    submission: HttpSubmission,
     url: str,
-) -> None:
-    """Have the end of a submission delivered to `url`, if there is one."""
+    submitted: Coroutine[Any, Any, HttpSubmission],
+) -> HttpSubmission:
+    """Return what `submitted` returns, and have its end delivered to `url`, if there is one. Raises HttpProblem (429)
+    before anything is submitted if too many webhooks are pending, and what `submitted` raises.
+    """
     if not url:
-        return
-    webhooks.reserve()
+        return await submitted
+    try:
+        webhooks.reserve()
+    except HttpProblem:
+        submitted.close()
+        raise
+    try:
+        submission = await submitted
+    except BaseException:
+        webhooks.release()
+        raise
 
     async def deliver() -> None:
         try:
@@ -324,6 +345,7 @@ def _notify_at_end(
             webhooks.release()
 
     start(deliver())
+    return submission
 
 
 def submission_schema() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -15,13 +15,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field, field_validator
 
 from modelpool.actors.http.bodies import FormBody, form_body, json_object
+from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.http.caller_names import check_names
 from modelpool.actors.http.encoded_images import BEST_QUALITY, FORMATS, image_text
 from modelpool.actors.http.event_stream import EVENT_STREAM, event, with_pings
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.http.services import Services, caller_of
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd
 from modelpool.actors.request.field_table import REQUEST_FIELDS
-from modelpool.actors.request.image_fields import image_of_bytes
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -32,6 +33,8 @@ MAX_IMAGES = 10
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 #: fields of the API that a diffusion model has no use for
 _IGNORED = ("quality", "style", "moderation", "safety_identifier", "input_fidelity", "user", "complexity")
+#: fields of a form that have files
+_FILE_FIELDS = ("image", "image[]", "mask", "mask[]")
 #: no token is counted
 _USAGE = {"input_tokens": 0, "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}, "output_tokens": 0}
 
@@ -84,14 +87,15 @@ class ParsedCall:
             raise HttpProblem(400, f"{unknown[0]}: unknown; expected a field of the images API or of a request")
         return cls(ImagesCall(**own), fields)
 
-    def requests(self, model: str, images: Mapping[str, Any]) -> list[GenerateRequest]:
-        """Return a request for each image, with seeds that count up. Raises UserError."""
+    def requests(self, model: str, images: Mapping[str, Any], listed: Set[str]) -> list[GenerateRequest]:
+        """Return a request for each image, with seeds that count up. Raises UserError: for paths as names, too."""
         fields: dict[str, Any] = {"model": model, "prompt": self.call.prompt, **self.call.sides, **self.fields}
         first = fields.pop("seed", None)
         seed = secrets.randbits(32) if first is None else first
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise unusable_field("seed", seed, "a whole number")
-        return [GenerateRequest(**fields, **images, seed=seed + place) for place in range(self.call.n)]
+        numbered = range(seed, seed + self.call.n)
+        return [check_names(GenerateRequest(**fields, **images, seed=each), listed) for each in numbered]
 
 
 def openai_router(services: Services) -> APIRouter:
@@ -112,10 +116,11 @@ def openai_router(services: Services) -> APIRouter:
     @router.post("/v1/images/generations", summary="Generate images")
     async def generations(request: Request) -> Response:
         parsed = ParsedCall.of(await json_object(request, max_bytes))
-        model_name = await services.model_or_default(parsed.call.model)
+        model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            return ParsedCall(parsed.call, services.images.in_fields(parsed.fields)).requests(model_name, {})
+            fields = services.images_of_call().in_fields(parsed.fields)
+            return ParsedCall(parsed.call, fields).requests(model_name, {}, listed)
 
         return await _answer(services, request, parsed.call, build, "image_generation")
 
@@ -123,10 +128,12 @@ def openai_router(services: Services) -> APIRouter:
     async def edits(request: Request) -> Response:
         form = await form_body(request, max_bytes)
         parsed = ParsedCall.of(_values_of(form))
-        model_name = await services.model_or_default(parsed.call.model)
+        model_name, listed = await services.model_or_default(parsed.call.model), await services.listed_names()
 
         def build() -> Sequence[GenerateRequest]:
-            return _edit_requests(services, ParsedCall(parsed.call, parsed.fields), model_name, form)
+            images = services.images_of_call()
+            call = ParsedCall(parsed.call, images.in_fields(parsed.fields))
+            return _edit_requests(services, call, model_name, form, listed, images)
 
         return await _answer(services, request, parsed.call, build, "image_edit")
 
@@ -137,8 +144,11 @@ def _values_of(form: FormBody) -> dict[str, Any]:
     """Return the texts of a form as the values that JSON would have: numbers and truth values are texts in a form."""
     values: dict[str, Any] = dict(form.texts)
     for name in form.files:
-        if name.removesuffix("[]") not in ("image", "mask"):
+        if name not in _FILE_FIELDS:
             raise HttpProblem(400, f"{name}: unknown file; expected image, image[] or mask")
+    for name in (*_FILE_FIELDS, "reference"):
+        if name in values:
+            raise HttpProblem(400, f"{name}: found a text, expected a file in image, image[] or mask")
     if "stream" in values:
         if values["stream"] not in ("true", "false"):
             raise HttpProblem(400, f"stream: found {values['stream']!r}, expected true or false")
@@ -150,27 +160,29 @@ def _values_of(form: FormBody) -> dict[str, Any]:
     return values
 
 
-def _edit_requests(services: Services, parsed: ParsedCall, model: str, form: FormBody) -> Sequence[GenerateRequest]:
+def _edit_requests(
+    services: Services, parsed: ParsedCall, model: str, form: FormBody, listed: Set[str], decoder: CallerImages
+) -> Sequence[GenerateRequest]:
     """Return requests that change the images of a form. A model that accepts reference images (Flux Kontext,
     Qwen-Image-Edit) reads them as these, every other one starts from the only one. Raises UserError.
     """
     files = [*form.files.get("image", ()), *form.files.get("image[]", ())]
     if not files:
         raise unusable_field("image", "none", "at least one image file")
-    images = [image_of_bytes("image", content) for _, content in files]
+    images = [decoder.of_bytes("image", content) for _, content in files]
     masks = form.files.get("mask", ())
     if masks:
         if len(images) > 1:
             raise unusable_field("image", f"{len(images)} images with a mask", "one image, which the mask belongs to")
-        mask = _mask_of(image_of_bytes("mask", masks[0][1]))
-        return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask})
-    as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]})
+        mask = _mask_of(decoder.of_bytes("mask", masks[0][1]))
+        return parsed.requests(model, {"image": images[0].convert("RGB"), "mask": mask}, listed)
+    as_references = parsed.requests(model, {"reference": images if len(images) > 1 else images[0]}, listed)
     refused = services.pool.recipes([as_references[0]])[0]
     if not isinstance(refused, UserError):
         return as_references
     if len(images) > 1:
         raise refused
-    return parsed.requests(model, {"image": images[0]})
+    return parsed.requests(model, {"image": images[0]}, listed)
 
 
 def _mask_of(image: Any) -> Any:
@@ -193,7 +205,7 @@ async def _answer(
     kind: str,
 ) -> Response:
     """Generate, and answer at once with a stream of events, or at the end with all images."""
-    submission = await services.submit(caller_of(request), build, INTERFACE)
+    submission = await services.submit(caller_of(request), build, INTERFACE, call.n)
     if call.stream:
         return StreamingResponse(with_pings(_events(submission, call, kind)), media_type=EVENT_STREAM)
     await services.wait(request, submission)
@@ -219,16 +231,22 @@ async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> As
                     _check_succeeded(end)
                     text = await asyncio.to_thread(_text_of, end, call)
                 except HttpProblem as problem:
-                    error = {"message": str(problem), "type": "server_error", "param": None, "code": None}
-                    yield event("error", {"type": "error", "error": error})
+                    yield _error_event(str(problem))
                     return
                 about = {**_about(call), "size": call.size or "auto", "quality": "auto", "background": "opaque"}
                 content = {"type": f"{kind}.completed", "b64_json": text, "created_at": int(time.time()), **about}
                 yield event(f"{kind}.completed", content)
         cancel = False
+        if submission.lost:
+            yield _error_event(submission.lost)
     finally:
         if cancel:  # the client has gone, or gets nothing more
             await submission.cancel()
+
+
+def _error_event(message: str) -> bytes:
+    error = {"message": message, "type": "server_error", "param": None, "code": None}
+    return event("error", {"type": "error", "error": error})
 
 
 def _check_succeeded(end: JobEnd) -> None:

@@ -6,14 +6,14 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.caller_images import CallerImages
-from modelpool.actors.http.caller_names import check_names
+from modelpool.actors.http.caller_names import check_names, may_name_paths
 from modelpool.actors.http.gate import CALLER, SIGNED_PATH
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem
@@ -49,6 +49,11 @@ class Listings:
     loras: tuple[LoraListing, ...]
     at: float
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all."""
+        return frozenset((*(model.name for model in self.models), *(lora.name for lora in self.loras)))
+
 
 class Services:
     """One for each application. Belongs to one event loop."""
@@ -60,31 +65,39 @@ class Services:
         self.folder = folder
         self.access = AccessControl(settings, time.monotonic)
         self.submissions = Submissions(pool, folder, settings.kept_submissions)
-        self.images = CallerImages(settings.url_hosts, settings.upload_bound_bytes)
         self._secret = secret
         self._listings: Listings | None = None
         self._keeps_jobs: bool | None = None
         #: jobs of each owner that are being submitted
         self._arriving: dict[str, int] = {}
 
+    def images_of_call(self) -> CallerImages:
+        """Return a decoder for the images of one call."""
+        return CallerImages(self.settings.url_hosts, self.settings.upload_bound_bytes)
+
     async def submit(
         self,
         caller: Caller,
         build: Callable[[], Sequence[GenerateRequest]],
         interface: str,
+        count: int,
         detached_id: str | None = None,
     ) -> HttpSubmission:
-        """Build requests in a thread, and queue them for `caller`: in the pool's journal if there is a `detached_id`.
+        """Build `count` requests in a thread, and queue them for `caller`: in the pool's journal if there is a
+        `detached_id`. Too many are refused before their images are decoded.
         Raises UserError, HttpProblem (429 for too many jobs), and PoolLost.
         """
-        requests = await asyncio.to_thread(lambda: [_for_caller(request, caller) for request in build()])
-        if not requests:
+        if not count:
             raise HttpProblem(400, "requests: found none, expected at least one")
-        owner, count = caller.owner, len(requests)
+        owner = caller.owner
         arriving = self._arriving.get(owner, 0)
         self.access.admit_jobs(self.submissions.unfinished(owner) + arriving, count)
         self._arriving[owner] = arriving + count
         try:
+            built = await asyncio.to_thread(build)
+            names = await self.listed_names() if any(map(may_name_paths, built)) else frozenset()
+            requests = [_for_caller(request, caller, names) for request in built]
+            assert len(requests) == count, "as many requests as were admitted"
             if detached_id is None:
                 return await self.submissions.submit(requests, owner, interface)
             return await self.submissions.submit_detached(requests, owner, interface, detached_id)
@@ -118,6 +131,10 @@ class Services:
             self._listings = Listings(usable, tuple(each for each in loras if not each.problem), now)
         return self._listings
 
+    async def listed_names(self) -> frozenset[str]:
+        """Return the names of the models and LoRAs that the pool lists. Raises PoolLost."""
+        return (await self.listings()).names
+
     async def model_or_default(self, named: str | None) -> str:
         """Return the name of a model: `named`, else the only one of the pool. Raises HttpProblem (400)."""
         if named:
@@ -149,7 +166,8 @@ class Services:
         """Return the job of a signed path. Raises HttpProblem (403, 404)."""
         for submission in self.submissions.with_id(submission_id):
             expected = self._signature(submission.owner, submission.id, index, until)
-            if hmac.compare_digest(expected, signature) and until >= time.time():
+            # as bytes: texts with other characters than ASCII are not compared
+            if hmac.compare_digest(expected.encode(), signature.encode(errors="replace")) and until >= time.time():
                 return output_of(submission, index)
         raise HttpProblem(403, "the address of this output is not valid, or no longer")
 
@@ -172,6 +190,10 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     end = submission.end_of(index)
     if end is None:
         raise HttpProblem(409, f"job {index} has not ended")
+    if end.address:
+        raise HttpProblem(
+            409, f"the output of job {index} is in a store, which this server does not read: {end.address}"
+        )
     if end.path is None:
         raise HttpProblem(404, f"job {index} has no output: {end.kind} {end.message}")
     if not end.path.is_file():
@@ -179,11 +201,11 @@ def output_of(submission: HttpSubmission, index: int) -> JobEnd:
     return end
 
 
-def _for_caller(request: GenerateRequest, caller: Caller) -> GenerateRequest:
+def _for_caller(request: GenerateRequest, caller: Caller, listed: Set[str]) -> GenerateRequest:
     """Return `request` with the caller's user. Raises HttpProblem (403) if it is for another one, and UnusableField for
-    paths instead of names.
+    names that may be paths and are not `listed`.
     """
-    check_names(request)
+    check_names(request, listed)
     if caller.user is None:
         return request
     if request.user not in (None, caller.user):

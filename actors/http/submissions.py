@@ -18,6 +18,7 @@ from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure, OutputResult, PoolLost
+from modelpool.actors.settings.output_address import OutputAddress, output_address
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class JobEnd:
     """The end of a job.
 
     state    "succeeded", "failed" or "cancelled"
-    path     of its output; None if it has none
+    path     of its output; None if it has none, or none that this server can read
+    address  URL of an output in a store, which this server does not read; "" otherwise
     kind, message  of its failure
     facts    further JSON values: worker, seconds, hash of the pixels, warnings
     """
@@ -56,6 +58,7 @@ class JobEnd:
     job_id: str
     state: str
     path: Path | None = None
+    address: str = ""
     seed: int | None = None
     kind: str = ""
     message: str = ""
@@ -220,6 +223,11 @@ class Submissions:
         """Return the submissions of `owner`, of one interface or all, oldest first."""
         return [each for each in self._known.values() if each.owner == owner and interface in (None, each.interface)]
 
+    def has_job(self, owner: str, job_id: str) -> bool:
+        """Whether a job, by its id in the pool, is of a submission of `owner` that is remembered."""
+        known = self._known.get(job_id.rpartition("-")[0])
+        return known is not None and known.owner == owner
+
     def unfinished(self, owner: str) -> int:
         """Return how many jobs of `owner` have not ended."""
         return self._unfinished[owner]
@@ -240,7 +248,7 @@ class Submissions:
         if (known := self._known.get(jobs.id)) is not None:  # another call was faster
             return known
         self._add(submission)
-        self._start(_follow_detached(submission, jobs, self._folder))
+        self._start(_follow_detached(submission, jobs))
         return submission
 
     def _add(self, submission: HttpSubmission) -> None:
@@ -322,7 +330,7 @@ class _Follower:
             self._reading = False
 
 
-async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs, folder: Path) -> None:
+async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs) -> None:
     """Ask for progress until the submission has ended. A service that restarts is asked again."""
     while True:
         began = time.monotonic()
@@ -332,7 +340,8 @@ async def _follow_detached(submission: HttpSubmission, jobs: HttpDetachedJobs, f
             ends: list[JobEnd] = []
             if record.request_count - record.pending > len(submission.ends):
                 outcomes = await asyncio.to_thread(lambda: list(jobs.outcomes()))
-                ends = [_end_of_outcome(outcome, folder) for outcome in outcomes]
+                place = output_address(record.output)
+                ends = [_end_of_outcome(outcome, place) for outcome in outcomes]
             submission.note(ends, _running_tasks(now), now.waiting_for or record.trouble)
         except PoolLost as lost:
             submission.note((), (), str(lost))
@@ -355,19 +364,23 @@ def _end_of(result: OutputResult | JobFailure) -> JobEnd:
     if isinstance(result, JobFailure):
         state = "cancelled" if result.cancelled else "failed"
         seed = None if result.request is None else result.request.seed
-        return JobEnd(result.index, result.job_id, state, None, seed, result.kind.value, result.message)
+        kind, message = result.kind.value, result.message
+        return JobEnd(result.index, result.job_id, state, seed=seed, kind=kind, message=message)
     facts = {
         "worker": result.worker,
         "seconds": round(result.seconds, 4),
         "sha256": result.pixels_sha256,
         "warnings": list(result.recipe.warnings),
     }
-    return JobEnd(result.index, result.job_id, "succeeded", result.path, result.seed, facts=facts)
+    return JobEnd(result.index, result.job_id, "succeeded", result.path, seed=result.seed, facts=facts)
 
 
-def _end_of_outcome(outcome: RequestOutcome, folder: Path) -> JobEnd:
-    path = folder / outcome.file if outcome.file else None
+def _end_of_outcome(outcome: RequestOutcome, place: OutputAddress) -> JobEnd:
+    """Return the end of a job whose output is at `place`, where its submission has its outputs."""
+    path = place / outcome.file if outcome.file and isinstance(place, Path) else None
+    address = f"{place}/{outcome.file}" if outcome.file and not isinstance(place, Path) else ""
     facts = {"sha256": outcome.pixels_sha256} if outcome.file else {}
     job_id = f"{outcome.submission_id}-{outcome.place}"
     state = outcome.outcome.value
-    return JobEnd(outcome.place, job_id, state, path, None, outcome.error_kind, outcome.message, facts)
+    kind, message = outcome.error_kind, outcome.message
+    return JobEnd(outcome.place, job_id, state, path, address, kind=kind, message=message, facts=facts)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from modelpool.actors.detached.job_service import JobsProgress
+from modelpool.actors.detached.records import RequestOutcome, SubmissionRecord, SubmissionState
+from modelpool.actors.http.native_api import end_json
+from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.http.services import output_of
 from modelpool.actors.http.submissions import HttpSubmission, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure
 from modelpool.actors.results.progress import Progress
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.specs.spec import JobId, RunErrorKind
+from modelpool.scheduler.tables.messages import Outcome
 
 REQUEST = GenerateRequest(model="shapes", prompt="a red circle", seed=1)
 
@@ -79,8 +85,8 @@ class OrderedPool:
     def __init__(self) -> None:
         self.jobs: list[OrderedJobs] = []
 
-    def submit(self, requests: list[GenerateRequest], **_: Any) -> OrderedJobs:
-        self.jobs.append(OrderedJobs(len(self.jobs), len(requests)))
+    def submit(self, requests: Iterable[GenerateRequest], **_: Any) -> OrderedJobs:
+        self.jobs.append(OrderedJobs(len(self.jobs), len(list(requests))))
         return self.jobs[-1]
 
     def attach(self, jobs_id: str) -> Any:
@@ -163,3 +169,42 @@ def test_a_lost_pool_ends_the_wait() -> None:
         assert submissions.unfinished("ann") == 0
 
     run(work)
+
+
+def test_outputs_of_a_detached_submission_are_where_it_has_them(tmp_path: Path) -> None:
+    """It may be of a driver, or of a server with another folder; what is in a store has the address in the refusal."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.png").write_bytes(b"content")
+
+    class DetachedJobs:
+        def __init__(self, jobs_id: str) -> None:
+            self.id = jobs_id
+            self._output = {"local": str(elsewhere), "stored": "s3://bucket/folder"}[jobs_id]
+
+        def progress(self) -> JobsProgress:
+            record = SubmissionRecord(self.id, SubmissionState.ENDED, self._output, "", 1, 0.0, 1)
+            return JobsProgress(record, (), 0, "")
+
+        def outcomes(self) -> Iterator[RequestOutcome]:
+            yield RequestOutcome(self.id, 0, Outcome.SUCCEEDED, "a.png")
+
+        def cancel(self) -> None:
+            """Nothing runs."""
+
+    class DetachedPool(OrderedPool):
+        def attach(self, jobs_id: str) -> Any:
+            return DetachedJobs(jobs_id)
+
+    async def work() -> None:
+        submissions = Submissions(DetachedPool(), tmp_path / "server", 10)  # type: ignore[arg-type]
+        local, stored = [await submissions.find(name, "") for name in ("local", "stored")]
+        await asyncio.gather(local.ended(), stored.ended())
+        assert output_of(local, 0).path == elsewhere / "a.png"
+        with pytest.raises(HttpProblem, match=r"s3://bucket/folder/a\.png") as refused:
+            output_of(stored, 0)
+        assert refused.value.status == 409
+        assert end_json(stored, stored.ends[0])["address"] == "s3://bucket/folder/a.png"
+        await submissions.close()
+
+    asyncio.run(asyncio.wait_for(work(), 60))
