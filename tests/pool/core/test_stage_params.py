@@ -89,6 +89,18 @@ TOKENS = (EncodeParams, "tokens")
 NO_CONTENT = {"name", "path", "files", "reads_latent", "bright"}
 
 
+def another(value: Any) -> Any:
+    """Another value of the same kind; a number where `value` is None, which leaves the choice to the sampler."""
+    match value:
+        case None:
+            return 0.5
+        case bool():
+            return not value
+        case str():
+            return value + "x"
+    return value + 1
+
+
 def changed(work: Any) -> Iterator[tuple[str, Any]]:
     """Yield `work` with each field changed, one at a time: those of its parts too, and each condition left out."""
     for field in dataclasses.fields(work):
@@ -108,8 +120,7 @@ def changed(work: Any) -> Iterator[tuple[str, Any]]:
         elif field.name in OTHERS:
             others = [(field.name, OTHERS[field.name])]
         else:
-            other = not value if isinstance(value, bool) else value + "x" if isinstance(value, str) else value + 1
-            others = [(field.name, other)]
+            others = [(field.name, another(value))]
         for name, other in others:
             yield name, dataclasses.replace(work, **{field.name: other})
 
