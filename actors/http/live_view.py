@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.live_board import LiveBoard
@@ -115,9 +116,9 @@ class LiveView:
         left_seconds = self._rates.left_seconds(owner, submissions, time.monotonic())
         entries: dict[str, Any] = submission_sections(submissions, left_seconds)
         if status is not None:
-            if user is not None:
-                own_jobs = {job.job_id for job in status.failures if known.has_job(user, job.job_id)}
-                status = status_for(status, user, own_jobs)
+            # failures of the owner's submissions are among the ends
+            others = tuple(job for job in status.failures if not known.has_job(owner, job.job_id))
+            status = replace(status, failures=others) if user is None else status_for(status, user, frozenset())
             entries.update(pool_sections(status, now, prompts_of_running(submissions)))
         entries["pool"] = {POOL_KEY: pool_entry(status, now, user, trouble)}
         return board.update(entries)

@@ -207,16 +207,13 @@ async def found_ends(
     """
     found: list[dict[str, Any]] = []
     chosen = [each for each in submissions if wanted.submission in ("", each.id)]
-    looked = 0
-    for negative, submission, place in heapq.merge(
-        *(_newest_first(each, before) for each in chosen), key=lambda each: each[0]
-    ):
+    newest_first = heapq.merge(*(_newest_first(each, before) for each in chosen), key=lambda each: each[0])
+    for looked, (negative, submission, place) in enumerate(newest_first):
         if len(found) == limit or looked == MOST_SEARCHED:
             return {"ends": found, "next": 1 - negative}
-        looked += 1
         if wanted.matches(submission, place):
             found.append(end_entry(submission, place))
-        if looked % SEARCHED_AT_ONCE == 0:
+        if looked % SEARCHED_AT_ONCE == SEARCHED_AT_ONCE - 1:
             await asyncio.sleep(0)
     return {"ends": found, "next": None}
 

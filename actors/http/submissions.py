@@ -270,9 +270,7 @@ class Submissions:
             return known
         progress = await asyncio.to_thread(jobs.progress)
         total = progress.record.request_count
-        submission = HttpSubmission(
-            jobs.id, owner, interface, total, jobs.cancel, True, requests, self._end_numbers
-        )
+        submission = HttpSubmission(jobs.id, owner, interface, total, jobs.cancel, True, requests, self._end_numbers)
         submission.created_at = progress.record.created_at
         if (known := self._known.get(jobs.id)) is not None:  # another call was faster
             return known

@@ -161,18 +161,25 @@ function showWhy(node, history) {
   const text = JSON.stringify([history.tasks, history.status]);
   if (node.dataset.shown === text) return;
   node.dataset.shown = text;
-  const tasks = history.tasks.map((task) => h("li", {}, h("h4", { text: task.stage }), ...taskParts(task, history.at)));
+  const named = withNames(history);
+  const tasks = history.tasks.map((task) => h("li", {}, h("h4", { text: task.stage }), ...taskParts(task, history.at, named)));
   node.replaceChildren(tasks.length ? h("ol", { class: "tasks" }, ...tasks) : h("p", { class: "quiet", text: history.note || "Its tasks are no longer known." }));
 }
 
-function taskParts(task, at) {
+/** Return a function that replaces ids in texts of the history by the words that the dialog uses. */
+function withNames(history) {
+  const names = [[history.job_id, "job"], ...history.tasks.map((task) => [task.task_id, task.stage])];
+  return (text) => names.reduce((found, [id, name]) => found.replaceAll(id, name), text);
+}
+
+function taskParts(task, at, named) {
   const parts = task.attempts.map((attempt) => {
     const where = [attempt.worker_id, attempt.node].filter(Boolean).join(" on ");
     const cost = attempt.cost;
     const took = cost ? `took ${measured(cost.run_seconds)}${cost.uploaded_bytes ? `, loaded ${bytes(cost.uploaded_bytes)}` : ""}` : "";
     const expected = `expected ${measured(attempt.why.chosen.run_seconds)}`;
     const again = attempt.attempt > 1 ? `attempt ${attempt.attempt}` : "";
-    const error = attempt.error ? `${attempt.error.kind}: ${attempt.error.message}` : attempt.end === "done" ? "" : attempt.end;
+    const error = attempt.error ? `${attempt.error.kind}: ${attempt.error.message}` : ["done", "running"].includes(attempt.end) ? "" : attempt.end.replace("_", " ");
     return h(
       "div",
       { class: "attempt" },
@@ -181,15 +188,15 @@ function taskParts(task, at) {
       error ? h("p", { class: "trouble", text: error }) : null,
     );
   });
-  if (task.wait) parts.push(...waitParts(task.wait, at));
+  if (task.wait) parts.push(...waitParts(task.wait, at, named));
   if (!parts.length) parts.push(h("p", { class: "quiet", text: `${task.status}: an earlier job has its result` }));
   return parts;
 }
 
-function waitParts(wait, at) {
+function waitParts(wait, at, named) {
   const since = wait.since === null ? "" : `, for ${measured(at - wait.since)} so far`;
   const until = wait.until === null ? "; when it will start is unknown" : `; should start in ${measured(Math.max(0, wait.until - at))}`;
-  const parts = [h("p", { text: `${wait.reason}${since}${until}` })];
+  const parts = [h("p", { text: `${named(wait.reason)}${since}${until}` })];
   if (wait.options.length) {
     const head = h("tr", {}, ...["GPU", "Wait", "Setup", "Run", "Together"].map((text) => h("th", { scope: "col", text })));
     const rows = wait.options.slice(0, 8).map((option) => {
@@ -206,12 +213,7 @@ function showStory(node, history) {
   const text = `${history.lines.length} ${history.status}`;
   if (node.dataset.shown === text) return;
   node.dataset.shown = text;
-  const names = new Map([[history.job_id, "job"], ...history.tasks.map((task) => [task.task_id, task.stage])]);
-  const named = (words) => {
-    let found = words;
-    for (const [id, name] of names) found = found.replaceAll(id, name);
-    return found;
-  };
+  const named = withNames(history);
   const since = history.submitted_at ?? history.at;
   const lines = history.lines.slice(-MOST_LINES);
   const rows = lines.map((line) =>

@@ -23,7 +23,7 @@ export function bytesOf(value, whole) {
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));
   if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min${whole < 600 && whole % 60 ? ` ${whole % 60} s` : ""}`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min${whole < 180 && whole % 60 ? ` ${whole % 60} s` : ""}`;
   if (whole < 172800) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
   return `${Math.floor(whole / 86400)} d`;
 }

@@ -5,7 +5,7 @@ import { openJob, showJob, startDetails } from "./details.js";
 import { byId, setText } from "./dom.js";
 import { openForm, startForm } from "./form.js";
 import { endsArrived, showBatches, showTiles, startFilter } from "./jobs.js";
-import { showFigures, showGpus, showLegend, showNodes, showQueue } from "./pool.js";
+import { showFailures, showFigures, showGpus, showNodes, showQueue } from "./pool.js";
 import { apply, entries, pool, setServerTime } from "./store.js";
 
 /** a page in the background lets go of the stream after this time */
@@ -33,6 +33,7 @@ function draw(names) {
     if (any("workers", "tasks", "ends", "clock")) showGpus(open);
     if (any("tasks", "ends", "submissions")) drawTiles();
     if (any("submissions", "clock")) showBatches(drawTiles);
+    if (any("pool")) showFailures();
     if (any("models", "users", "pool")) showQueue();
     if (any("workers", "groups", "pool")) showNodes();
     if (any("tasks", "ends", "submissions")) showJob();
@@ -107,7 +108,10 @@ function startTheme() {
   const themes = ["auto", "light", "dark"];
   const button = byId("theme-button");
   const root = document.documentElement;
-  const show = () => setText(button, `Theme: ${root.dataset.theme ?? "auto"}`);
+  const show = () => {
+    const theme = root.dataset.theme ?? "auto";
+    setText(button, `${theme[0].toUpperCase()}${theme.slice(1)} theme`);
+  };
   button.addEventListener("click", () => {
     const next = themes[(themes.indexOf(root.dataset.theme ?? "auto") + 1) % themes.length];
     if (next === "auto") delete root.dataset.theme;
@@ -146,7 +150,6 @@ function startVisibility() {
   setInterval(() => document.hidden || draw(["clock"]), 1000);
 }
 
-showLegend();
 startDialogs();
 startKey();
 startTheme();

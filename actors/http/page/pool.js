@@ -59,6 +59,7 @@ export function showFigures() {
   figure("Expected", jobs.live && now.left_seconds ? duration(now.left_seconds) : "-", "until all are done");
   figure("Succeeded", count(jobs.succeeded ?? 0), now.opened_at ? `in ${duration(serverNow() - now.opened_at)}` : "");
   figure("Failed", count(jobs.failed ?? 0), `${count(jobs.cancelled ?? 0)} cancelled`);
+  figures.get("Failed").value.classList.toggle("bad", Boolean(jobs.failed));
   figure("Without loading", percent(now.runs_resident ?? 0, now.runs ?? 0), `of ${plural(now.runs ?? 0, "run")}`);
   if (now.costs) figure("Cost per hour", now.costs.per_hour.toFixed(2), `${now.costs.spent.toFixed(2)} so far`);
   const trouble = now.trouble ? `The pool does not answer: ${now.trouble}` : (now.waiting_for ?? "");
@@ -66,9 +67,16 @@ export function showFigures() {
   setHidden(byId("notice"), !trouble);
 }
 
-export function showLegend() {
+let legend = "";
+
+/** Show the colors that the bars have. */
+function showLegend(workers) {
+  const used = new Set(workers.flatMap((worker) => worker.parts.map((part) => kindOf(part.role))));
+  const kinds = [...KINDS, "other"].filter((kind) => used.has(kind) || (kind === "other" && used.size));
+  if (legend === kinds.join()) return;
+  legend = kinds.join();
   byId("legend").replaceChildren(
-    ...[...KINDS, "other"].map((kind) =>
+    ...kinds.map((kind) =>
       h("li", {}, h("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), h("span", { text: KIND_NAMES[kind] })),
     ),
   );
@@ -95,10 +103,11 @@ class GpuCard {
       h("div", { class: "run-text" }, h("div", { class: "run-line" }, this.stage, this.time), this.prompt, this.progress),
       this.open,
     );
-    this.trouble = h("p", { class: "trouble" });
+    this.trouble = h("p", { class: "trouble clamped" });
+    this.before = h("p", { class: "before" });
     this.summary = h("summary");
     this.parts = h("ul", { class: "parts" });
-    this.details = h("details", { class: "quiet" }, this.summary, this.parts);
+    this.details = h("details", { class: "quiet" }, this.summary, this.parts, this.before);
     this.node = h(
       "li",
       { class: "gpu" },
@@ -120,8 +129,12 @@ class GpuCard {
     setText(this.memory, worker.capacity ? bytesOf(worker.used, worker.capacity) : "");
     this.showMemory(worker);
     this.showRun(worker, task, image);
-    setText(this.trouble, worker.leaves_at ? `Its node ends in ${duration(worker.leaves_at - serverNow())}` : worker.trouble);
+    // the reason of an earlier end is of little use while the worker runs
+    const up = UP.has(worker.state);
+    setText(this.trouble, worker.leaves_at ? `Its node ends in ${duration(worker.leaves_at - serverNow())}` : up ? "" : worker.trouble);
+    setAttribute(this.trouble, "title", up ? null : worker.trouble);
     setHidden(this.trouble, !this.trouble.textContent);
+    setText(this.before, up && worker.trouble ? `Latest trouble: ${worker.trouble}` : "");
   }
 
   showMemory(worker) {
@@ -192,6 +205,7 @@ let gpuList = null;
 export function showGpus(open) {
   gpuList ??= new KeyedList(byId("gpu-list"), (name) => new GpuCard(name, open));
   const workers = [...entries("workers").entries()].sort(([one], [other]) => byName(one, other));
+  showLegend(workers.map(([, worker]) => worker));
   const tasks = tasksByJob();
   const images = latestImages();
   gpuList.update(
@@ -220,6 +234,15 @@ export function showQueue() {
     users.map(([name, tasks]) => [name || "no name", count(total(tasks)), duration(tasks.seconds)]),
   );
   setHidden(byId("queue-empty"), rows.length > 0);
+}
+
+export function showFailures() {
+  const failures = [...(pool().failures ?? [])].reverse();
+  fillRows(
+    byId("failure-table"),
+    failures.map((failure) => [failure.job, failure.message, duration(serverNow() - failure.at)]),
+  );
+  setHidden(byId("failures"), failures.length === 0);
 }
 
 export function showNodes() {
