@@ -16,6 +16,7 @@ from modelpool.scheduler.core.snapshot import model_of
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus, ResidentPart, WorkerStatus
+    from modelpool.actors.detached.records import SubmissionRecord
 
 #: entries of a section: the page shows no more at a time, and has calls for the others
 MOST_SUBMISSIONS, MOST_TASKS, MOST_ENDS, MOST_QUEUES = 60, 200, 48, 30
@@ -83,13 +84,17 @@ def pool_sections(status: PoolStatus, now: float, prompts: Mapping[str, str]) ->
 
 
 def submission_sections(
-    submissions: Sequence[HttpSubmission], left_seconds: Mapping[str, float]
+    submissions: Sequence[HttpSubmission], left_seconds: Mapping[str, float], records: Sequence[SubmissionRecord] = ()
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the sections of submissions, oldest first, of one owner: those that are active and newest, their running
-    tasks, and the latest ends. `left_seconds` are expected, by submission.
+    tasks, and the latest ends. `left_seconds` are expected, by submission. `records` are those in the pool's journal
+    that this server has not accepted.
     """
+    own = {each.id: submission_entry(each, left_seconds.get(each.id)) for each in _shown(submissions)}
+    others = heapq.nlargest(MOST_SUBMISSIONS, records, key=lambda each: (each.pending > 0, each.created_at))
     return {
-        "submissions": {each.id: submission_entry(each, left_seconds.get(each.id)) for each in _shown(submissions)},
+        "submissions": own
+        | {each.submission_id: record_entry(each, left_seconds.get(each.submission_id)) for each in others},
         "tasks": dict(_tasks(submissions)),
         "ends": {
             f"{submission.id}/{end.index}": end_entry(submission, place)
@@ -115,6 +120,27 @@ def submission_entry(submission: HttpSubmission, left_seconds: float | None) -> 
         "waits_for": _short(submission.lost or submission.held),
         "left_seconds": None if left_seconds is None else _rough(left_seconds),
         "can_retry": bool(submission.requests),
+    }
+
+
+def record_entry(record: SubmissionRecord, left_seconds: float | None) -> dict[str, Any]:
+    """Return the entry of a submission in the journal, as `submission_entry`; what runs of it is not known."""
+    return {
+        "prompt": "",
+        "model": "",
+        "interface": "",
+        "detached": True,
+        "created_at": round(record.created_at, 1),
+        "jobs": record.request_count,
+        "succeeded": record.succeeded,
+        "failed": record.failed,
+        "cancelled": record.cancelled,
+        "running": 0,
+        "state": "active" if record.pending else "ended",
+        "stopping": False,
+        "waits_for": _short(record.trouble),
+        "left_seconds": None if left_seconds is None else _rough(left_seconds),
+        "can_retry": False,
     }
 
 

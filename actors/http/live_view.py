@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.live_board import LiveBoard
@@ -28,15 +28,27 @@ from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
     from modelpool.actors.control.status import PoolStatus
+    from modelpool.actors.detached.records import SubmissionRecord
     from modelpool.actors.http.services import Services
     from modelpool.actors.http.submissions import HttpSubmission
 
 INTERVAL_SECONDS = 1.0
+#: interval of reading the submissions in the pool's journal that came from elsewhere
+JOURNAL_SECONDS = 5.0
 #: a pool that takes long to answer is asked less often: at most for this part of the time
 MOST_ASKING = 0.1
 MOST_VIEWERS = 500
 #: the rate of a submission is that of the latest time, in samples of one interval
 RATE_SAMPLES = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveSubmission:
+    """How many jobs of a submission have ended, and how many have not."""
+
+    id: str
+    ended: int
+    unfinished: int
 
 
 class LiveView:
@@ -49,6 +61,7 @@ class LiveView:
         #: by owner, of those with viewers
         self._boards: dict[str, LiveBoard] = {}
         self._rates = EndRates()
+        self._records: tuple[SubmissionRecord, ...] = ()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -92,9 +105,13 @@ class LiveView:
             self._task = None
 
     async def _run(self) -> None:
+        journal_at = -JOURNAL_SECONDS
         while True:
             began = time.monotonic()
             status, trouble = await self._asked()
+            if began - journal_at >= JOURNAL_SECONDS:
+                journal_at = began
+                self._records = await self._journal()
             asked_seconds = time.monotonic() - began
             changed = [self._update(owner, board, status, trouble) for owner, board in tuple(self._boards.items())]
             if any(changed):
@@ -109,12 +126,23 @@ class LiveView:
         except (PoolLost, UserError, OSError) as problem:
             return None, str(problem)
 
+    async def _journal(self) -> tuple[SubmissionRecord, ...]:
+        """Return the submissions in the journal; () if the pool has none, or does not answer."""
+        try:
+            return await asyncio.to_thread(self._services.pool.detached) if await self._services.keeps_jobs() else ()
+        except (PoolLost, UserError, OSError):
+            return ()
+
     def _update(self, owner: str, board: LiveBoard, status: PoolStatus | None, trouble: str) -> bool:
         now, user = time.time(), owner or None
         known = self._services.submissions
         submissions = known.of(owner)
-        left_seconds = self._rates.left_seconds(owner, submissions, time.monotonic())
-        entries: dict[str, Any] = submission_sections(submissions, left_seconds)
+        ids = {each.id for each in submissions}
+        records = [
+            each for each in self._records if each.submission_id not in ids and (user is None or each.user == user)
+        ]
+        left_seconds = self._rates.left_seconds(owner, _active(submissions, records), time.monotonic())
+        entries: dict[str, Any] = submission_sections(submissions, left_seconds, records)
         if status is not None:
             # failures of the owner's submissions are among the ends
             others = tuple(job for job in status.failures if not known.has_job(owner, job.job_id))
@@ -131,19 +159,26 @@ class EndRates:
         #: owner -> submission id -> (seconds, ends), oldest first
         self._samples: dict[str, dict[str, deque[tuple[float, int]]]] = {}
 
-    def left_seconds(self, owner: str, submissions: Iterable[HttpSubmission], now: float) -> dict[str, float]:
+    def left_seconds(self, owner: str, active: Iterable[ActiveSubmission], now: float) -> dict[str, float]:
         """Take a sample of each active submission, and return the expected time until it has ended, by its id; those
         of which nothing has ended since the first sample are missing. Forgets all other submissions of `owner`.
         """
         before, samples = self._samples.get(owner, {}), {}
         found = {}
-        for submission in submissions:
-            if submission.over:
-                continue
+        for submission in active:
             mine = samples[submission.id] = before.get(submission.id, deque(maxlen=RATE_SAMPLES))
-            mine.append((now, len(submission.ends)))
-            seconds, ends = now - mine[0][0], len(submission.ends) - mine[0][1]
+            mine.append((now, submission.ended))
+            seconds, ends = now - mine[0][0], submission.ended - mine[0][1]
             if ends and seconds:
                 found[submission.id] = submission.unfinished * seconds / ends
         self._samples[owner] = samples
         return found
+
+
+def _active(submissions: Sequence[HttpSubmission], records: Sequence[SubmissionRecord]) -> Iterator[ActiveSubmission]:
+    for submission in submissions:
+        if not submission.over:
+            yield ActiveSubmission(submission.id, len(submission.ends), submission.unfinished)
+    for record in records:
+        if record.pending:
+            yield ActiveSubmission(record.submission_id, record.request_count - record.pending, record.pending)

@@ -161,8 +161,11 @@ def page_router(services: Services, live: LiveView) -> Any:
         before: int | None = Query(None, ge=0),
         limit: int = Query(48, ge=1, le=200),
     ) -> dict[str, Any]:
+        owner = caller_of(request).owner
+        if submission:  # it may be in the pool's journal only
+            await services.submissions.find(submission, owner)
         wanted = EndFilter(text.lower(), state, submission)
-        return await found_ends(services.submissions.of(caller_of(request).owner), wanted, before, limit)
+        return await found_ends(services.submissions.of(owner), wanted, before, limit)
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}/thumbnail", summary="Show an output image in a small size")
     async def thumbnail(request: Request, submission_id: str, index: int) -> Response:

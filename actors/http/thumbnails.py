@@ -30,13 +30,13 @@ class Thumbnails:
 
     async def of(self, path: Path) -> bytes:
         """Return the thumbnail of an output, which never changes. Raises HttpProblem (415) if it is no image."""
-        known = self._known.get(path)
-        if known is None:
+        if path not in self._known:
             async with self._decoding:
-                known = self._known.get(path) or await asyncio.to_thread(thumbnail, path)
-            self._add(path, known)
+                # another call may have been faster
+                content = self._known[path] if path in self._known else await asyncio.to_thread(thumbnail, path)
+            self._add(path, content)
         self._known.move_to_end(path)
-        return known
+        return self._known[path]
 
     def _add(self, path: Path, content: bytes) -> None:
         self._bytes += len(content) - len(self._known.get(path, b""))

@@ -7,7 +7,7 @@ from typing import Any
 
 from modelpool.actors.http.live_board import MOST_REMOVED, LiveBoard
 from modelpool.actors.http.live_entries import MOST_CHARACTERS, MOST_ENDS, MOST_TASKS, latest_ends, submission_sections
-from modelpool.actors.http.live_view import EndRates
+from modelpool.actors.http.live_view import ActiveSubmission, EndRates
 from modelpool.actors.http.submissions import HttpSubmission, JobEnd, RunningTask, Submissions
 from modelpool.actors.request.requests import GenerateRequest
 
@@ -94,12 +94,11 @@ def test_entries_are_bounded_for_any_number_of_jobs() -> None:
 
 
 def test_the_expected_time_follows_the_rate_of_ends() -> None:
-    rates, mine = EndRates(), submission("s", 100)
-    assert rates.left_seconds("", [mine], 0.0) == {}
-    mine.note(ends(*range(10)), ())
-    assert rates.left_seconds("", [mine], 5.0) == {"s": 45.0}
-    mine.note(ends(*range(10, 100)), ())
-    assert rates.left_seconds("", [mine], 6.0) == {}
+    rates = EndRates()
+    assert rates.left_seconds("", [ActiveSubmission("s", 0, 100)], 0.0) == {}
+    assert rates.left_seconds("", [ActiveSubmission("s", 10, 90)], 5.0) == {"s": 45.0}
+    assert rates.left_seconds("", [], 6.0) == {}
+    assert rates.left_seconds("", [ActiveSubmission("s", 20, 80)], 7.0) == {}
 
 
 def test_a_submission_and_its_ends_are_of_one_owner(tmp_path: Any) -> None:

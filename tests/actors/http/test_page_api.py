@@ -20,6 +20,7 @@ from PIL import Image
 
 from modelpool import ModelPool
 from modelpool.actors.control.status import PoolStatus
+from modelpool.actors.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.http import live_view
 from modelpool.actors.http.application import application
 from modelpool.actors.http.live_view import LiveView
@@ -181,6 +182,27 @@ def test_a_pool_that_does_not_answer_is_reported_and_asked_again(tmp_path: Path)
         return first["set"]["pool"]["pool"]["trouble"], second["set"]["pool"]["pool"]["trouble"]
 
     assert asyncio.run(scenario()) == ("the controller of the pool is gone", "")
+
+
+def test_submissions_in_the_journal_from_elsewhere_are_among_the_batches(tmp_path: Path) -> None:
+    """As `modelpool submit` leaves them: of every user without keys, else of the user of the key."""
+
+    class JournalPool(CountedPool):
+        def detached(self) -> tuple[SubmissionRecord, ...]:
+            return tuple(
+                SubmissionRecord(f"by-{user}", SubmissionState.ACTIVE, "out", user, 10, 5.0, succeeded=4, failed=1)
+                for user in ("ann", "bob")
+            )
+
+    async def first(owner: str) -> dict[str, Any]:
+        async with aclosing(live_of(JournalPool(), tmp_path).changes(owner)) as texts:
+            found: dict[str, Any] = json.loads(await anext(texts))["set"]["submissions"]
+            return found
+
+    everybody = asyncio.run(first(""))
+    assert set(everybody) == {"by-ann", "by-bob"}
+    assert {everybody["by-ann"][name] for name in ("jobs", "succeeded", "failed", "state")} == {10, 4, 1, "active"}
+    assert set(asyncio.run(first("ann"))) == {"by-ann"}
 
 
 def test_more_viewers_than_the_bound_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
