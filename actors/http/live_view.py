@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 1.0
 #: interval of reading the submissions in the pool's journal that came from elsewhere
 JOURNAL_SECONDS = 5.0
-#: a pool that takes long to answer is asked less often: at most for this part of the time
-MOST_ASKING = 0.1
+#: a pool that takes long to answer is asked less often: for this part of the time, but at least in this interval
+MOST_ASKING, LONGEST_INTERVAL_SECONDS = 0.25, 5.0
 MOST_VIEWERS = 500
 #: the rate of a submission is that of the latest time, in samples of one interval
 RATE_SAMPLES = 60
@@ -117,7 +117,7 @@ class LiveView:
             if any(changed):
                 event, self._changed = self._changed, asyncio.Event()
                 event.set()
-            pause_seconds = max(self._interval_seconds, asked_seconds / MOST_ASKING)
+            pause_seconds = max(self._interval_seconds, min(LONGEST_INTERVAL_SECONDS, asked_seconds / MOST_ASKING))
             await asyncio.sleep(max(0.0, pause_seconds - (time.monotonic() - began)))
 
     async def _asked(self) -> tuple[PoolStatus | None, str]:
