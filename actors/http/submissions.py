@@ -200,7 +200,7 @@ class Submissions:
         user = owner or None
         jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
         submission = HttpSubmission(
-            jobs.id, owner, interface, len(requests), jobs.cancel, False, requests, self._end_numbers
+            jobs.id, owner, interface, len(requests), jobs.cancel, False, requests=requests, numbers=self._end_numbers
         )
         follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
         self._add(submission)
@@ -265,7 +265,9 @@ class Submissions:
             return known
         progress = await asyncio.to_thread(jobs.progress)
         total = progress.record.request_count
-        submission = HttpSubmission(jobs.id, owner, interface, total, jobs.cancel, True, requests, self._end_numbers)
+        submission = HttpSubmission(
+            jobs.id, owner, interface, total, jobs.cancel, True, requests=requests, numbers=self._end_numbers
+        )
         submission.created_at = progress.record.created_at
         if (known := self._known.get(jobs.id)) is not None:  # another call was faster
             return known

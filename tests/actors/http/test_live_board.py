@@ -19,7 +19,7 @@ def changes(board: LiveBoard, since: int) -> dict[str, Any]:
 
 def submission(name: str, total: int, numbers: Any = None) -> HttpSubmission:
     requests = [GenerateRequest(model="shapes", prompt=name)] * total
-    return HttpSubmission(name, "", "native", total, lambda: None, False, requests, numbers)
+    return HttpSubmission(name, "", "native", total, lambda: None, False, requests=requests, numbers=numbers)
 
 
 def ends(*indices: int) -> list[JobEnd]:
@@ -85,7 +85,7 @@ def test_entries_are_bounded_for_any_number_of_jobs() -> None:
     large = submission("large", 50_000)
     large.note(ends(*range(40_000)), tuple(RunningTask(40_000 + n, f"j{n}", "sample", "gpu", 0, 9) for n in range(999)))
     long = HttpSubmission(
-        "long", "", "native", 1, lambda: None, False, [GenerateRequest(model="shapes", prompt="x" * 100_000)]
+        "long", "", "native", 1, lambda: None, False, requests=[GenerateRequest(model="shapes", prompt="x" * 100_000)]
     )
     sections = submission_sections([large, long], {})
     assert (len(sections["ends"]), len(sections["tasks"])) == (MOST_ENDS, MOST_TASKS)
