@@ -2,12 +2,13 @@
 
 import { blobOf, call, CallFailed, words } from "./api.js";
 import { byId, h, setText, toast } from "./dom.js";
-import { bytes, measured } from "./format.js";
+import { bytes, measured, plural } from "./format.js";
 import { cancel, retry } from "./jobs.js";
 import { outputPath, Picture } from "./previews.js";
 import { entries } from "./store.js";
 
 const MOST_LINES = 300;
+const MOST_ATTEMPTS = 6;
 const REFRESH_MS = 2000;
 
 let shown = null;
@@ -162,7 +163,7 @@ function showWhy(node, history) {
   if (node.dataset.shown === text) return;
   node.dataset.shown = text;
   const named = withNames(history);
-  const tasks = history.tasks.map((task) => h("li", {}, h("h4", { text: task.stage }), ...taskParts(task, history.at, named)));
+  const tasks = history.tasks.map((task) => h("li", {}, h("h4", { text: task.stage }), ...taskParts(task, history, named)));
   node.replaceChildren(tasks.length ? h("ol", { class: "tasks" }, ...tasks) : h("p", { class: "quiet", text: history.note || "Its tasks are no longer known." }));
 }
 
@@ -172,8 +173,9 @@ function withNames(history) {
   return (text) => names.reduce((found, [id, name]) => found.replaceAll(id, name), text);
 }
 
-function taskParts(task, at, named) {
-  const parts = task.attempts.map((attempt) => {
+function taskParts(task, history, named) {
+  const earlier = task.attempts.length - MOST_ATTEMPTS;
+  const parts = task.attempts.slice(-MOST_ATTEMPTS).map((attempt) => {
     const where = [attempt.worker_id, attempt.node].filter(Boolean).join(" on ");
     const cost = attempt.cost;
     const took = cost ? `took ${measured(cost.run_seconds)}${cost.uploaded_bytes ? `, loaded ${bytes(cost.uploaded_bytes)}` : ""}` : "";
@@ -188,8 +190,10 @@ function taskParts(task, at, named) {
       error ? h("p", { class: "trouble", text: error }) : null,
     );
   });
-  if (task.wait) parts.push(...waitParts(task.wait, at, named));
-  if (!parts.length) parts.push(h("p", { class: "quiet", text: `${task.status}: an earlier job has its result` }));
+  if (task.wait) parts.push(...waitParts(task.wait, history.at, named));
+  if (earlier > 0) parts.unshift(h("p", { class: "quiet", text: `${plural(earlier, "earlier attempt")}` }));
+  const why = history.status === "succeeded" ? "an earlier job had its result already" : "did not run";
+  if (!parts.length) parts.push(h("p", { class: "quiet", text: why }));
   return parts;
 }
 

@@ -149,6 +149,7 @@ class Tile {
   constructor(open) {
     this.picture = new Picture("tile-picture");
     this.mark = h("span", { class: "mark" });
+    this.reason = h("span", { class: "reason" });
     this.progress = h("progress", { "aria-label": "Progress" });
     this.prompt = h("span", { class: "prompt" });
     this.facts = h("span", { class: "facts quiet" });
@@ -157,6 +158,7 @@ class Tile {
       { type: "button", class: "tile-open", on: { click: () => open(this.job) } },
       this.picture.node,
       this.mark,
+      this.reason,
       this.progress,
       this.prompt,
       this.facts,
@@ -189,7 +191,8 @@ class Tile {
     if (isImage) this.picture.show(thumbnailPath(end.submission, end.index), end.prompt);
     else this.picture.show("");
     const took = end.seconds === null ? "" : measured(end.seconds);
-    setText(this.facts, end.state === "failed" ? end.message : [end.model, took].filter(Boolean).join(" · "));
+    setText(this.reason, end.state === "failed" ? end.message : "");
+    setText(this.facts, [end.model, took].filter(Boolean).join(" · "));
   }
 
   end() {

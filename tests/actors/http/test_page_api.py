@@ -225,7 +225,7 @@ def test_ends_are_found_newest_first_by_text_state_and_submission_in_pages() -> 
     first, second = (
         HttpSubmission(
             name, "", "native", 10, lambda: None, False,
-            requests=[GenerateRequest(model="shapes", prompt=f"{name} {place}") for place in range(10)], numbers=numbers,
+            requests=[GenerateRequest(model="shapes", prompt=f"{name} {n}") for n in range(10)], numbers=numbers,
         )
         for name in ("apple", "pear")
     )  # fmt: skip
