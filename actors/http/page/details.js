@@ -58,6 +58,7 @@ export function showJob() {
   if (task) picture.follow(task, task.prompt);
   if (state === shown.state) return;
   shown.state = state;
+  picture.node.hidden = state === "failed" || state === "cancelled";
   showActions(job, state);
   if (state === "succeeded" && job.file) showOutput(shown, job);
 }

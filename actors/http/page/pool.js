@@ -55,7 +55,7 @@ export function showFigures() {
   const jobs = now.jobs ?? {};
   const waiting = Object.values(now.waiting ?? {}).reduce((sum, each) => sum + each, 0);
   figure("GPUs busy", count(workers.filter((worker) => worker.state === "busy").length), `of ${count(up)} up`);
-  figure("Unfinished jobs", count(jobs.live ?? 0), `${plural(waiting, "task")} waiting`);
+  figure("Unfinished jobs", count(jobs.live ?? 0), plural(waiting, "task"));
   figure("Expected time", jobs.live && now.left_seconds ? duration(now.left_seconds) : "-", jobs.live ? "left" : "");
   figure("Succeeded", count(jobs.succeeded ?? 0), now.opened_at ? `in ${duration(serverNow() - now.opened_at)}` : "");
   figure("Failed", count(jobs.failed ?? 0), `${count(jobs.cancelled ?? 0)} cancelled`);
