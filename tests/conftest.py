@@ -41,6 +41,8 @@ settings.load_profile("modelpool")
 #: how long tests took when they were last recorded, on a machine with two cores
 DURATIONS = Path(__file__).with_name("durations.json")
 RECORDED_SECONDS, SLOW_SECONDS = 0.5, 2.0
+#: files with such a test come first: at the end, one process would wait for it
+LONG_SECONDS = 10.0
 #: in every file that has tests with Ray
 RAY_MARK = "mark.ray"
 
@@ -142,9 +144,9 @@ def recorded_durations() -> dict[str, float]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, and keep the
-    `ray` tests of one process together at the end, in the order of their files' recorded times, longest first: files
-    are the units that two processes share."""
+    """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, start with the
+    files of the longest tests, and keep the `ray` tests of one process together at the end, in the order of their
+    files' recorded times, longest first: files are the units that two processes share."""
     durations = recorded_durations()
     for item in items:
         if durations.get(item.nodeid, 0.0) > SLOW_SECONDS:
@@ -159,13 +161,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of_files: collections.Counter[str] = collections.Counter()
     for test, seconds in durations.items():
         of_files[test.partition("::")[0]] += seconds
-    items.sort(
-        key=lambda item: (
-            (1.0, -of_files[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0])
-            if item.get_closest_marker("ray")
-            else (0.0, 0.0, "")
-        )
-    )
+    long_files = {test.partition("::")[0] for test, seconds in durations.items() if seconds > LONG_SECONDS}
+
+    def place(item: pytest.Item) -> tuple[int, float, str]:
+        file = item.nodeid.partition("::")[0]
+        if item.get_closest_marker("ray"):
+            return 2, -of_files[file], file
+        return (0, -of_files[file], file) if file in long_files else (1, 0.0, "")
+
+    items.sort(key=place)
 
 
 @functools.cache
