@@ -1,8 +1,8 @@
 """A wheel holds modelpool alone, and works where no checkout is.
 
 Proves: the only top-level folder is modelpool; the packages, the vocabulary, the web page and py.typed are in it, tests
-and benchmarks are not; the public API and the command run from it; a policy that only a checkout has is refused with a way
-to get it.
+and benchmarks are not; the public API and the command run from it; a policy that only a checkout has is refused with a
+way to get it.
 """
 
 from __future__ import annotations
