@@ -314,8 +314,7 @@ class Jobs:
             self._note_over()
 
     def fail(self, problem: Exception) -> None:
-        """Cancel all jobs because no more requests can be taken; `results` raises `problem`. Called by `RequestStream`.
-        """
+        """Cancel all jobs since no more requests can be taken; `results` raises `problem`. Called by `RequestStream`."""
         with self._changed:
             self._stream_problem = self._stream_problem or problem
             self._cancelled = self._sealed = True
