@@ -314,7 +314,7 @@ class Jobs:
             self._note_over()
 
     def fail(self, problem: Exception) -> None:
-        """Cancel all jobs since no more requests can be taken; `results` raises `problem`. Called by `RequestStream`."""
+        """Cancel all jobs, since no more requests can be taken; `results` raises `problem`."""
         with self._changed:
             self._stream_problem = self._stream_problem or problem
             self._cancelled = self._sealed = True
@@ -332,6 +332,12 @@ class Jobs:
         """Cancel everything, since the call that submits it raises. Called by `ModelPool.submit`."""
         self._release()
         self._cancel(withdraw=False)
+
+    @property
+    def unended_count(self) -> int:
+        """Number of requests so far whose jobs have not ended."""
+        with self._changed:
+            return self._expected - self._ended
 
     @property
     def is_sealed(self) -> bool:
