@@ -1,5 +1,5 @@
-"""`ModelPool.submit_stream`, on a whole pool in this process: requests run while later ones are read, and each is checked
-once.
+"""`ModelPool.submit_stream`, on a whole pool in this process: requests run while later ones are read, and each is
+checked once.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ def test_nothing_accepted_is_nothing_made_and_no_folder(pool: ModelPool, tmp_pat
     assert not (tmp_path / "p").exists()
 
 
-def test_held_requests_run_once_all_are_checked_and_not_at_all_if_one_is_refused(
-    pool: ModelPool, tmp_path: Path
-) -> None:
+def test_held_requests_run_once_all_are_checked_or_not_at_all(pool: ModelPool, tmp_path: Path) -> None:
     def decide(index: int, answer: Recipe | UserError) -> bool:
         if isinstance(answer, UserError):
             raise answer

@@ -270,7 +270,7 @@ def test_a_line_far_down_is_reported_when_it_is_read_and_the_others_are_rendered
     pool = FakePool()
     ended = command(*ARGUMENTS, "--json", pool=pool)
     assert ended.code == 1
-    assert "jobs.jsonl:14: unknown field 'sed'" in ended.err
+    assert "jobs.jsonl:14: unknown field of GenerateRequest 'sed'; did you mean 'seed'?" in ended.err
     assert "jobs.jsonl: 1 invalid line, 19 valid" in ended.err
     assert [request.seed for request in pool.submitted] == [n for n in range(20) if n != 13]
     assert sorted(one["index"] for one in ended.objects) == list(range(19))
