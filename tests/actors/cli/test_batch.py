@@ -245,11 +245,31 @@ def test_a_file_that_is_not_there_is_one_line_and_no_pool(command: Command) -> N
 
 
 def test_a_file_without_a_known_name_starts_no_pool(command: Command, jobs: Path) -> None:
-    ended = command("batch", "jobs.jsonl", "--out", "p", "--model", "shapse", names=KnownNames("shapes"))
+    names = KnownNames("shapes")
+    ended = command("batch", "jobs.jsonl", "--out", "p", "--model", "shapse", names=names)
+    assert (ended.code, ended.opened) == (2, ())
+    assert ended.err.count("unknown model 'shapse'; did you mean 'shapes'") == 1, "a wrong option is reported once"
+    jobs.write_text('{"prompt": "a", "model": "shapse"}\n' * 4)
+    ended = command("batch", "jobs.jsonl", "--out", "p", names=names)
     assert (ended.code, ended.opened) == (2, ())
     assert ended.err.count("unknown model 'shapse'; did you mean 'shapes'") == 4
     assert "jobs.jsonl: 4 invalid lines, 0 valid" in ended.err
     assert not Path("p").exists()
+
+
+def test_of_very_many_invalid_lines_the_first_are_printed(
+    command: Command, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelpool.actors.cli.batch.MOST_REPORTED", 2)
+    jobs.write_text("[]\n" * 5 + FOUR)
+    ended = command(*ARGUMENTS)
+    assert ended.code == 1
+    assert [line for line in ended.err.splitlines() if line.startswith("jobs.jsonl:")] == [
+        'jobs.jsonl:1: found list, expected an object such as {"model": "shapes", "prompt": "..."}',
+        'jobs.jsonl:2: found list, expected an object such as {"model": "shapes", "prompt": "..."}',
+        "jobs.jsonl: further invalid lines are only counted",
+        "jobs.jsonl: 5 invalid lines, 4 valid",
+    ]
 
 
 def test_the_first_known_line_starts_the_pool_which_checks_the_later_ones(command: Command, jobs: Path) -> None:
