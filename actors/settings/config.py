@@ -112,19 +112,22 @@ class PoolSection(Strict):
     @field_validator("vram")
     @classmethod
     def _vram(cls, value: str | int | None) -> str | int | None:
-        return None if value is None else _checked_size("vram", value, "a size such as 64MiB or 24GiB")
+        if value is not None:
+            _check_size("vram", value, "a size such as 64MiB or 24GiB")
+        return value
 
     @field_validator("reserve_vram")
     @classmethod
     def _reserve_vram(cls, value: str | int | None) -> str | int | None:
-        if value is None or _ZERO_BYTES.fullmatch(str(value).strip()):
-            return value
-        return _checked_size("reserve_vram", value, "a size such as 600MiB, or 0")
+        if value is not None and not _ZERO_BYTES.fullmatch(str(value).strip()):
+            _check_size("reserve_vram", value, "a size such as 600MiB, or 0")
+        return value
 
     @field_validator("checkpoint_bytes")
     @classmethod
     def _checkpoint_bytes(cls, value: str | int) -> str | int:
-        return _checked_size("checkpoint_bytes", value, "a size such as 8GiB")
+        _check_size("checkpoint_bytes", value, "a size such as 8GiB")
+        return value
 
     @property
     def archive(self) -> Path | None:
@@ -200,7 +203,9 @@ class ModelsSection(Strict):
     def _cache_bytes(cls, value: Any) -> Any:
         if isinstance(value, bool):
             raise unusable_field("cache_bytes", value, "a size such as 200GiB")
-        return None if value is None else _checked_size("cache_bytes", value, "a size such as 200GiB")
+        if value is not None:
+            _check_size("cache_bytes", value, "a size such as 200GiB")
+        return value
 
     @model_validator(mode="after")
     def _has_cache(self) -> ModelsSection:
@@ -462,9 +467,9 @@ def _has_added_models() -> bool:
         return False
 
 
-def _checked_size(key: str, size: Any, expected: str) -> Any:
-    """Return `size`. Raises UnusableField if it is none, and for a small number without a unit: who writes 20 means
-    20 GiB, not 20 bytes.
+def _check_size(key: str, size: Any, expected: str) -> None:
+    """Raise UnusableField if `size` is none, and for a small number without a unit: who writes 20 means 20 GiB, not 20
+    bytes.
     """
     try:
         size_bytes = parse_bytes(str(size))
@@ -474,7 +479,6 @@ def _checked_size(key: str, size: Any, expected: str) -> Any:
     if size_bytes < LEAST_PLAIN_BYTES and plain.replace(".", "", 1).isdecimal():
         unit = "GiB" if float(plain) <= _MOST_GIB else "MiB"
         raise unusable_field(key, size, f'a size with a unit, such as "{plain}{unit}": a number alone is in bytes')
-    return size
 
 
 def _bytes_or_zero(size: str | int | None) -> int | None:
