@@ -10,12 +10,13 @@ import hashlib
 import secrets
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
+from modelpool.actors.api.followed_jobs import FollowedJobs
 from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.output_writer import HOLD_SECONDS, ImageWriter
 from modelpool.actors.api.stage_result import StageResult
@@ -27,9 +28,10 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
+from modelpool.actors.outputs.name_template import NameTemplate
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
-from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.output_address import OutputAddress, absolute_address, output_address
@@ -82,15 +84,17 @@ class ModelPool:
         address: str = "",
         jobs: Callable[[], JobsConnection] | None = None,
         hold_seconds: float = HOLD_SECONDS,
+        file_name: str | None = None,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
-        output folder that cannot be written.
+        output folder that cannot be written. `file_name` is the template of the names of outputs.
         """
         self._connection = connection
         self._jobs = jobs
         self._close = close
         self._output = output
+        self._file_name = file_name
         self._closed = False
         #: user of jobs that set none
         self._user = user_of_this_process()
@@ -149,32 +153,37 @@ class ModelPool:
 
     def submit(
         self,
-        requests: GenerateRequest | Iterable[GenerateRequest],
+        requests: RequestLike | Iterable[RequestLike],
         *,
         output: str | Path | Literal[False] | None = None,
+        name: str | None = None,
         priority: int | None = None,
         user: str | None = None,
         deadline: float | str | None = None,
+        index_of: Callable[[int], int] | None = None,
     ) -> Jobs:
-        """Queue requests. Missing seeds are drawn now. Outputs are written to `output` as they arrive, a folder or a
-        URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
+        """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as they
+        arrive, a folder or a URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
+        `name` is the name of their files without its end, such as "{id}-{seed}" (`NAME_FIELDS` of
+        `modelpool.actors.outputs.name_template` are its fields); an output whose name is taken gets a longer one.
 
         A list or tuple is checked completely before anything is queued. From another iterable, chunks of some hundred
         are queued while the next is drawn; if one is refused, everything queued is cancelled. Either way, a call that
         raises has submitted nothing. If a model matches only some keys of a LoRA, a `PartialLora` warning is issued.
 
         `priority`, `user` and `deadline` ("10m", or seconds, from now) apply to requests that do not set them; a
-        deadline that cannot be met causes a `DeadlineTooSoon` warning.
+        deadline that cannot be met causes a `DeadlineTooSoon` warning. `index_of` returns the index of the request at a
+        position, for callers that leave out requests; by default they are the same.
 
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
-        if isinstance(requests, GenerateRequest):
-            requests = (requests,)
+        requests = _several(requests)
         terms = _Qos(priority, user, deadline)
+        template = self._template(name)
         submission_id = _new_submission()
         writer = self._writer(output)
         images = InputImages(self._connection.give)
-        name = self._user if terms.user is None else terms.user
+        user_name = self._user if terms.user is None else terms.user
         listened = [submission_id]
 
         def forget() -> None:
@@ -187,24 +196,32 @@ class ModelPool:
             listened.append(again_id)
             self._reader.listen(again_id, jobs)
             for first, chunk in _runs_of_indexes(wanted):
-                sent, given = images.bring_all(chunk)
-                part = Submission(self._client_id, again_id, first, sent, False, name, given)
+                sent, given = images.bring_all([one.without_labels() for one in chunk])
+                part = Submission(self._client_id, again_id, first, sent, False, user_name, given)
                 self._connection.call(Controller.submit, part)
 
-        jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again)
+        jobs = FollowedJobs(
+            self._connection, self._client_id, submission_id, writer, forget, submit_again, template, index_of
+        )
         self._reader.listen(submission_id, jobs)
         if writer is not None:
             writer.add(jobs)
+        if isinstance(requests, Sequence):  # complete: nothing is queued before all of it is checked
+            requests = [one for given in requests for one in terms.fill_in(request_of(given)).expanded()]
+            wanted: Iterable[GenerateRequest] = requests
+        else:
+            wanted = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
         count = len(requests) if isinstance(requests, Sequence) else 0
         ended_at = 0
         try:
-            for chunk in _chunks(map(terms.fill_in, requests)):
+            for chunk in _chunks(wanted):
+                _check_names(template, chunk, ended_at)
                 jobs.wait_while_held()
                 jobs.add(chunk)
-                sent, given = images.bring_all(chunk)
+                sent, given = images.bring_all([one.without_labels() for one in chunk])
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
+                part = Submission(self._client_id, submission_id, first_index, sent, hold, user_name, given)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
@@ -213,11 +230,11 @@ class ModelPool:
                 self._connection.call(Controller.cancel, self._client_id, known)
             raise
         jobs.seal()
-        return jobs
+        return Jobs(jobs)
 
     def submit_detached(
         self,
-        requests: GenerateRequest | Iterable[GenerateRequest],
+        requests: RequestLike | Iterable[RequestLike],
         *,
         output: str | Path,
         jobs_id: str | None = None,
@@ -235,10 +252,9 @@ class ModelPool:
         """
         from modelpool.actors.api.detached_jobs import submit_detached
 
-        if isinstance(requests, GenerateRequest):
-            requests = (requests,)
         terms = _Qos(priority, user, deadline)
-        seeded = [_with_seed(terms.fill_in(request)) for request in requests]
+        wanted = (one for given in _several(requests) for one in terms.fill_in(request_of(given)).expanded())
+        seeded = [_with_seed(request) for request in wanted]
         name = self._user if terms.user is None else terms.user
         return submit_detached(self._job_service(), seeded, output_address(output), name, jobs_id, self.recipes)
 
@@ -256,20 +272,22 @@ class ModelPool:
 
         return self._job_service().call(JobService.submissions)
 
-    def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
-        """Return the recipe of each request, or its error. Queues nothing."""
+    def recipes(self, requests: RequestLike | Iterable[RequestLike]) -> tuple[Recipe | UserError, ...]:
+        """Return the recipe of each request, of its first output, or its error. Queues nothing."""
         found: list[Recipe | UserError] = []
         images = InputImages(lambda image: None)
-        for chunk in _chunks(requests):
-            sent = images.bring_each(chunk)
+        given = iter(_several(requests))
+        while chunk := [_request_or_error(one) for one in islice(given, CHUNK)]:
+            usable_ones = iter(images.bring_each([one for one in chunk if isinstance(one, GenerateRequest)]))
+            sent = [one if isinstance(one, UserError) else next(usable_ones) for one in chunk]
             usable = tuple(one for one in sent if not isinstance(one, UserError))
             answers = iter(self._connection.call(Controller.recipes, usable))
             found += [one if isinstance(one, UserError) else next(answers) for one in sent]
         return tuple(found)
 
-    def recipe(self, request: GenerateRequest) -> Recipe:
-        """Return the recipe of `request`. Queues nothing. Raises UserError."""
-        found = self.recipes((request,))[0]
+    def recipe(self, request: RequestLike) -> Recipe:
+        """Return the recipe of `request`, of its first output. Queues nothing. Raises UserError."""
+        found = self.recipes((request_of(request, "request"),))[0]
         if isinstance(found, UserError):
             raise found
         return found
@@ -318,13 +336,10 @@ class ModelPool:
             )
         )
         expected = "a result of encode()"
-        stage = StageRequest(
-            Stage.SAMPLE,
-            checked,
-            positive=_stage_of(positive, Stage.ENCODE, "positive", expected).request,
-            negative=_stage_of(negative, Stage.ENCODE, "negative", expected).request if negative else checked,
-        )
-        return self._stage(stage, {**positive.held, **(negative.held if negative else {})})
+        texts = _stage_of(positive, Stage.ENCODE, "positive", expected).request
+        avoided = checked if negative is None else _stage_of(negative, Stage.ENCODE, "negative", expected).request
+        stage = StageRequest(Stage.SAMPLE, checked, positive=texts, negative=avoided)
+        return self._stage(stage, {**positive.held, **(negative.held if negative is not None else {})})
 
     def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
         """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
@@ -338,7 +353,8 @@ class ModelPool:
             stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
             return self._stage(stage, {task_id: self._connection.give(latent)})
         sampled = _stage_of(latent, Stage.SAMPLE, "latent", "a result of sample(), or a Latent")
-        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=model), latent.held)
+        checked = GenerateRequest(model=model, prompt="").model
+        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=checked), latent.held)
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
@@ -407,6 +423,10 @@ class ModelPool:
                 waits = f"{status.waiting_for}; " if status.waiting_for else ""
                 raise TimeoutError(f"not ready after {timeout} s: {waits}{', '.join(map(_described, starting))}")
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"at {self.address}" if self.address else "open"
+        return f"<ModelPool {state}>"
+
     def close(self) -> None:
         """Write pending outputs, cancel unfinished jobs, and disconnect. Idempotent."""
         if self._closed:
@@ -444,7 +464,13 @@ class ModelPool:
         except PoolLost:
             return  # the controller ended first
 
+    def _template(self, name: str | None) -> NameTemplate | None:
+        text = self._file_name if name is None else name
+        return None if text is None else NameTemplate.of(text)
+
     def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
+        if not (output is None or output is False or isinstance(output, str | Path)):
+            raise unusable_field("output", output, "a folder, a URL such as s3://bucket/folder, or False")
         given = self._output if output is None else None if output is False else output_address(output)
         if given is None:
             return None
@@ -481,7 +507,7 @@ class _Qos:
 
     def fill_in(self, request: GenerateRequest) -> GenerateRequest:
         """Return `request` with the missing ones set."""
-        if not self._set or not isinstance(request, GenerateRequest):
+        if not self._set:
             return request
         missing = {name: value for name, value in self._set.items() if name not in request.model_fields_set}
         return request.model_copy(update=missing) if missing else request
@@ -499,8 +525,6 @@ def _new_submission() -> SubmissionId:
 
 
 def _with_seed(request: GenerateRequest) -> GenerateRequest:
-    if not isinstance(request, GenerateRequest):
-        raise unusable_field("requests", type(request).__name__, "GenerateRequest")
     return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(32)})
 
 
@@ -524,11 +548,42 @@ def _runs_of_indexes(
 
 def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
     """The short forms of LoRAs, which a request parses."""
+    if not isinstance(loras, Iterable) or isinstance(loras, str):
+        raise unusable_field("loras", loras, 'a list of LoRAs, such as [("light", 0.8)]')
     return cast("tuple[LoraChoice, ...]", tuple(loras))
 
 
+def _several(requests: RequestLike | Iterable[RequestLike]) -> Iterable[RequestLike]:
+    """Return one request as several. Raises UnusableField for what is neither."""
+    if isinstance(requests, GenerateRequest | Mapping):
+        return (requests,)
+    if not isinstance(requests, Iterable) or isinstance(requests, str | bytes):
+        found = type(requests).__name__
+        raise unusable_field("requests", found, "a GenerateRequest, a dict of its fields, or several of them")
+    return requests
+
+
+def _request_or_error(given: RequestLike) -> GenerateRequest | UserError:
+    """Return the first output of a request, with a seed and without labels, or why it is none."""
+    try:
+        return _with_seed(request_of(given).expanded()[0]).without_labels()
+    except UserError as problem:
+        return problem
+
+
+def _check_names(template: NameTemplate | None, chunk: Sequence[GenerateRequest], first: int) -> None:
+    """Raise UnusableField if a request lacks a field of the names of files."""
+    if template is not None:
+        for position, request in enumerate(chunk, start=first):
+            template.check(request, f"requests[{position}]" if request.line is None else f"line {request.line}")
+
+
 def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> StageRequest:
-    """Return what was requested of a result, in the argument `name`. Raises UnusableField for another stage."""
+    """Return what was requested of a result, in the argument `name`. Raises UnusableField for another stage, and for
+    something else.
+    """
+    if not isinstance(result, StageResult):
+        raise unusable_field(name, type(result).__name__, expected)
     if result.stage.stage is not stage:
         raise unusable_field(name, f"a result of {result.stage.stage.value}()", expected)
     return result.stage

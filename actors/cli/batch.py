@@ -76,7 +76,7 @@ def batch(
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     with started(session, where) as running:
         wanted = (
-            WantedOutput(place, line.request, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines)
+            WantedOutput(place, line.labelled, f"{job_file}:{line.number}: ") for place, line in enumerate(jobs.lines)
         )
         resume = shlex.join(["modelpool", *session.arguments])
         run = CommandRun(

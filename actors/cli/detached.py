@@ -79,7 +79,7 @@ def submit(
     if jobs.broken or not jobs.lines:  # what nobody watches must not be half of what was meant
         say(console, f"{job_file}: {counted(len(jobs.broken), 'invalid line')}; nothing was submitted", "red")
         raise typer.Exit(2)
-    requests = [line.request for line in jobs.lines]
+    requests = [line.labelled for line in jobs.lines]
     with joined_pool(context, pool) as joined:
         submitted = joined.submit_detached(requests, output=output, jobs_id=jobs_id)
         record = submitted.progress().record

@@ -20,6 +20,7 @@ from typing import Any
 
 from modelpool.actors.request.field_table import LATER_FIELDS
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
@@ -36,6 +37,13 @@ class JobLine:
 
     number: int
     request: GenerateRequest
+
+    @property
+    def labelled(self) -> GenerateRequest:
+        """The request with the number of its line, unless it has one."""
+        if self.request.line is not None:
+            return self.request
+        return self.request.model_copy(update={"line": self.number})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +82,7 @@ def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Job
             hint = "" if "model" in {**defaults, **found} else "; --model NAME is for all lines without one"
             broken.append(BrokenLine(number, _shortened(f"{error}{hint}")))
             continue
-        lines.append(JobLine(number, _seeded(request, seed, occurrences)))
+        lines += [JobLine(number, one) for one in _seeded(request, seed, occurrences).expanded()]
     if not lines and not broken:
         raise UserError(f"{path}: no lines; expected one request per line")
     return JobFile(path, tuple(lines), tuple(broken))
@@ -162,7 +170,7 @@ def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[str]) -> G
         return request
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
-    content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *unset}))
+    content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset}))
     digest = hashlib.sha256(f"{seed} {occurrences[content]} {content}".encode()).digest()
     occurrences[content] += 1
     return request.model_copy(update={"seed": int.from_bytes(digest[:4])})

@@ -137,6 +137,8 @@ class _Submission:
     parked: dict[JobPack, None] = field(default_factory=dict)
     #: queued and unresolved, in order
     live: dict[JobId, None] = field(default_factory=dict)
+    #: indexes of held and parked jobs that were cancelled one by one
+    ended_early: set[int] = field(default_factory=set)
     cancelled: bool = False
     #: arrival of its first part, on the core's clock: deadlines count from here
     began_at: float = 0.0
@@ -350,6 +352,24 @@ class Controller:
         client = self._clients.get(client_id)
         if client is not None and submission_id in client.submissions:
             self._cancel(client.submissions[submission_id], withdraw)
+
+    async def cancel_jobs(self, client_id: ClientId, submission_id: SubmissionId, indexes: tuple[int, ...]) -> None:
+        """Cancel these jobs of a submission, unless they have ended; running tasks that no other job needs stop at their
+        next step. Idempotent.
+        """
+        client = self._clients.get(client_id)
+        if client is None or submission_id not in client.submissions:
+            return
+        submission = client.submissions[submission_id]
+        for index in indexes:
+            job_id = job_id_for(submission_id, index)
+            if job_id in submission.live:
+                self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
+                continue
+            pack = next((each for each in (*submission.held, *submission.parked) if index in each.indexes), None)
+            if pack is not None:
+                self._end_unqueued(pack, (index,))
+                submission.ended_early.add(index)
 
     async def events(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> DriverEvents:
         """Return the driver's pending events, waiting up to `timeout_seconds`. Raises UnknownDriver."""
@@ -621,7 +641,8 @@ class Controller:
                 if self._broken:
                     break
                 queued += 1
-                self._queue(submission, job, pack.parked_at)
+                if job.index not in submission.ended_early:
+                    self._queue(submission, job, pack.parked_at)
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self._break(traceback.format_exc())
         if self._broken:
@@ -667,7 +688,10 @@ class Controller:
         Does not unpack them."""
         error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
         outcome = Outcome.FAILED if error else Outcome.CANCELLED
-        for index in indexes:
+        client = self._clients.get(pack.client_id)
+        submission = None if client is None else client.submissions.get(pack.submission_id)
+        ended = set() if submission is None else submission.ended_early
+        for index in [index for index in indexes if index not in ended]:
             job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
             end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
             self._send_end(pack.client_id, end)

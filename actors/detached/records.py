@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
@@ -137,10 +138,10 @@ def with_deadline(request: GenerateRequest, passed_seconds: float) -> GenerateRe
 
 
 def kind_of(request: GenerateRequest) -> str:
-    """Return the fields other than texts, seed and quality of service. If a pool can run one request of a kind, it can
+    """Return the fields other than texts, seed, labels and quality of service. If a pool can run one request of a kind, it can
     run them all: a batch has few kinds, however long it is.
     """
-    return request.model_dump_json(exclude={"prompt", "negative", "seed", *QOS_FIELDS})
+    return request.model_dump_json(exclude={"prompt", "negative", "seed", *QOS_FIELDS, *LABEL_FIELDS})
 
 
 def _with_absolute_paths(value: Any, folder: Path, is_file: bool = False) -> Any:
