@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 from modelpool.actors.api.followed_jobs import FollowedJobs
 from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.output_writer import HOLD_SECONDS, ImageWriter
+from modelpool.actors.api.request_stream import Decide, RequestStream
 from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
@@ -101,6 +103,8 @@ class ModelPool:
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[OutputAddress, ImageWriter] = {}
         self._hold_seconds = hold_seconds
+        #: submissions whose requests are still being taken
+        self._streams: list[RequestStream] = []
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
@@ -160,7 +164,6 @@ class ModelPool:
         priority: int | None = None,
         user: str | None = None,
         deadline: float | str | None = None,
-        index_of: Callable[[int], int] | None = None,
     ) -> Jobs:
         """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as they
         arrive, a folder or a URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
@@ -172,64 +175,62 @@ class ModelPool:
         raises has submitted nothing. If a model matches only some keys of a LoRA, a `PartialLora` warning is issued.
 
         `priority`, `user` and `deadline` ("10m", or seconds, from now) apply to requests that do not set them; a
-        deadline that cannot be met causes a `DeadlineTooSoon` warning. `index_of` returns the index of the request at a
-        position, for callers that leave out requests; by default they are the same.
+        deadline that cannot be met causes a `DeadlineTooSoon` warning.
 
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
         requests = _several(requests)
         terms = _Qos(priority, user, deadline)
         template = self._template(name)
-        submission_id = _new_submission()
-        writer = self._writer(output)
-        images = InputImages(self._connection.give)
         user_name = self._user if terms.user is None else terms.user
-        listened = [submission_id]
-
-        def forget() -> None:
-            for known in listened:
-                self._reader.forget(known)
-            if writer is not None:
-                writer.remove(jobs)
-
-        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
-            listened.append(again_id)
-            self._reader.listen(again_id, jobs)
-            for first, chunk in _runs_of_indexes(wanted):
-                sent, given = images.bring_all([one.without_labels() for one in chunk])
-                part = Submission(self._client_id, again_id, first, sent, False, user_name, given)
-                self._connection.call(Controller.submit, part)
-
-        jobs = FollowedJobs(
-            self._connection, self._client_id, submission_id, writer, forget, submit_again, template, index_of
-        )
-        self._reader.listen(submission_id, jobs)
-        if writer is not None:
-            writer.add(jobs)
-        if isinstance(requests, Sequence):  # complete: nothing is queued before all of it is checked
-            requests = [one for given in requests for one in terms.fill_in(request_of(given)).expanded()]
-            wanted: Iterable[GenerateRequest] = requests
-        else:
-            wanted = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
-        count = len(requests) if isinstance(requests, Sequence) else 0
+        jobs = self._new_jobs(user_name, self._writer(output), template)
+        images = InputImages(self._connection.give)
+        drawn = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
+        # complete: nothing is queued before all of it is checked
+        wanted = list(drawn) if isinstance(requests, Sequence) else drawn
+        count = len(wanted) if isinstance(wanted, Sequence) else 0
         ended_at = 0
         try:
             for chunk in _chunks(wanted):
                 _check_names(template, chunk, ended_at)
                 jobs.wait_while_held()
                 jobs.add(chunk)
-                sent, given = images.bring_all([one.without_labels() for one in chunk])
+                sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, submission_id, first_index, sent, hold, user_name, given)
+                part = Submission(self._client_id, jobs.id, first_index, sent, hold, user_name, given)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
-            forget()
-            for known in listened:
-                self._connection.call(Controller.cancel, self._client_id, known)
+            jobs.abandon()
             raise
         jobs.seal()
+        return Jobs(jobs)
+
+    def submit_stream(
+        self,
+        chunks: Iterable[Sequence[GenerateRequest]],
+        decide: Decide,
+        *,
+        output: str | Path | Literal[False] | None = None,
+        name: str | None = None,
+        hold: bool = False,
+    ) -> Jobs:
+        """Queue requests while they are read: `chunks` are taken, checked and queued in a thread, while earlier ones
+        run. Missing seeds are drawn. `decide` is called with the index and the recipe, or the error, of each request,
+        in order and in that thread; those that it refuses are not queued, and have no result. It must refuse those with
+        an error, or raise. `hold`: nothing is queued before all are checked.
+
+        Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
+        `output` is opened when the first request is accepted; `name` is as in `submit`.
+        """
+        template = self._template(name)
+        jobs = self._new_jobs(self._user, name=template)
+        stream = RequestStream(
+            self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
+        )
+        self._streams = [known for known in self._streams if known.is_open] + [stream]
+        stream.start(_with_names(template, (tuple(map(_with_seed, chunk)) for chunk in chunks)))
         return Jobs(jobs)
 
     def submit_detached(
@@ -432,6 +433,8 @@ class ModelPool:
         if self._closed:
             return
         self._closed = True
+        for stream in self._streams:
+            stream.stop()
         self._reader.stop(wake=self._leave)
         for writer in self._writers.values():
             writer.close()
@@ -467,6 +470,27 @@ class ModelPool:
     def _template(self, name: str | None) -> NameTemplate | None:
         text = self._file_name if name is None else name
         return None if text is None else NameTemplate.of(text)
+
+    def _new_jobs(self, user: str, writer: ImageWriter | None = None, name: NameTemplate | None = None) -> FollowedJobs:
+        """Return a submission without requests, for this `user`; its events are read from now on."""
+        listened = [_new_submission()]
+        images = InputImages(self._connection.give)
+
+        def forget() -> None:
+            for known in listened:
+                self._reader.forget(known)
+
+        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
+            listened.append(again_id)
+            self._reader.listen(again_id, jobs)
+            for first, chunk in _runs_of_indexes(wanted):
+                sent, given = images.bring_all(chunk)
+                part = Submission(self._client_id, again_id, first, sent, False, user, given)
+                self._connection.call(Controller.submit, part)
+
+        jobs = FollowedJobs(self._connection, self._client_id, listened[0], writer, forget, submit_again, name)
+        self._reader.listen(jobs.id, jobs)
+        return jobs
 
     def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
         if not (output is None or output is False or isinstance(output, str | Path)):
@@ -553,20 +577,21 @@ def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
     return cast("tuple[LoraChoice, ...]", tuple(loras))
 
 
-def _several(requests: RequestLike | Iterable[RequestLike]) -> Iterable[RequestLike]:
-    """Return one request as several. Raises UnusableField for what is neither."""
+def _several(requests: object) -> Iterable[RequestLike]:
+    """Return one request as several. Raises UnusableField for what is neither; each is still to be checked."""
     if isinstance(requests, GenerateRequest | Mapping):
         return (requests,)
     if not isinstance(requests, Iterable) or isinstance(requests, str | bytes):
         found = type(requests).__name__
         raise unusable_field("requests", found, "a GenerateRequest, a dict of its fields, or several of them")
-    return requests
+    several: Iterable[RequestLike] = requests
+    return several
 
 
 def _request_or_error(given: RequestLike) -> GenerateRequest | UserError:
-    """Return the first output of a request, with a seed and without labels, or why it is none."""
+    """Return the first output of a request, with a seed, or why it is none."""
     try:
-        return _with_seed(request_of(given).expanded()[0]).without_labels()
+        return _with_seed(request_of(given).expanded()[0])
     except UserError as problem:
         return problem
 
@@ -576,6 +601,17 @@ def _check_names(template: NameTemplate | None, chunk: Sequence[GenerateRequest]
     if template is not None:
         for position, request in enumerate(chunk, start=first):
             template.check(request, f"requests[{position}]" if request.line is None else f"line {request.line}")
+
+
+def _with_names(
+    template: NameTemplate | None, chunks: Iterable[tuple[GenerateRequest, ...]]
+) -> Iterator[tuple[GenerateRequest, ...]]:
+    """Yield `chunks`. Raises UnusableField at a request that lacks a field of the names of files."""
+    first = 0
+    for chunk in chunks:
+        _check_names(template, chunk, first)
+        first += len(chunk)
+        yield chunk
 
 
 def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> StageRequest:

@@ -8,6 +8,7 @@ pool, and submitted again when the folder is usable.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -83,8 +84,7 @@ _End: TypeAlias = _ReadyOutput | JobFailure | OutputResult
 class FollowedJobs:
     """The jobs of one `ModelPool.submit` call; a `Listener` and a `WriteListener`. Thread-safe.
 
-    A position is the number of a request in the submission, from 0, by which the controller knows it. The index of an
-    output is the same, unless the caller has left out requests (`index_of`).
+    An index is the position of a request among all that the caller gave, from 0, also those that were not queued.
     """
 
     def __init__(
@@ -96,24 +96,24 @@ class FollowedJobs:
         on_over: Callable[[], None],
         submit_again: SubmitAgain | None = None,
         name: NameTemplate | None = None,
-        index_of: Callable[[int], int] | None = None,
     ) -> None:
         """`submit_again` submits requests whose output was lost, or that were withdrawn; None if it cannot. `name` is
-        of the written files. `index_of` returns the index of the request at a position.
+        of the written files.
         """
         self._connection = connection
         self._client_id = client_id
         self._submission_id = submission_id
-        self._writer = writer
+        self._writer: ImageWriter | None = None
         self._on_over = on_over
         self._submit_again = submit_again
         self._name = name
-        self._index_of: Callable[[int], int] = _same_index if index_of is None else index_of
         self._started_at = time.monotonic()
         #: guards everything below; notified when a job ends or no more events will come
         self._changed = threading.Condition()
         self._requests: list[GenerateRequest] = []
         self._sealed = False
+        #: number of requests that were not queued after their check: they never end
+        self._left_out = 0
         self._waiting: deque[_End] = deque()
         self._succeeded = 0
         self._ended = 0
@@ -122,16 +122,18 @@ class FollowedJobs:
         self._tasks: list[TaskSummary] = []
         self._running: tuple[TaskProgress, ...] = ()
         self._lost: Exception | None = None
+        #: why the requests could not be taken to their end
+        self._stream_problem: Exception | None = None
         #: submissions of outputs that were lost, and how often each was, by index
         self._repeated: list[SubmissionId] = []
         self._losses: Counter[int] = Counter()
         #: written outputs that the object store still keeps, oldest first, and their size
         self._kept: deque[_ReadyOutput] = deque()
         self._kept_bytes = 0
-        #: whether `cancel` was called, and the positions for which `cancel_job` was
+        #: whether `cancel` was called, and the indexes for which `cancel_job` was
         self._cancelled = False
         self._cancelled_jobs: set[int] = set()
-        #: the states of ended jobs, by position
+        #: the states of ended jobs, by index
         self._states: dict[int, EndState] = {}
         #: ends that were returned and can be returned again, the latest `MOST_RETURNED`; and results that the program
         #: still has
@@ -145,6 +147,7 @@ class FollowedJobs:
         #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
         self._withdrawn_from: set[SubmissionId] = set()
         self._withdrawn: list[JobEnded] = []
+        self.write_with(writer)
 
     def results(self) -> Iterator[OutputResult | JobFailure]:
         """Iterate over all outputs as they finish, each once, including jobs that failed or were cancelled."""
@@ -176,7 +179,7 @@ class FollowedJobs:
         with self._changed:
             return self._over
 
-    def result_at(self, position: int, timeout: float | None = None) -> OutputResult | JobFailure:
+    def result_at(self, index: int, timeout: float | None = None) -> OutputResult | JobFailure:
         """Wait for the end of one job and return it; iterators do not return it any more. Raises TimeoutError, PoolLost,
         and UserError if it was returned before, is not written and was not kept.
         """
@@ -184,46 +187,48 @@ class FollowedJobs:
         while True:
             with self._changed:
                 left = None if deadline is None else deadline - time.monotonic()
-                if not self._settled(lambda: position in self._states or self._lost is not None, left):
-                    raise TimeoutError(f"job {position} has not ended after {timeout} s")
-                if position not in self._states and self._lost is not None:
-                    raise self._lost
-                if (known := self._in_use.get(position)) is not None:
+                if not self._settled(lambda: index in self._states or self._over or self._lost is not None, left):
+                    raise TimeoutError(f"job {index} has not ended after {timeout} s")
+                if index not in self._states:
+                    raise self._stream_problem or self._lost or UserError(f"request {index} was not queued")
+                if (known := self._in_use.get(index)) is not None:
                     return known
-                waiting = next((end for end in self._waiting if _position_of(end) == position), None)
+                waiting = next((end for end in self._waiting if _index_of(end) == index), None)
                 is_new = waiting is not None
                 if waiting is not None:
                     self._waiting.remove(waiting)
                 else:
-                    waiting = self._returned.get(position)
+                    waiting = self._returned.get(index)
             if waiting is None:
                 raise UserError(
-                    f"the output of job {position} was returned before: keep it, or have outputs written to a folder"
+                    f"the output of job {index} was returned before: keep it, or have outputs written to a folder"
                 )
             if (result := self._result_of(waiting, is_new)) is not None:
                 return result
 
-    def state_at(self, position: int) -> tuple[str, TaskProgress | None]:
+    def state_at(self, index: int) -> tuple[str, TaskProgress | None]:
         """Return the state of a job, and the task that runs for it: "waiting", "running", or how it ended."""
         with self._changed:
-            running = next((task for task in self._running if task.index == position), None)
-            state = self._states.get(position)
+            running = next((task for task in self._running if task.index == index), None)
+            state = self._states.get(index)
         return ("running" if running else "waiting") if state is None else state, running
 
-    def request_at(self, position: int) -> GenerateRequest:
+    @property
+    def request_count(self) -> int:
+        """Number of requests so far."""
+        with self._changed:
+            return len(self._requests)
+
+    def request_at(self, index: int) -> GenerateRequest:
         """Return a request as submitted, with its seed."""
         with self._changed:
-            return self._requests[position]
-
-    def index_at(self, position: int) -> int:
-        """Return the index of the request at a position."""
-        return self._index_of(position)
+            return self._requests[index]
 
     def labelled(self, output: FinishedOutput) -> FinishedOutput:
         """See `WriteListener`."""
-        request, index = self._requests[output.index], self._index_of(output.index)
-        stem = "" if self._name is None else self._name.stem(NamedOutput(request, output.recipe, index))
-        return replace(output, index=index, labels=labels_of(request, stem))
+        request = self._requests[output.index]
+        stem = "" if self._name is None else self._name.stem(NamedOutput(request, output.recipe, output.index))
+        return replace(output, labels=labels_of(request, stem))
 
     def _result_of(self, waiting: _End, is_new: bool = True) -> OutputResult | JobFailure | None:
         """Return an end that was taken to the program; None if its output was lost and is generated again. One that
@@ -236,13 +241,13 @@ class FollowedJobs:
                 self._put_back(waiting)
             raise
         with self._changed:
-            position = _position_of(waiting)
+            index = _index_of(waiting)
             if isinstance(result, OutputResult):
-                self._in_use[position] = result
+                self._in_use[index] = result
             if isinstance(waiting, JobFailure):
-                self._returned[position] = waiting
+                self._returned[index] = waiting
             elif isinstance(waiting, _ReadyOutput) and waiting.written is not None:
-                self._returned[position] = _ReadyOutput(replace(waiting.job, result=None), waiting.written)
+                self._returned[index] = _ReadyOutput(replace(waiting.job, result=None), waiting.written)
             while len(self._returned) > MOST_RETURNED:
                 self._returned.popitem(last=False)
         return result
@@ -273,7 +278,7 @@ class FollowedJobs:
         """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
         with self._changed:
             if not self._settled(lambda: self._over or self._lost is not None, timeout):
-                raise TimeoutError(f"{len(self._requests) - self._ended} of {len(self._requests)} jobs have not ended")
+                raise TimeoutError(f"{self._expected - self._ended} of {self._expected} jobs have not ended")
             if not self._over and self._lost is not None:
                 raise self._lost
             return self._summary()
@@ -284,6 +289,7 @@ class FollowedJobs:
             if self._over or self._lost is not None:
                 return
             self._cancelled = True
+            self._sealed = True  # no more requests are accepted
             withdrawn, self._withdrawn = self._withdrawn, []
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
@@ -291,26 +297,26 @@ class FollowedJobs:
             self._writer.wake()
         self._cancel(withdraw=False)
 
-    def cancel_job(self, position: int) -> None:
+    def cancel_job(self, index: int) -> None:
         """Cancel one job, as `cancel`."""
         with self._changed:
-            if position in self._states or self._lost is not None:
+            if index in self._states or self._lost is not None:
                 return
-            self._cancelled_jobs.add(position)
-            withdrawn = [job for job in self._withdrawn if job.index == position]
-            self._withdrawn = [job for job in self._withdrawn if job.index != position]
+            self._cancelled_jobs.add(index)
+            withdrawn = [job for job in self._withdrawn if job.index == index]
+            self._withdrawn = [job for job in self._withdrawn if job.index != index]
             submissions = (self._submission_id, *self._repeated)
         for job in withdrawn:
             self._finish(self._failure(job), job.tasks)
         for submission_id in submissions:
-            self._connection.call(Controller.cancel_jobs, self._client_id, submission_id, (position,))
+            self._connection.call(Controller.cancel_jobs, self._client_id, submission_id, (index,))
 
     def progress(self) -> Progress:
         """Return the current progress."""
         with self._changed:
             cancelled = sum(f.cancelled for f in self._without_image)
             return Progress(
-                total=len(self._requests),
+                total=self._expected,
                 done=self._succeeded,
                 failed=len(self._without_image) - cancelled,
                 cancelled=cancelled,
@@ -377,10 +383,46 @@ class FollowedJobs:
         with self._changed:
             return self._summary()
 
-    def add(self, requests: Sequence[GenerateRequest]) -> None:
-        """Register requests that are about to be submitted. Called by `ModelPool.submit`."""
+    def add(self, requests: Sequence[GenerateRequest]) -> bool:
+        """Register requests that are about to be submitted; False, and no effect, after `cancel`. Called by
+        `ModelPool.submit`.
+        """
         with self._changed:
+            if self._cancelled:
+                return False
             self._requests.extend(requests)
+            return True
+
+    def leave_out(self, count: int) -> None:
+        """Note that `count` of the registered requests are not queued. Called by `RequestStream`."""
+        with self._changed:
+            self._left_out += count
+            self._note_over()
+
+    def fail(self, problem: Exception) -> None:
+        """Cancel all jobs because no more requests can be taken; `results` raises `problem`. Called by `RequestStream`."""
+        with self._changed:
+            self._stream_problem = self._stream_problem or problem
+            self._cancelled = self._sealed = True
+            self._notify()
+        with contextlib.suppress(PoolLost):
+            self._cancel(withdraw=False)
+
+    def write_with(self, writer: ImageWriter | None) -> None:
+        """Write outputs with `writer` from now on. Called by `RequestStream` before it queues the first request."""
+        self._writer = writer
+        if writer is not None:
+            writer.add(self)
+
+    def abandon(self) -> None:
+        """Cancel everything, since the call that submits it raises. Called by `ModelPool.submit`."""
+        self._release()
+        self._cancel(withdraw=False)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether no requests will be added."""
+        return self._sealed
 
     def seal(self) -> None:
         """Note that no requests will be added. Called by `ModelPool.submit`."""
@@ -415,7 +457,12 @@ class FollowedJobs:
 
     @property
     def _over(self) -> bool:
-        return self._sealed and self._ended == len(self._requests)
+        return self._sealed and self._ended == self._expected
+
+    @property
+    def _expected(self) -> int:
+        """Number of jobs that end, of the requests so far."""
+        return len(self._requests) - self._left_out
 
     def _finish(self, end: _ReadyOutput | JobFailure, tasks: Sequence[TaskSummary]) -> None:
         with self._changed:
@@ -424,7 +471,7 @@ class FollowedJobs:
                 self._without_image.append(end)
             else:
                 self._succeeded += 1
-            self._states[_position_of(end)] = _state_of(end)
+            self._states[_index_of(end)] = _state_of(end)
             self._ended += 1
             self._ended_at = time.monotonic()
             self._waiting.append(end)
@@ -509,14 +556,22 @@ class FollowedJobs:
         self._notify()
         if self._over:
             self._running = ()
-            self._on_over()
+            self._release()
+
+    def _release(self) -> None:
+        """Stop listening to the pool and to the writer."""
+        if self._writer is not None:
+            self._writer.remove(self)
+        self._on_over()
 
     def _take(self) -> _End | None:
         """Wait for the next end and return it; None if there are no more. Raises if the event stream ended before."""
         with self._changed:
-            self._settled(lambda: self._waiting or self._over or self._lost is not None)
+            self._settled(lambda: self._waiting or self._over or self._lost is not None or self._stream_problem)
             if self._waiting:
                 return self._waiting.popleft()
+            if self._stream_problem is not None:
+                raise self._stream_problem
             if not self._over and self._lost is not None:
                 raise self._lost
             return None
@@ -543,7 +598,7 @@ class FollowedJobs:
         job, written = finished.job, finished.written
         assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
         about: dict[str, Any] = {
-            "index": self._index_of(job.index),
+            "index": job.index,
             "job_id": job.job_id,
             "request": self._requests[job.index],
             "recipe": job.recipe,
@@ -635,19 +690,17 @@ class FollowedJobs:
 
     def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
         request = self._requests[job.index]
-        return JobFailure(self._index_of(job.index), job.job_id, request, kind, message, traceback_text)
+        return JobFailure(job.index, job.job_id, request, kind, message, traceback_text)
 
     def _running_job(self, task: TaskProgress) -> RunningJob:
         prompt = self._requests[task.index].prompt
-        return RunningJob(
-            task.job_id, self._index_of(task.index), prompt, task.worker, task.stage, task.step, task.steps
-        )
+        return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
 
     def _summary(self) -> Summary:
         cancelled = sum(f.cancelled for f in self._without_image)
         until = self._ended_at if self._over else time.monotonic()
         return Summary(
-            jobs=len(self._requests),
+            jobs=self._expected,
             succeeded=self._succeeded,
             failed=len(self._without_image) - cancelled,
             cancelled=cancelled,
@@ -656,14 +709,9 @@ class FollowedJobs:
         )
 
 
-def _same_index(position: int) -> int:
-    return position
-
-
-def _position_of(end: _End) -> int:
-    """Return the position of a job, which is the end of its id."""
-    job_id = end.job.job_id if isinstance(end, _ReadyOutput) else end.job_id
-    return int(job_id.rpartition("-")[2])
+def _index_of(end: _End) -> int:
+    """Return the index of a job."""
+    return end.job.index if isinstance(end, _ReadyOutput) else end.index
 
 
 def _state_of(end: _ReadyOutput | JobFailure) -> EndState:

@@ -43,7 +43,7 @@ class Job:
     @property
     def index(self) -> int:
         """The position of its request in the call of `submit`, from 0."""
-        return self._followed.index_at(self._position)
+        return self._position
 
     @property
     def id(self) -> JobId:
@@ -115,7 +115,7 @@ class Jobs:
         return self._followed.id
 
     def __len__(self) -> int:
-        return self._followed.progress().total
+        return self._followed.request_count
 
     def __bool__(self) -> bool:
         """Whether there is a submission: always, also without jobs."""

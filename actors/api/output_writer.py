@@ -33,7 +33,7 @@ class WriteListener(Protocol):
         """Whether the submission was cancelled, so that waiting for its folder is pointless."""
 
     def labelled(self, output: FinishedOutput) -> FinishedOutput:
-        """Return an output as it is listed: with the labels and the index of its request."""
+        """Return an output as it is listed: with the labels of its request."""
 
     def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
         """The output was written, or could not be."""

@@ -1,7 +1,8 @@
 """Encodes an image as a PNG with its recipe, and reads recipes and A1111 parameters from PNGs.
 
 Two texts are written: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the
-complete recipe as JSON, which is authoritative; a third one, `modelpool-request`, if the request has labels, as JSON. Knows recipes and PNG; not folders, manifests or where anything ran.
+complete recipe as JSON, which is authoritative; a third one, `modelpool-request`, has the labels of the request as
+JSON, if there are any. Knows recipes and PNG; not folders, manifests or where anything ran.
 
 The form of `parameters` (facts from files that the web UI wrote): the prompt, with LoRAs as <lora:name:strength>; a
 line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
@@ -21,8 +22,8 @@ from PIL import Image, PngImagePlugin
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_text
-from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name

@@ -1,4 +1,4 @@
-"""`OutputStore`: finished outputs in an object store, below one URL: an object per recipe and id, and a manifest in parts.
+"""`OutputStore`: finished outputs in an object store, below one URL: an object per recipe and id, and a manifest.
 
 Rules
 1. An object under its final name is complete, since stores write an object completely or not at all.

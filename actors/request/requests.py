@@ -42,7 +42,6 @@ from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
 from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
 
-
 #: names of diffusers that a request accepts for its own
 DIFFUSERS_NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -88,8 +87,8 @@ def _field(name: str) -> Any:
 
 class GenerateRequest(Strict):
     """One image, video or audio clip to generate. The fields are described in docs/reference/requests.md. Those that
-    only some models support may be in a mapping `options` instead, as in `options={"motion": 127}`. Four fields may have
-    their names of diffusers: negative_prompt, guidance_scale, num_inference_steps and num_images_per_prompt.
+    only some models support may be in a mapping `options` instead, as in `options={"motion": 127}`. Four fields may
+    have their names of diffusers: negative_prompt, guidance_scale, num_inference_steps and num_images_per_prompt.
 
     Raises UserError (a ValueError) naming the field, the value found and the value expected.
     """

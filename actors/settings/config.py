@@ -285,11 +285,14 @@ class ClusterSection(Strict):
 class OutputSection(Strict):
     """Files that are written to disk.
 
-    folder  for finished outputs, or a URL such as s3://bucket/folder; by default none
+    folder  for finished outputs, or a URL such as s3://bucket/folder; by default none. A driver that connects to the
+            pool uses it, too: a path is one of its own machine
+    name    names of the files, as in "{id}-{seed}" (`actors.outputs.name_template`); by default prompt, seed and digest
     record  the scheduler's event log, on the controller's node (see [cluster]); by default none
     """
 
     folder: Path | str | None = None
+    name: str | None = None
     record: Path | None = None
 
     @field_validator("folder")
