@@ -30,13 +30,13 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
-from modelpool.actors.outputs.name_template import NameTemplate
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
+from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.settings.output_address import OutputAddress, absolute_address, output_address
+from modelpool.actors.settings.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.arguments import whole_number
@@ -90,7 +90,8 @@ class ModelPool:
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
-        output folder that cannot be written. `file_name` is the template of the names of outputs.
+        output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
+        lack a field of it have other names.
         """
         self._connection = connection
         self._jobs = jobs
@@ -140,20 +141,27 @@ class ModelPool:
                 check_store(settings.output.folder)
             opened = start_pool(settings, forks=forks)
             failed.pop_all()
-        return cls._open(opened, settings.output.folder)
+        return cls._open(opened, settings.output.defaults)
 
     @classmethod
     def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
         """Join a running pool: by its name or by its Ray address (host:port); by default the one that `modelpool up`
         started last.
 
-        Closing leaves that pool running. Raises UserError if there is none.
+        Outputs are written to `output`, by default to the folder or URL of the pool's configuration, if it has one: a
+        folder is the one with that path on this machine. Closing leaves that pool running. Raises UserError if there is
+        none.
         """
         from modelpool.actors.api.opening import join_pool
 
         address = output_address(output) if output else None
         opened = join_pool(name_or_address)
-        return cls._open(opened, address)
+        try:
+            defaults = opened.connection.call(Controller.output_defaults)
+        except BaseException:
+            opened.close()
+            raise
+        return cls._open(opened, defaults if address is None else replace(defaults, folder=address))
 
     def submit(
         self,
@@ -165,10 +173,10 @@ class ModelPool:
         user: str | None = None,
         deadline: float | str | None = None,
     ) -> Jobs:
-        """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as they
-        arrive, a folder or a URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
-        `name` is the name of their files without its end, such as "{id}-{seed}" (`NAME_FIELDS` of
-        `modelpool.actors.outputs.name_template` are its fields); an output whose name is taken gets a longer one.
+        """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as
+        they arrive, a folder or a URL such as s3://bucket/folder: by default that of the pool's configuration; False
+        writes nothing. `name` is the name of their files without its end, such as "{id}-{seed}" (`NAME_FIELDS` of
+        `modelpool.actors.request.name_template` are its fields); an output whose name is taken gets a longer one.
 
         A list or tuple is checked completely before anything is queued. From another iterable, chunks of some hundred
         are queued while the next is drawn; if one is refused, everything queued is cancelled. Either way, a call that
@@ -192,7 +200,7 @@ class ModelPool:
         ended_at = 0
         try:
             for chunk in _chunks(wanted):
-                _check_names(template, chunk, ended_at)
+                _check_names(None if name is None else template, chunk, ended_at)
                 jobs.wait_while_held()
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
@@ -230,7 +238,8 @@ class ModelPool:
             self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
         )
         self._streams = [known for known in self._streams if known.is_open] + [stream]
-        stream.start(_with_names(template, (tuple(map(_with_seed, chunk)) for chunk in chunks)))
+        seeded = (tuple(map(_with_seed, chunk)) for chunk in chunks)
+        stream.start(_with_names(None if name is None else template, seeded))
         return Jobs(jobs)
 
     def submit_detached(
@@ -449,9 +458,11 @@ class ModelPool:
         self.close()
 
     @classmethod
-    def _open(cls, opened: OpenedPool, output: OutputAddress | None) -> ModelPool:
+    def _open(cls, opened: OpenedPool, output: OutputDefaults) -> ModelPool:
         try:
-            return cls(opened.connection, opened.close, output, opened.address, opened.jobs)
+            return cls(
+                opened.connection, opened.close, output.folder, opened.address, opened.jobs, file_name=output.name
+            )
         except BaseException:
             opened.close()
             raise

@@ -26,11 +26,11 @@ from modelpool.actors.control.connection import Connection, ResultGone
 from modelpool.actors.control.controller import Controller, UnknownDriver
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
-from modelpool.actors.outputs.name_template import NamedOutput, NameTemplate
 from modelpool.actors.outputs.output_file import FinishedOutput
-from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
+from modelpool.actors.outputs.place import OutputPlace, WrittenOutput, name_values
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import labels_of
+from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
     AudioResult,
@@ -180,8 +180,8 @@ class FollowedJobs:
             return self._over
 
     def result_at(self, index: int, timeout: float | None = None) -> OutputResult | JobFailure:
-        """Wait for the end of one job and return it; iterators do not return it any more. Raises TimeoutError, PoolLost,
-        and UserError if it was returned before, is not written and was not kept.
+        """Wait for the end of one job and return it; iterators do not return it any more. Raises TimeoutError,
+        PoolLost, and UserError if it was returned before, is not written and was not kept.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -227,7 +227,9 @@ class FollowedJobs:
     def labelled(self, output: FinishedOutput) -> FinishedOutput:
         """See `WriteListener`."""
         request = self._requests[output.index]
-        stem = "" if self._name is None else self._name.stem(NamedOutput(request, output.recipe, output.index))
+        stem = ""
+        if self._name is not None and not self._name.missing(request):
+            stem = self._name.stem(name_values(request, output.recipe, output.index))
         return replace(output, labels=labels_of(request, stem))
 
     def _result_of(self, waiting: _End, is_new: bool = True) -> OutputResult | JobFailure | None:
@@ -400,7 +402,7 @@ class FollowedJobs:
             self._note_over()
 
     def fail(self, problem: Exception) -> None:
-        """Cancel all jobs because no more requests can be taken; `results` raises `problem`. Called by `RequestStream`."""
+        """Cancel all jobs, as no more requests can be taken; `results` raises `problem`. For `RequestStream`."""
         with self._changed:
             self._stream_problem = self._stream_problem or problem
             self._cancelled = self._sealed = True

@@ -52,6 +52,7 @@ from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.wire.messages import (
     ClientId,
     DriverEvents,
@@ -181,6 +182,7 @@ class Controller:
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
         traces: TraceExport | None = None,
+        output: OutputDefaults = NO_OUTPUT,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
@@ -188,6 +190,7 @@ class Controller:
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
         is larger than that of every earlier controller of the pool. `traces` receives the spans of each job.
+        `output` is for drivers that connect.
         """
         self._state = state
         self._fleet = fleet
@@ -199,6 +202,7 @@ class Controller:
         self._tasks = TaskStore(self._on_report, self._node_name, epoch)
         self._facts = facts or ClusterFacts()
         self._name = name
+        self._output = output
         self._node = node
         #: the nodes of workers whose process has started, by id and incarnation, oldest first
         self._placed: dict[tuple[WorkerId, int], NodeId] = {}
@@ -393,8 +397,8 @@ class Controller:
             self._cancel(client.submissions[submission_id], withdraw)
 
     async def cancel_jobs(self, client_id: ClientId, submission_id: SubmissionId, indexes: tuple[int, ...]) -> None:
-        """Cancel these jobs of a submission, unless they have ended; running tasks that no other job needs stop at their
-        next step. Idempotent.
+        """Cancel these jobs of a submission, unless they have ended; running tasks that no other job needs stop at
+        their next step. Idempotent.
         """
         client = self._clients.get(client_id)
         if client is None or submission_id not in client.submissions:
@@ -440,6 +444,10 @@ class Controller:
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
                 self._checkpoints.save(saved.task_id, value)
+
+    async def output_defaults(self) -> OutputDefaults:
+        """Return where drivers write outputs unless they choose another place."""
+        return self._output
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""

@@ -138,8 +138,8 @@ def with_deadline(request: GenerateRequest, passed_seconds: float) -> GenerateRe
 
 
 def kind_of(request: GenerateRequest) -> str:
-    """Return the fields other than texts, seed, labels and quality of service. If a pool can run one request of a kind, it can
-    run them all: a batch has few kinds, however long it is.
+    """Return the fields other than texts, seed, labels and quality of service. If a pool can run one request of a kind,
+    it can run them all: a batch has few kinds, however long it is.
     """
     return request.model_dump_json(exclude={"prompt", "negative", "seed", *QOS_FIELDS, *LABEL_FIELDS})
 

@@ -15,6 +15,7 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.output_file import FinishedOutput
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.output_address import OutputAddress
 
 if TYPE_CHECKING:
@@ -146,6 +147,22 @@ def file_name(recipe: Recipe, labels: Labels = NO_LABELS) -> str:
     slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
     key = output_key(recipe.digest, labels.id)
     return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{key[:8]}.{recipe.ending}"
+
+
+def name_values(request: GenerateRequest, recipe: Recipe, index: int) -> dict[str, str | int | None]:
+    """Return the values of `NAME_FIELDS` for an output."""
+    return {
+        "id": request.id,
+        "index": index,
+        "line": request.line,
+        "seed": recipe.seed,
+        "prompt": recipe.prompt[:_SLUG_CHARACTERS].strip() or kind_of_recipe(recipe),
+        "model": recipe.model,
+        "width": recipe.width,
+        "height": recipe.height,
+        "steps": recipe.steps,
+        "digest": recipe.digest[:8],
+    }
 
 
 def possible_names(recipe: Recipe, labels: Labels) -> tuple[str, ...]:

@@ -9,49 +9,22 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.request.requests import GenerateRequest
+from modelpool.actors.request.labels import Labelled
 from modelpool.pool.core.errors import unknown_name, unusable_field
 
 #: bytes of a name in UTF-8 without its end: file systems limit names to 255 bytes
 MAX_NAME_BYTES = 180
 MAX_TEMPLATE_CHARACTERS = 500
-#: characters of a prompt in a name
-_PROMPT_CHARACTERS = 60
 #: names of other files in an output folder
 _RESERVED = frozenset({"manifest", "contact_sheet", "report"})
 _PADDED = re.compile(r"0?[1-9][0-9]?")
 
 
-@dataclass(frozen=True, slots=True)
-class NamedOutput:
-    """What a name is made of. `index` is the position of the request in the command or call."""
-
-    request: GenerateRequest
-    recipe: Recipe
-    index: int
-
-
-_FIELDS: Mapping[str, Callable[[NamedOutput], str | int | None]] = MappingProxyType(
-    {
-        "id": lambda of: of.request.id,
-        "index": lambda of: of.index,
-        "line": lambda of: of.request.line,
-        "seed": lambda of: of.recipe.seed,
-        "prompt": lambda of: of.recipe.prompt[:_PROMPT_CHARACTERS].strip() or "empty",
-        "model": lambda of: of.recipe.model,
-        "width": lambda of: of.recipe.width,
-        "height": lambda of: of.recipe.height,
-        "steps": lambda of: of.recipe.steps,
-        "digest": lambda of: of.recipe.digest[:8],
-    }
-)
-NAME_FIELDS = tuple(_FIELDS)
+#: what a name can be made of; `index` is the position of the request in the command or call, from 0
+NAME_FIELDS = ("id", "index", "line", "seed", "prompt", "model", "width", "height", "steps", "digest")
 #: fields that are numbers: they may be padded, as in {index:05}
 _NUMBERS = frozenset({"index", "line", "seed", "width", "height", "steps"})
 #: fields that a request may lack
@@ -82,7 +55,7 @@ class NameTemplate:
             if name is None:
                 parts.append((literal, "", ""))
                 continue
-            if name not in _FIELDS:
+            if name not in NAME_FIELDS:
                 raise unknown_name(f"field of {field}", name, NAME_FIELDS)
             if conversion or (padding and not (name in _NUMBERS and _PADDED.fullmatch(padding))):
                 raise unusable_field(field, text, "fields without a format, or numbers with a width, as in {index:05}")
@@ -91,15 +64,21 @@ class NameTemplate:
             raise unusable_field(field, text, f"at least one field: {', '.join(NAME_FIELDS)}")
         return cls(text, tuple(parts))
 
-    def check(self, request: GenerateRequest, what: str) -> None:
-        """Raise UnusableField if the request `what` lacks a field of this template."""
-        for name in _OPTIONAL:
-            if getattr(request, name) is None and any(name == used for _, used, _ in self.parts):
-                raise unusable_field("name", self.text, f"an {name} in every request; {what} has none")
+    def missing(self, request: Labelled) -> str:
+        """Return the first field of this template that a request lacks; "" if it has all."""
+        used = {name for _, name, _ in self.parts}
+        return next((name for name in _OPTIONAL if name in used and getattr(request, name) is None), "")
 
-    def stem(self, output: NamedOutput) -> str:
-        """Return the name of a file without its end. It is safe in every folder, and not empty."""
-        return safe_stem("".join(literal + _value(output, name, padding) for literal, name, padding in self.parts))
+    def check(self, request: Labelled, what: str) -> None:
+        """Raise UnusableField if the request `what` lacks a field of this template."""
+        if missing := self.missing(request):
+            raise unusable_field("name", self.text, f"fields that every request has; {what} has no {missing}")
+
+    def stem(self, values: Mapping[str, str | int | None]) -> str:
+        """Return the name of a file without its end, from the values of `NAME_FIELDS`. It is safe in every folder, and
+        not empty.
+        """
+        return safe_stem("".join(literal + _text(values.get(name), padding) for literal, name, padding in self.parts))
 
 
 def safe_stem(text: str) -> str:
@@ -112,8 +91,5 @@ def safe_stem(text: str) -> str:
     return cut
 
 
-def _value(output: NamedOutput, name: str, padding: str) -> str:
-    if not name:
-        return ""
-    value: Any = _FIELDS[name](output)
+def _text(value: str | int | None, padding: str) -> str:
     return "" if value is None else format(value, padding)
