@@ -31,6 +31,7 @@ from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
+from modelpool.actors.outputs.output_check import check_outputs
 from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
@@ -125,7 +126,10 @@ class ModelPool:
 
         Raises UserError if any of them is wrong.
         """
-        return cls.start_configured(PoolConfig.find(config).override(address=address, **overrides))
+        settings = PoolConfig.find(config).override(address=address, **overrides)
+        if settings.output.folder is not None:
+            check_outputs(settings.output.folder)
+        return cls.start_configured(settings)
 
     @classmethod
     def start_configured(cls, settings: PoolConfig, forks: Forks | None = None) -> ModelPool:
@@ -133,10 +137,12 @@ class ModelPool:
         with it, also if it does not start. Raises UserError.
         """
         from modelpool.actors.api.opening import start_pool
+        from modelpool.actors.api.start_checks import check_folders
 
         with contextlib.ExitStack() as failed:
             if forks is not None:
                 failed.callback(forks.close)
+            check_folders(settings)
             if settings.output.folder is not None:
                 check_store(settings.output.folder)
             opened = start_pool(settings, forks=forks)

@@ -254,8 +254,9 @@ def plain_record(record: SubmissionRecord) -> dict[str, Any]:
 
 def _plain_outcome(outcome: RequestOutcome) -> dict[str, Any]:
     plain = dataclasses.asdict(outcome)
-    del plain["submission_id"]
-    return {**plain, "outcome": outcome.outcome.value}
+    del plain["submission_id"], plain["labels"]
+    # "place" is the former name of the index
+    return {"index": outcome.place, **plain, **outcome.labels.as_json(), "outcome": outcome.outcome.value}
 
 
 def _say_record(console: Console, now: JobsProgress) -> None:

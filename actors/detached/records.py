@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from modelpool.actors.request.labels import LABEL_FIELDS
+from modelpool.actors.request.labels import LABEL_FIELDS, NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
@@ -93,6 +93,7 @@ class RequestOutcome:
     file            name in the output folder, if it succeeded
     pixels_sha256   of the output, as in the manifest
     error_kind, message  if it failed
+    labels          of the request, where outcomes are read
     """
 
     submission_id: str
@@ -103,6 +104,7 @@ class RequestOutcome:
     pixels_sha256: str = ""
     error_kind: str = ""
     message: str = ""
+    labels: Labels = NO_LABELS
 
 
 def request_text(request: GenerateRequest, folder: Path) -> str:
@@ -128,6 +130,11 @@ def request_text(request: GenerateRequest, folder: Path) -> str:
 def restored_request(text: str) -> GenerateRequest:
     """Return the request that `request_text` wrote. Raises ValueError if this version of modelpool refuses it."""
     return GenerateRequest.model_validate_json(text)
+
+
+def labels_in_text(text: str) -> Labels:
+    """Return the labels of a request that `request_text` wrote."""
+    return labels_from_json(json.loads(text))
 
 
 def with_deadline(request: GenerateRequest, passed_seconds: float) -> GenerateRequest:

@@ -87,6 +87,7 @@ def test_what_is_not_said_is_left_to_the_request(command: Command) -> None:
 
 def test_the_options_of_a_pool_reach_its_opening(command: Command, tmp_path: Path) -> None:
     said = ["--gpus", "2", "--device", "sim", "--vram", "64MiB", "--config", "my.toml"]
+    Path("my.toml").write_text("")
     ended = command("generate", "x", *said, "--vram-policy", "low", "--reserve-vram", "1GiB", "--allow-pickle")
     [options] = ended.opened
     assert options.allow_pickle
