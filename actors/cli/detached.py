@@ -151,7 +151,7 @@ def progress(
         say(console, progress_line(now))
         for task in now.running:
             step = f"step {task.step} of {task.steps}"
-            say(console, f"  job {task.index + 1}: {task.stage.value} on {task.worker}, {step}")
+            say(console, f"  job {task.index}: {task.stage.value} on {task.worker}, {step}")
     if not found and not as_json:
         say(console, "no submission; hand one over with `modelpool submit`")
 
@@ -221,7 +221,7 @@ def show_jobs(
     bad = [each for each in outcomes if not each.file]
     for each in (bad + [each for each in outcomes if each.file])[:MOST_SHOWN]:
         what = each.file or f"{each.outcome.value}: {each.error_kind} {each.message}".rstrip(": ")
-        say(console, f"  job {each.place + 1}: {what}")
+        say(console, f"  job {each.place}: {what}")
     if len(outcomes) > MOST_SHOWN:
         say(console, f"  ... and {len(outcomes) - MOST_SHOWN} more; --json prints all", "dim")
 

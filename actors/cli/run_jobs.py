@@ -334,7 +334,7 @@ def _print_reasons(console: Console, whys: Mapping[int, str], jobs: int) -> None
     if whys:
         say(console, "where each job ran, and why:", "bold")
     for place in sorted(whys):
-        say(console, f"job {place + 1}: {whys[place]}", "dim")
+        say(console, f"job {place}: {whys[place]}", "dim")
     if jobs > len(whys):
         say(console, f"... and {counted(jobs - len(whys), 'more job')}; the manifest lists all", "dim")
 
@@ -384,5 +384,5 @@ def _image_line(image: OutputResult) -> str:
 
 
 def _failure_line(one: WantedOutput, failure: JobFailure) -> str:
-    origin = one.origin or f"image {one.place + 1}: "
+    origin = one.origin or f"image {one.place}: "
     return f"{origin}{one.request.prompt!r} (seed {one.request.seed}): {failure.kind.value}: {failure.message}"

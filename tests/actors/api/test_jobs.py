@@ -16,19 +16,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from modelpool.actors.api import opening
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.cli.job_file import read_job_file
 from modelpool.actors.control import controller as controller_module
 from modelpool.actors.control import parked_jobs
+from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.outputs.folder import OutputFolder
 from modelpool.actors.outputs.png import read_labels, read_recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed
+from modelpool.actors.settings.config import PoolConfig
+from modelpool.actors.settings.output_address import OutputDefaults
 from modelpool.pool.core.errors import UnusableField, UserError
 from tests.actors.api.test_client import SignallingEngine, request
-from tests.actors.fakes import ENDLESS, FAIL, VIDEOS
-from tests.actors.loop_connection import open_pool
+from tests.actors.fakes import ENDLESS, FAIL, VIDEOS, FakeEngine
+from tests.actors.loop_connection import LoopConnection, open_pool
 
 REQUEST: dict[str, Any] = {"model": "shapes", "prompt": "a red circle", "seed": 1, "steps": 2}
 
@@ -305,3 +309,34 @@ def test_the_progress_bar_of_a_notebook_is_drawn_until_all_jobs_have_ended(monke
             asyncio.run(asyncio.sleep(0.1))
     assert "<progress" in drawn[0]
     assert drawn[-1] == f"<Jobs {jobs.id}: 0 of 1 done, 1 cancelled>"
+
+
+def test_a_driver_that_connects_uses_the_output_of_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = LoopConnection(1, FakeEngine)
+    line.controller._output = OutputDefaults(tmp_path / "configured", "{id}")
+    monkeypatch.setattr(opening, "join_pool", lambda name: opening.OpenedPool(line, "address", lambda: None))
+    try:
+        with ModelPool.connect() as pool:
+            (image,) = pool.submit(request(id="mine"))
+            (elsewhere,) = pool.submit(request(id="mine"), output=tmp_path / "other", name="{seed}")
+            (nowhere,) = pool.submit(request(), output=False)
+        with ModelPool.connect(output=tmp_path / "chosen") as pool:
+            (chosen,) = pool.submit(request(id="mine"))
+    finally:
+        line.end()
+    assert image.path == tmp_path / "configured" / "mine.png"
+    assert elsewhere.path == tmp_path / "other" / "1.png"
+    assert nowhere.path is None
+    assert chosen.path == tmp_path / "chosen" / "mine.png"
+
+
+def test_a_driver_knows_the_output_of_a_configuration(tmp_path: Path) -> None:
+    config = PoolConfig().override(device="sim", output=tmp_path)
+    plan = plan_pool(config, gpu_count=0, can_grow=False)
+    assert plan.output == config.output.defaults == OutputDefaults(tmp_path, None)
+    file = tmp_path / "pool.toml"
+    file.write_text('[output]\nfolder = "out"\nname = "{index}-{sed}"\n')
+    with pytest.raises(UserError, match=r"pool.toml.*unknown field of name 'sed'"):
+        PoolConfig.load(file)
+    file.write_text('[output]\nfolder = "out"\nname = "{index}-{seed}"\n')
+    assert PoolConfig.load(file).output.defaults == OutputDefaults(tmp_path / "out", "{index}-{seed}")

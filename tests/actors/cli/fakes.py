@@ -17,6 +17,7 @@ import numpy as np
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
+from modelpool.actors.request.labels import labels_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.results.progress import Progress, RunningJob
@@ -143,7 +144,9 @@ class FakeJobs:
         recipe = recipe_for(request)
         tasks = (task("gpu-0", True, Stage.ENCODE), self._sampled(index))
         pixels = pixels_for(recipe)
-        finished = FinishedOutput(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
+        finished = FinishedOutput(
+            recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks, labels_of(request)
+        )
         path = OutputFolder(self._output).write(finished).path
         return ImageResult(
             index=index,
