@@ -169,6 +169,17 @@ class ModelPool:
             raise
         return cls._open(opened, defaults if address is None else replace(defaults, folder=address))
 
+    @classmethod
+    def connect_here(
+        cls, name: str | None = None, *, namespace: str | None = None, output: str | Path | None = None
+    ) -> ModelPool:
+        """Join a pool of the Ray cluster in which this code runs: from a Ray task, an actor or a job, on any node.
+        `name` and `namespace` are those in `[cluster]` of the pool's configuration. Otherwise as `connect`.
+        """
+        from modelpool.actors.api.opening import join_connected
+
+        return cls._open(join_connected(namespace, name), output_address(output) if output else None)
+
     def submit(
         self,
         requests: RequestLike | Iterable[RequestLike],

@@ -210,11 +210,10 @@ def test_jobs_run_without_their_driver(service: Service) -> None:
 
 
 def test_labels_outlive_the_driver_and_name_the_outputs(service: Service) -> None:
-    """Also when the same recipe has two ids, and after a restart that finds the files before the journal does."""
+    """Also when the same recipe has two ids."""
     wanted = [GenerateRequest(model="shapes", prompt="a", seed=1, steps=2, id=name, line=7) for name in ("x", "y")]
-    jobs = service.pool.submit_detached(
-        [*wanted, {"model": "shapes", "prompt": "b", "metadata": [1]}], output=service.out
-    )
+    other = {"model": "shapes", "prompt": "b", "metadata": [1]}
+    jobs = service.pool.submit_detached([*wanted, other], output=service.out)
     assert jobs.wait(60).succeeded == 3
     outcomes = list(jobs.outcomes())
     assert [(each.labels.id, each.labels.line) for each in outcomes] == [("x", 7), ("y", 7), ("", None)]
