@@ -1,5 +1,5 @@
-"""`Jobs` and `JobHandle`: one submission and one of its jobs. Iterate over the outputs, wait, watch, and cancel, from any
-thread or from asyncio.
+"""`Jobs` and `JobHandle`: one submission and one of its jobs. Iterate over the outputs, wait, watch, and cancel, from
+any thread or from asyncio.
 """
 
 from __future__ import annotations
