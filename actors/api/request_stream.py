@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from modelpool.actors.api.jobs import Jobs
+from modelpool.actors.api.followed_jobs import FollowedJobs
 from modelpool.actors.api.output_writer import ImageWriter
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
@@ -42,7 +42,7 @@ class RequestStream:
     def __init__(
         self,
         connection: Connection,
-        jobs: Jobs,
+        jobs: FollowedJobs,
         client_id: ClientId,
         decide: Decide,
         open_writer: Callable[[], ImageWriter | None],

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from modelpool.actors.api.start_checks import NameCheck
     from modelpool.actors.cli.checked_requests import WantedOutput
+    from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
 
 #: lines that the pool checks together at first, so that the first task starts at once
@@ -53,6 +54,7 @@ def batch(
         str | None, typer.Option("--model", help="Model for lines without one.", metavar="NAME", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Varies the seeds of lines without a seed.", metavar="N")] = 0,
+    name: options.Name = None,
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
     ] = False,
@@ -75,11 +77,13 @@ def batch(
     from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
     from modelpool.actors.cli.screen import user_console
     from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.output_address import output_address
 
     output = output_address(out, "--out")
     defaults = dict(fields) if model is None else {**fields, "model": model}
+    template = None if name is None else NameTemplate.of(name, "--name")
     options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
     check_outputs(output)
     session = session_of(context)
@@ -88,14 +92,14 @@ def batch(
     if model is not None:
         names.check(options_alone)  # report a bad option once, not for every line
     console = user_console()
-    lines = _ValidLines(job_file, defaults, seed, names, console)
+    lines = _ValidLines(job_file, defaults, seed, names, console, template)
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
             raise typer.Exit(2)
         wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), line_count(job_file), lambda: lines.invalid_count)
         with started(session, where, console) as running:
             resume = shlex.join(["modelpool", *session.arguments])
-            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=True)
+            run = CommandRun(wanted, output, not again, as_json, resume, print_reasons=True, name=name)
             raise typer.Exit(run_requests(run, running, console))
 
 
@@ -106,12 +110,21 @@ class _ValidLines:
     Until a line has names that are known, lines with unknown names are invalid too: a file without any starts no pool.
     """
 
-    def __init__(self, path: Path, defaults: Mapping[str, Any], seed: int, names: NameCheck, console: Console) -> None:
+    def __init__(
+        self,
+        path: Path,
+        defaults: Mapping[str, Any],
+        seed: int,
+        names: NameCheck,
+        console: Console,
+        file_name: NameTemplate | None = None,
+    ) -> None:
         self._path = path
         self._defaults = defaults
         self._seed = seed
         self._names = names
         self._console = console
+        self._file_name = file_name
         self.invalid_count = 0
 
     def __iter__(self) -> Iterator[WantedOutput]:
@@ -121,7 +134,7 @@ class _ValidLines:
 
         place = 0
         for line in job_lines(self._path, self._defaults, self._seed):
-            problem = line.message if isinstance(line, BrokenLine) else "" if place else self._unknown(line.request)
+            problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled, not place)
             if problem or isinstance(line, BrokenLine):
                 self.invalid_count += 1
                 if self.invalid_count <= MOST_REPORTED:
@@ -129,11 +142,17 @@ class _ValidLines:
                 if self.invalid_count == MOST_REPORTED:
                     say(self._console, f"{self._path}: further invalid lines are only counted", "red")
                 continue
-            yield WantedOutput(place, line.request, f"{self._path}:{line.number}: ")
+            yield WantedOutput(place, line.labelled, f"{self._path}:{line.number}: ")
             place += 1
         if self.invalid_count:
             invalid = counted(self.invalid_count, "invalid line")
             say(self._console, f"{self._path}: {invalid}, {place} valid", "red")
+
+    def _problem(self, request: GenerateRequest, is_first: bool) -> str:
+        """Return why a line cannot be used; "" if it can."""
+        if self._file_name is not None and (missing := self._file_name.missing(request)):
+            return f"{missing}: missing; --name {self._file_name.text} needs it"
+        return self._unknown(request) if is_first else ""
 
     def _unknown(self, request: GenerateRequest) -> str:
         """Return why a name in `request` is not known; "" if all are."""

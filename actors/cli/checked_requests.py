@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from modelpool.actors.request.labels import output_key
 from modelpool.pool.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class CheckedRequests:
         on_refused: Callable[[WantedOutput, UserError], None],
         on_checked: Callable[[CheckedRequests], None],
     ) -> None:
-        """`finished` are the outputs that exist, by the digest of their recipe. `on_kept` and `on_refused` are called
+        """`finished` are the outputs that exist, by their keys (`output_key`). `on_kept` and `on_refused` are called
         for each request that has such an output, and for each that the pool cannot generate; `on_checked` once, after
         the last decision.
         """
@@ -101,14 +102,15 @@ class CheckedRequests:
                 self.refused_count += 1
             else:
                 self._nouns.add("video" if answer.frames else "audio clip" if answer.seconds else "image")
-                if answer.digest not in self._finished:
+                key = output_key(answer.digest, one.request.id or "")
+                if key not in self._finished:
                     self._accepted[place] = one
                     return True
                 self.kept_count += 1
         if isinstance(answer, UserError):
             self._on_refused(one, answer)
         else:
-            self._on_kept(one, self._finished[answer.digest])
+            self._on_kept(one, self._finished[output_key(answer.digest, one.request.id or "")])
         return False
 
     def accepted(self, place: int) -> WantedOutput:

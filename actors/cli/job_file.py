@@ -21,6 +21,7 @@ from typing import Any
 
 from modelpool.actors.request.field_table import LATER_FIELDS
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
@@ -39,6 +40,13 @@ class JobLine:
 
     number: int
     request: GenerateRequest
+
+    @property
+    def labelled(self) -> GenerateRequest:
+        """The request with the number of its line, unless it has one."""
+        if self.request.line is not None:
+            return self.request
+        return self.request.model_copy(update={"line": self.number})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,8 @@ def job_lines(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterato
             hint = "" if "model" in {**defaults, **found} else "; --model NAME is for all lines without one"
             yield BrokenLine(number, _shortened(f"{error}{hint}"))
             continue
-        yield JobLine(number, _seeded(request, seed, occurrences))
+        for one in _seeded(request, seed, occurrences).expanded():
+            yield JobLine(number, one)
     if not number:
         raise UserError(f"{path}: no lines; expected one request per line")
 
@@ -185,7 +194,7 @@ def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) ->
         return request
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
-    content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *unset}))
+    content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *LABEL_FIELDS, *unset}))
     key = hashlib.sha256(content.encode()).digest()  # a batch may have millions of long prompts
     digest = hashlib.sha256(f"{seed} {occurrences[key]} {content}".encode()).digest()
     occurrences[key] += 1

@@ -45,6 +45,7 @@ def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any
 
 # Defaults are described here and set in `PoolConfig`; a test compares the two.
 _FOLDER = "Folder for images, manifest and contact sheet (default: outputs), or a URL: s3://bucket/folder."
+_NAME = "Names of the files, from fields of their requests: {id}-{seed} (default: prompt, seed and a digest)."
 _DEVICES = "Device to run on (default: cuda if a GPU is found, else sim)."
 _POLICIES = "How much of the weights to keep on the GPU (default: depends on the device, usually normal)."
 _PICKLE = "Also read PyTorch pickles (.ckpt, .pt); only weights are read (default: no)."
@@ -55,6 +56,7 @@ Seed = option_of("seed")
 Number = Annotated[int, _option("-n", "Images per prompt (default: 1).", IMAGE, "N")]
 
 Out = Annotated[str | None, _option("--out", _FOLDER, _OUTPUT, "DIR_OR_URL")]
+Name = Annotated[str | None, _option("--name", _NAME, _OUTPUT, "TEMPLATE")]
 Resume = Annotated[bool, _option("--resume", "Skip images that already exist.", _OUTPUT, _NO_VALUE)]
 AsJson = Annotated[bool, _option("--json", "Print JSON to stdout, one object per line.", _OUTPUT, _NO_VALUE)]
 

@@ -66,6 +66,7 @@ class Pool(Protocol):
         decide: Callable[[int, Recipe | UserError], bool],
         *,
         output: str | Path | Literal[False] | None = None,
+        name: str | None = None,
         hold: bool = False,
     ) -> PoolJobs: ...
     def submit_detached(

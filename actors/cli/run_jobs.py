@@ -19,6 +19,7 @@ from modelpool.actors.cli.interrupts import StopRequest
 from modelpool.actors.cli.progress_view import View, view_for
 from modelpool.actors.cli.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
 from modelpool.actors.cli.tables import summary_table
+from modelpool.actors.request.labels import labels_of
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
 
@@ -51,6 +52,7 @@ class CommandRun:
     all_or_nothing  one impossible request is an error, and nothing starts before all are checked; otherwise requests
                     start while later ones are read, and impossible ones are reported
     print_reasons   print at the end where each job ran and why
+    name            template of the names of files; None for that of the pool, or the usual names
     """
 
     wanted: WantedOutputs
@@ -60,6 +62,7 @@ class CommandRun:
     resume_command: str
     all_or_nothing: bool = False
     print_reasons: bool = False
+    name: str | None = None
 
 
 @contextlib.contextmanager
@@ -171,6 +174,7 @@ def image_json(one: WantedOutput, image: OutputResult) -> dict[str, Any]:
 
     return {
         "index": one.place,
+        **labels_of(one.request).as_json(),
         "job": image.job_id,
         "prompt": image.recipe.prompt,
         "seed": image.seed,
@@ -188,6 +192,7 @@ def kept_json(one: WantedOutput, kept: KeptImage) -> dict[str, Any]:
     """Return an output that existed already as JSON values."""
     return {
         "index": one.place,
+        **labels_of(one.request).as_json(),
         "job": kept.entry.get("job_id"),
         "prompt": kept.recipe.prompt,
         "seed": kept.recipe.seed,
@@ -205,7 +210,9 @@ def _make(
     run: CommandRun, pool: Pool, checked: CheckedRequests, stop: StopRequest, report: _Report
 ) -> tuple[list[JobFailure], Summary | None, dict[int, str]]:
     """Generate what is missing; return the failures, the summary if anything ran, and where each job ran, by place."""
-    jobs = pool.submit_stream(checked.chunks(), checked.decide, output=run.output, hold=run.all_or_nothing)
+    jobs = pool.submit_stream(
+        checked.chunks(), checked.decide, output=run.output, name=run.name, hold=run.all_or_nothing
+    )
     failures, whys = _follow(jobs, checked, view_for(report.console), stop, report, lambda: waiting_for(pool))
     return failures, jobs.summary() if checked.accepted_count else None, whys
 
@@ -327,7 +334,7 @@ def _print_reasons(console: Console, whys: Mapping[int, str], jobs: int) -> None
     if whys:
         say(console, "where each job ran, and why:", "bold")
     for place in sorted(whys):
-        say(console, f"job {place + 1}: {whys[place]}", "dim")
+        say(console, f"job {place}: {whys[place]}", "dim")
     if jobs > len(whys):
         say(console, f"... and {counted(jobs - len(whys), 'more job')}; the manifest lists all", "dim")
 
@@ -377,5 +384,5 @@ def _image_line(image: OutputResult) -> str:
 
 
 def _failure_line(one: WantedOutput, failure: JobFailure) -> str:
-    origin = one.origin or f"image {one.place + 1}: "
+    origin = one.origin or f"image {one.place}: "
     return f"{origin}{one.request.prompt!r} (seed {one.request.seed}): {failure.kind.value}: {failure.message}"

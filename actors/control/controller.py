@@ -53,6 +53,7 @@ from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.wire.messages import (
     ClientId,
     DriverEvents,
@@ -140,6 +141,8 @@ class _Submission:
     parked: dict[JobPack, None] = field(default_factory=dict)
     #: queued and unresolved, in order
     live: dict[JobId, None] = field(default_factory=dict)
+    #: indexes of held and parked jobs that were cancelled one by one
+    ended_early: set[int] = field(default_factory=set)
     cancelled: bool = False
     #: arrival of its first part, on the core's clock: deadlines count from here
     began_at: float = 0.0
@@ -180,6 +183,7 @@ class Controller:
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
         traces: TraceExport | None = None,
+        output: OutputDefaults = NO_OUTPUT,
         log: PoolLog | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
@@ -188,7 +192,8 @@ class Controller:
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
         is larger than that of every earlier controller of the pool. `traces` receives the spans of each job, and `log`
-        entries about jobs, workers and failures.
+        entries about jobs, workers and failures. `output` is for drivers that
+        connect.
         """
         self._state = state
         self._fleet = fleet
@@ -200,6 +205,7 @@ class Controller:
         self._tasks = TaskStore(self._on_report, self._node_name, epoch)
         self._facts = facts or ClusterFacts()
         self._name = name
+        self._output = output
         self._node = node
         #: the nodes of workers whose process has started, by id and incarnation, oldest first
         self._placed: dict[tuple[WorkerId, int], NodeId] = {}
@@ -396,6 +402,24 @@ class Controller:
         if client is not None and submission_id in client.submissions:
             self._cancel(client.submissions[submission_id], withdraw)
 
+    async def cancel_jobs(self, client_id: ClientId, submission_id: SubmissionId, indexes: tuple[int, ...]) -> None:
+        """Cancel these jobs of a submission, unless they have ended; running tasks that no other job needs stop at
+        their next step. Idempotent.
+        """
+        client = self._clients.get(client_id)
+        if client is None or submission_id not in client.submissions:
+            return
+        submission = client.submissions[submission_id]
+        for index in indexes:
+            job_id = job_id_for(submission_id, index)
+            if job_id in submission.live:
+                self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
+                continue
+            pack = next((each for each in (*submission.held, *submission.parked) if index in each.indexes), None)
+            if pack is not None:
+                self._end_unqueued(pack, (index,))
+                submission.ended_early.add(index)
+
     async def events(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> DriverEvents:
         """Return the driver's pending events, waiting up to `timeout_seconds`. Raises UnknownDriver."""
         client = self._client(client_id)
@@ -426,6 +450,10 @@ class Controller:
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
                 self._checkpoints.save(saved.task_id, value)
+
+    async def output_defaults(self) -> OutputDefaults:
+        """Return where drivers write outputs unless they choose another place."""
+        return self._output
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""
@@ -667,7 +695,8 @@ class Controller:
                 if self._broken:
                     break
                 queued += 1
-                self._queue(submission, job, pack.parked_at)
+                if job.index not in submission.ended_early:
+                    self._queue(submission, job, pack.parked_at)
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self._break(traceback.format_exc())
         if self._broken:
@@ -713,7 +742,10 @@ class Controller:
         Does not unpack them."""
         error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
         outcome = Outcome.FAILED if error else Outcome.CANCELLED
-        for index in indexes:
+        client = self._clients.get(pack.client_id)
+        submission = None if client is None else client.submissions.get(pack.submission_id)
+        ended = set() if submission is None else submission.ended_early
+        for index in [index for index in indexes if index not in ended]:
             job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
             end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
             self._send_end(pack.client_id, end)

@@ -12,6 +12,7 @@ from pathlib import Path
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
 from modelpool.actors.control.log_file import LogSettings
 from modelpool.actors.settings.config import ObservabilitySection, PoolConfig, PoolSection
+from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
@@ -55,6 +56,7 @@ class PoolPlan:
     metrics_seconds  interval at which metrics are passed on to Ray; 0: they are not
     log              the file of the pool's log; None: there is none
     traces           name of the exporter of OpenTelemetry traces; None: there are none
+    output           for drivers that connect
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -72,6 +74,7 @@ class PoolPlan:
     worker_lease_seconds: float | None = None
     metrics_seconds: float = 0.0
     traces: str | None = None
+    output: OutputDefaults = NO_OUTPUT
     log: LogSettings | None = None
 
     def group(self, name: str) -> NodeGroup | None:
@@ -167,6 +170,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         checkpoints=_checkpoints(wanted, device),
         metrics_seconds=config.observability.ray_metrics_seconds,
         traces=config.observability.traces,
+        output=config.output.defaults,
         log=_log(config.observability),
     )
 

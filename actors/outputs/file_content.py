@@ -17,9 +17,10 @@ from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.output_file import read_video_recipe
-from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.outputs.png import read_labels, read_recipe
 from modelpool.actors.outputs.preview_image import read_samples
 from modelpool.actors.outputs.video import VideoKind
+from modelpool.actors.request.labels import NO_LABELS, Labels
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
 
@@ -87,6 +88,14 @@ def unlisted_output(path: Path) -> Recipe | None:
     except UserError:
         return None
     return recipe
+
+
+def labels_in(path: Path) -> Labels:
+    """Return the labels in an output file; none for a file that has none, as all but PNG files."""
+    try:
+        return read_labels(path) if path.suffix.lower() == _PNG else NO_LABELS
+    except UserError:
+        return NO_LABELS
 
 
 def size_problem(path: Path, entry: ManifestEntry) -> str:

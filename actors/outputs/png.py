@@ -1,7 +1,8 @@
 """Encodes an image as a PNG with its recipe, and reads recipes and A1111 parameters from PNGs.
 
 Two texts are written: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the
-complete recipe as JSON, which is authoritative. Knows recipes and PNG; not folders, manifests or where anything ran.
+complete recipe as JSON, which is authoritative; a third one, `modelpool-request`, has the labels of the request as
+JSON, if there are any. Knows recipes and PNG; not folders, manifests or where anything ran.
 
 The form of `parameters` (facts from files that the web UI wrote): the prompt, with LoRAs as <lora:name:strength>; a
 line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
@@ -22,12 +23,14 @@ from PIL import Image, PngImagePlugin
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name
 
 PARAMETERS_KEY = "parameters"
 RECIPE_KEY = "modelpool"
+LABELS_KEY = "modelpool-request"
 
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
@@ -43,11 +46,13 @@ class Parameters:
     values: Mapping[str, str]
 
 
-def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
-    """Encode exactly these pixels (uint8 RGB) as a PNG with both texts."""
+def encode_png(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
+    """Encode exactly these pixels (uint8 RGB) as a PNG with these texts."""
     texts = PngImagePlugin.PngInfo()
     texts.add_text(PARAMETERS_KEY, _storable(parameters_text(recipe)))
     texts.add_text(RECIPE_KEY, json.dumps(recipe.as_json()))
+    if text := labels.as_text():
+        texts.add_text(LABELS_KEY, text)
     buffer = io.BytesIO()
     Image.fromarray(pixels_HWC).save(buffer, format="PNG", pnginfo=texts)
     return buffer.getvalue()
@@ -92,6 +97,15 @@ def read_recipe(path: str | Path) -> Recipe:
         return recipe_from_text(text)
     except UserError as error:
         raise UserError(f"{path}: the recipe in this image cannot be read ({error})") from error
+
+
+def read_labels(path: str | Path) -> Labels:
+    """Read the labels in a PNG: none if it has none that can be used. Raises UserError if it is not an image."""
+    text = _texts(Path(path)).get(LABELS_KEY)
+    try:
+        return NO_LABELS if text is None else labels_from_json(parse_json(text.encode("utf-8", "surrogatepass")))
+    except NotJson:
+        return NO_LABELS
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:

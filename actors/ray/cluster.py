@@ -138,6 +138,7 @@ class ControllerActor(Controller):
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,
             traces=None if plan.traces is None else open_traces(plan.traces, name),
+            output=plan.output,
             log=None if plan.log is None else PoolLog(),
         )
         self._log_file = (

@@ -18,6 +18,7 @@ from modelpool.actors.api.start_checks import NameCheck
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
+from modelpool.actors.request.labels import labels_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
 from modelpool.actors.results.progress import Progress, RunningJob
@@ -144,7 +145,9 @@ class FakeJobs:
         recipe = recipe_for(request)
         tasks = (task("gpu-0", True, Stage.ENCODE), self._sampled(index))
         pixels = pixels_for(recipe)
-        finished = FinishedOutput(recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks)
+        finished = FinishedOutput(
+            recipe, ImagePixels(pixels), index, job_id, tasks[1].worker, 3.0, tasks, labels_of(request)
+        )
         path = OutputFolder(self._output).write(finished).path
         return ImageResult(
             index=index,
@@ -189,6 +192,7 @@ class FakePool:
         decide: Callable[[int, Recipe | UserError], bool],
         *,
         output: str | Path | Literal[False] | None = None,
+        name: str | None = None,
         hold: bool = False,
     ) -> FakeJobs:
         """Takes the requests in the thread that reads the results."""
