@@ -302,7 +302,7 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own, sent = _split_inputs(request, tuple(islice(rest, len(request.task.needs) + request.resume)))
+            own, sent = _split_inputs(request, tuple(islice(rest, input_count(request))))
             state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
@@ -381,6 +381,11 @@ class GpuWorker:
         """Return its process, which proves that it answers. Raises OlderEpoch."""
         self._lease.check(epoch)
         return this_process(self._node)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no later run can succeed here (rule 3)."""
+        return self._ended.is_set()
 
     def memory_report(self) -> ProcessMemory:
         """Return the host memory of this process."""
@@ -527,6 +532,11 @@ class GpuWorker:
         """Return a callback that saves the state between two steps, unless another controller took over meanwhile."""
         save = self._checkpoints.callback(request)
         return lambda states: save(states) if self._is_current(request) else None
+
+
+def input_count(request: RunRequest) -> int:
+    """Return the number of inputs that travel with a request."""
+    return len(request.task.needs) + request.resume
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:

@@ -19,7 +19,7 @@ from modelpool.actors.control.catalog_service import CatalogService, ListingCata
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.control.succession import WorkerOrigin, successor
@@ -144,6 +144,10 @@ class ThreadFleet:
             return told
 
         return SentRun(report(), ref)
+
+    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
+        sent = [self.run(worker_id, incarnation, request, inputs) for request, inputs in calls]
+        return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.result for one in sent])
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
         worker, thread = self.workers[worker_id, incarnation]
