@@ -156,8 +156,8 @@ class FakeFleet:
         self.ended: list[tuple[WorkerId, int]] = []
         #: all attempts ever, in order
         self.sent: list[Sent] = []
-        #: numbers of the runs of calls of several
-        self.joined: list[int] = []
+        #: the attempts of each call of several, in order
+        self.joined: list[list[Sent]] = []
         #: what workers were to read ahead, in order
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
@@ -230,10 +230,10 @@ class FakeFleet:
         return SentRun(sent.report, sent.ref)
 
     def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
-        self.joined.append(len(calls))
         for request, inputs in calls:
             self.run(worker_id, incarnation, request, inputs)
         sent = self.sent[-len(calls) :]
+        self.joined.append(sent)
         return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
