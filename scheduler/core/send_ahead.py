@@ -41,7 +41,7 @@ MOST_IN_CALL = MOST_QUEUED // 2
 #: expected seconds of a queue with which it is filled again, and of a call, as shares of `send_ahead_seconds`. The ends
 #: of a call are reported together; then others are left, and the first report is late by at most that time
 REFILL_SHARE = 0.5
-CALL_SHARE = 0.4
+CALL_SHARE = 0.5
 #: runs longer than this many times `send_ahead_seconds` get no tick of their own: a message is less than a thousandth
 #: of them
 LONG_RUNS = 40.0
@@ -61,10 +61,15 @@ class Calls:
         if task.alone or task.failures or task.memory_failures or task.crashed or task.oom_steps or task.kept:
             self._open.pop(worker.worker_id, None)
             return False
-        count, before_seconds = self._open.get(worker.worker_id, (0, 0.0))
-        joins = 0 < count < MOST_IN_CALL and before_seconds + seconds <= self._most_seconds
-        self._open[worker.worker_id] = (count + 1, before_seconds + seconds) if joins else (1, seconds)
+        joins = self.has_room(worker, seconds)
+        count, before_seconds = self._open[worker.worker_id] if joins else (0, 0.0)
+        self._open[worker.worker_id] = (count + 1, before_seconds + seconds)
         return joins
+
+    def has_room(self, worker: Worker, seconds: float) -> bool:
+        """Return whether a task of this expected length may join the latest call for `worker`, if there is one."""
+        count, before_seconds = self._open.get(worker.worker_id, (MOST_IN_CALL, 0.0))
+        return count < MOST_IN_CALL and before_seconds + seconds <= self._most_seconds
 
 
 class SendAhead:
@@ -103,10 +108,13 @@ class SendAhead:
             and _left_seconds(worker, at) + worker.queued_seconds <= REFILL_SHARE * self.seconds
         )
 
-    def has_room(self, worker: Worker, at: float) -> bool:
-        """Return whether a queue that is being filled takes one more task."""
+    def has_room(self, worker: Worker, at: float, calls: Calls) -> bool:
+        """Return whether a queue that is being filled takes one more task: until it is no longer low, and the call is
+        complete, as if the next task was as long as the last one."""
+        if self._is_low(worker, at):
+            return True
         is_soon = _left_seconds(worker, at) + worker.queued_seconds <= self.seconds
-        return is_soon and len(worker.queue) < MOST_QUEUED
+        return is_soon and len(worker.queue) < MOST_QUEUED and calls.has_room(worker, worker.queue[-1].seconds)
 
     def next_at(self, at: float) -> float:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""
@@ -143,18 +151,17 @@ class SendAhead:
         backlog, is_any_idle = self._demand.backlog, self._worker_table.worker_index.idle_count > 0
         must_compare = bool(backlog.urgent) or (backlog.count > 0 and self._demand.fair_queue.has_priorities)
         for worker in self._worker_table.with_queued.values():
-            late_at = -inf
-            if worker.expected_end is not None:
-                late_at = worker.expected_end + self.seconds + sum([queued.seconds for queued in worker.joined])
             reason = ""
             if is_ending:
                 reason = "the pool ends"
             elif not worker.wanted or worker.drain_deadline is not None:
                 reason = f"{worker.worker_id} will end"
-            elif is_any_idle and at >= late_at:
-                reason = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
-            elif is_any_idle and not all([queued.is_revoked for queued in worker.queue]):
-                next_check = min(next_check, late_at)
+            elif is_any_idle:
+                late_at = self._late_at(worker)
+                if at >= late_at:
+                    reason = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
+                elif not all([queued.is_revoked for queued in worker.queue]):
+                    next_check = min(next_check, late_at)
             if not reason and not must_compare:
                 continue
             for queued in worker.queue:
@@ -163,6 +170,12 @@ class SendAhead:
                     if first:
                         self._revoke(worker, queued, first)
         return next_check
+
+    def _late_at(self, worker: Worker) -> float:
+        """Return when the run of a worker takes longer than expected, also if it is reported with others."""
+        if worker.expected_end is None:
+            return -inf
+        return worker.expected_end + self.seconds + sum([queued.seconds for queued in worker.joined])
 
     def _what_goes_first(self, worker: Worker, task: Task, at: float) -> str:
         """Return why another task should start there before a queued one; "" if none should."""
