@@ -18,7 +18,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,13 @@ from modelpool.actors.step_checkpoints.checkpoint_disk import CheckpointDisk
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.wire.messages import RunRequest, StartedWorker, StateSaved, StepDone
 from modelpool.actors.wire.packing import packed, packed_result, result_of, unpacked
-from modelpool.actors.worker.gpu_worker import GpuWorker, input_count
+from modelpool.actors.worker.gpu_worker import GpuWorker
 from modelpool.actors.worker.node_notices import NoticePoller
 from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import Result, RunState
-from modelpool.pool.specs.spec import NodeId, TaskReport, WorkerId
+from modelpool.pool.specs.spec import NodeId, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
@@ -242,22 +241,12 @@ class GpuWorkerActor(GpuWorker):
         return packed(report), packed_result(result, report.result_bytes)
 
     def run_in_order_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
-        """As `run_packed` for each request, one after the other; see `RayFleet.run_in_order`. After the loss of the GPU
-        the others do not begin, and have no report."""
-        wanted: Sequence[RunRequest] = unpacked(requests)
-        reports: list[TaskReport | None] = []
-        results: list[Result | bytes | None] = []
-        rest = iter(inputs)
-        for request in wanted:
-            own = tuple(islice(rest, input_count(request)))
-            if self.is_ended or not self.may_start(request):
-                reports.append(None)
-                results.append(None)
-                continue
-            report, result = self.run(request, *map(result_of, own))
-            reports.append(report)
-            results.append(packed_result(result, report.result_bytes))
-        return packed(reports), *results
+        """As `run_in_order`, packed; see `RayFleet.run_in_order`."""
+        reports, results = self.run_in_order(unpacked(requests), *map(result_of, inputs))
+        sized = zip(reports, results, strict=True)
+        return packed(reports), *(
+            None if report is None else packed_result(result, report.result_bytes) for report, result in sized
+        )
 
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
         """As `run_together`, packed; see `RayFleet.run_together`."""

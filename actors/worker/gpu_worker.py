@@ -290,6 +290,20 @@ class GpuWorker:
             outcome = self._explained(request.task, _as_failure(raised))
         return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before, state)
 
+    def run_in_order(
+        self, requests: Sequence[RunRequest], *inputs: Result
+    ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
+        """Run one attempt of each request, one after the other; `may_start` is not called before. `inputs` are as for
+        `run_batch`. Returns a report and a result for each, as `run`; None for those that were revoked, and for those
+        after the loss of the GPU, which do not start. Raises OlderEpoch."""
+        answers: list[tuple[TaskReport | None, Result | None]] = []
+        rest = iter(inputs)
+        for request in requests:
+            own = tuple(islice(rest, _input_count(request)))
+            can_start = not self._ended.is_set() and self.may_start(request)
+            answers.append(self.run(request, *own) if can_start else (None, None))
+        return tuple(report for report, _ in answers), tuple(result for _, result in answers)
+
     def run_batch(
         self, requests: Sequence[RunRequest], *inputs: Result
     ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
@@ -302,7 +316,7 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own, sent = _split_inputs(request, tuple(islice(rest, input_count(request))))
+            own, sent = _split_inputs(request, tuple(islice(rest, _input_count(request))))
             state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
@@ -381,11 +395,6 @@ class GpuWorker:
         """Return its process, which proves that it answers. Raises OlderEpoch."""
         self._lease.check(epoch)
         return this_process(self._node)
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether no later run can succeed here (rule 3)."""
-        return self._ended.is_set()
 
     def memory_report(self) -> ProcessMemory:
         """Return the host memory of this process."""
@@ -534,7 +543,7 @@ class GpuWorker:
         return lambda states: save(states) if self._is_current(request) else None
 
 
-def input_count(request: RunRequest) -> int:
+def _input_count(request: RunRequest) -> int:
     """Return the number of inputs that travel with a request."""
     return len(request.task.needs) + request.resume
 
