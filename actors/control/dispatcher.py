@@ -67,6 +67,10 @@ from modelpool.scheduler.tables.messages import (
 
 logger = logging.getLogger(__name__)
 
+#: a call of several runs that takes this long is asked for those that are over, then at intervals that double: some ten
+#: times as long as such calls should take
+OVERDUE_CALL_SECONDS = 0.5
+
 
 class _LiveWorker:
     """A running worker: its runs with their progress, in the order in which it begins them, and the residency it last
@@ -561,7 +565,7 @@ class Dispatcher:
         """As `_wait_for`, for several runs of one call. If the call fails, each is sent again alone: one of them, or one
         of their inputs, is the cause."""
         try:
-            reports = await run.reports
+            reports = await self._reports_in_order(commands, calls, worker, run, previous)
         except WorkerLost as raised:
             self._lose(worker.spec.worker_id, worker.spec.incarnation, Loss(str(raised), raised.cause))
             return
@@ -575,7 +579,46 @@ class Dispatcher:
             return
         if previous is not None and not previous.done():
             await asyncio.wait((previous,))
-        for command, (request, _), report, result in zip(commands, calls, reports, run.results, strict=True):
+        self._end_in_order(commands, calls, worker, reports, run.results)
+
+    async def _reports_in_order(
+        self,
+        commands: Sequence[RunTask],
+        calls: Sequence[RunCall],
+        worker: _LiveWorker,
+        run: SentRuns,
+        previous: asyncio.Task[None] | None,
+    ) -> Sequence[TaskReport | None]:
+        """Wait for the reports of a call. If one of its runs takes long, ask for those that are over, and end them."""
+        reports = asyncio.ensure_future(run.reports)
+        seconds = OVERDUE_CALL_SECONDS
+        try:
+            while not (await asyncio.wait((reports,), timeout=seconds))[0]:
+                seconds *= 2.0
+                if self._live.get(worker.spec.worker_id) is not worker or not (previous is None or previous.done()):
+                    continue
+                numbers = [request.run for request, _ in calls]
+                over = self._fleet.over_in_order(worker.spec.worker_id, worker.spec.incarnation, numbers)
+                try:
+                    found = await over.reports
+                except Exception as failed:  # whatever it means for the worker, the call itself says so, too
+                    logger.info("a worker does not answer which runs of a call are over: %s", failed)
+                    continue
+                self._end_in_order(commands, calls, worker, found, over.results)
+        finally:
+            reports.cancel()
+        return reports.result()
+
+    def _end_in_order(
+        self,
+        commands: Sequence[RunTask],
+        calls: Sequence[RunCall],
+        worker: _LiveWorker,
+        reports: Sequence[TaskReport | None],
+        results: Sequence[ResultRef],
+    ) -> None:
+        """End the first runs of a call, as many as there are reports."""
+        for command, (request, _), report, result in zip(commands, calls, reports, results, strict=False):
             if report is None:
                 self._end_revoked(command.task_id, command.attempt, request.run, worker)
             else:

@@ -101,6 +101,10 @@ class WorkerFleet(Protocol):
         """Send several runs to a started worker, which begins them one after the other, after those that it was sent
         before. Each can be revoked until it begins."""
 
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        """Ask a worker for those of the runs of one call that are over while others still run: the reports are those of
+        the first runs, which may be fewer. None of them if the call has ended."""
+
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """Send a batch to a started worker."""
 

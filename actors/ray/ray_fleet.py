@@ -376,6 +376,13 @@ class RayFleet:
         reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
         return SentRuns(self._awaited(worker, reports), results)
 
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        call = worker.handle.over_in_order_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
+        reports, *results = call.remote(tuple(runs), self._epoch)
+        return SentRuns(self._awaited(worker, reports), results)
+
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value."""
         worker = self._workers[worker_id, incarnation]

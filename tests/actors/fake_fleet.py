@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.cluster_facts import ClusterFacts
@@ -235,6 +236,13 @@ class FakeFleet:
         sent = self.sent[-len(calls) :]
         self.joined.append(sent)
         return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        (call,) = [sent for sent in self.joined if [one.request.run for one in sent] == list(runs)]
+        over = list(takewhile(lambda sent: sent.report.done(), call))
+        reports: asyncio.Future[list] = asyncio.get_running_loop().create_future()
+        reports.set_result([sent.report.result() for sent in over])
+        return SentRuns(reports, [sent.ref for sent in over])
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
         worker = self.workers[worker_id, incarnation]

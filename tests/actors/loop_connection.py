@@ -149,6 +149,13 @@ class ThreadFleet:
     def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
         return SentRuns(*self._sent(worker_id, incarnation, calls, GpuWorker.run_in_order))
 
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        worker, _ = self.workers[worker_id, incarnation]
+        reports, results = worker.over_in_order(runs, self.epoch)
+        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        over.set_result(reports)
+        return SentRuns(over, [FakeRef(result) for result in results])
+
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
         return SentBatch(*self._sent(worker_id, incarnation, asked, GpuWorker.run_batch))
 

@@ -256,3 +256,21 @@ def test_a_cancelled_job_ends_from_the_middle_of_a_call() -> None:
         assert sorted(one.outcome.name for one in desk.ended) == ["CANCELLED"] + ["SUCCEEDED"] * 11
 
     asyncio.run(talk())
+
+
+def test_a_run_that_takes_long_does_not_keep_back_the_ends_of_its_call(monkeypatch) -> None:
+    async def talk() -> None:
+        monkeypatch.setattr("modelpool.actors.control.dispatcher.OVERDUE_CALL_SECONDS", 0.01)
+        desk = Desk(config=AHEAD)
+        running, call = await with_call(desk)
+        desk.fleet.finish(running)
+        while desk.fleet.running[0] is not call[0]:
+            await desk.finish(desk.fleet.running[0])
+        await desk.finish(call[0])
+        while call[0].task_id in desk.state.demand.tasks:
+            await asyncio.sleep(0.01)
+        assert shown(desk) == [call[1].task_id]
+        await desk.run_dry()
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 12
+
+    asyncio.run(talk())
