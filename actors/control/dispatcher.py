@@ -562,8 +562,8 @@ class Dispatcher:
         run: SentRuns,
         previous: asyncio.Task[None] | None,
     ) -> None:
-        """As `_wait_for`, for several runs of one call. If the call fails, each is sent again alone: one of them, or one
-        of their inputs, is the cause."""
+        """As `_wait_for`, for several runs of one call. If the call fails, each is sent again alone: one of them, or an
+        input of one, is the cause."""
         try:
             reports = await self._reports_in_order(commands, calls, worker, run, previous)
         except WorkerLost as raised:
@@ -679,7 +679,7 @@ class Dispatcher:
 def _starts_first(commands: list[Command]) -> Sequence[Command | list[RunTask]]:
     """Return the commands with those last for which no worker waits: what informs drivers, and frees results. A task
     that starts reads none of these results, and their order stays. Tasks that are sent in one call become a list."""
-    if not any([isinstance(command, RunTask) for command in commands]):
+    if not any(isinstance(command, RunTask) for command in commands):
         return commands
     first, last = list[Command | list[RunTask]](), list[Command | list[RunTask]]()
     #: places in `first` of the latest queued tasks, by worker

@@ -160,7 +160,7 @@ class SendAhead:
                 late_at = self._late_at(worker)
                 if at >= late_at:
                     reason = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
-                elif not all([queued.is_revoked for queued in worker.queue]):
+                elif any(not queued.is_revoked for queued in worker.queue):
                     next_check = min(next_check, late_at)
             if not reason and not must_compare:
                 continue

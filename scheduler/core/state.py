@@ -368,7 +368,7 @@ class SchedulerState:
         expected_end = self.at + queued.seconds + (extra_seconds or 0.0)
         self.worker_table.run_started(worker, task.name, assumed, expected_end)
         # whether a revoked task runs is not known: nothing can be sent
-        worker.is_barred = queued.is_revoked or any([other.is_revoked for other in worker.queue])
+        worker.is_barred = queued.is_revoked or any(other.is_revoked for other in worker.queue)
         self.prefetch_planner.run_started(worker)
         decision = PlacementDecision(task, worker, queued.seconds, queued.why)
         self.preload_planner.run_started(worker, task.cost_class, decision)

@@ -246,7 +246,7 @@ def test_a_call_that_fails_is_sent_again_run_by_run() -> None:
 def test_a_cancelled_job_ends_from_the_middle_of_a_call() -> None:
     async def talk() -> None:
         desk = Desk(config=AHEAD)
-        running, call = await with_call(desk)
+        _, call = await with_call(desk)
         revoked = call[1]
         (job_id,) = desk.state.demand.tasks[revoked.task_id].demand
         await desk.controller.cancel("me", job_id.rpartition("-")[0])
