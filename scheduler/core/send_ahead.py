@@ -39,9 +39,10 @@ MOST_ASKED = 4
 MOST_QUEUED = 16
 MOST_IN_CALL = MOST_QUEUED // 2
 #: expected seconds of a queue with which it is filled again, and of a call, as shares of `send_ahead_seconds`. The ends
-#: of a call are reported together; then others are left, and the first report is late by at most that time
+#: of a call are reported together; then others are left, and the first report is late by at most that time. A call is
+#: the smaller one, so that the queue is low when only the last call of it is left
 REFILL_SHARE = 0.5
-CALL_SHARE = 0.5
+CALL_SHARE = 0.4
 #: runs longer than this many times `send_ahead_seconds` get no tick of their own: a message is less than a thousandth
 #: of them
 LONG_RUNS = 40.0
@@ -61,15 +62,10 @@ class Calls:
         if task.alone or task.failures or task.memory_failures or task.crashed or task.oom_steps or task.kept:
             self._open.pop(worker.worker_id, None)
             return False
-        joins = self.has_room(worker, seconds)
-        count, before_seconds = self._open[worker.worker_id] if joins else (0, 0.0)
-        self._open[worker.worker_id] = (count + 1, before_seconds + seconds)
+        count, before_seconds = self._open.get(worker.worker_id, (0, 0.0))
+        joins = 0 < count < MOST_IN_CALL and before_seconds + seconds <= self._most_seconds
+        self._open[worker.worker_id] = (count + 1, before_seconds + seconds) if joins else (1, seconds)
         return joins
-
-    def has_room(self, worker: Worker, seconds: float) -> bool:
-        """Return whether a task of this expected length may join the latest call for `worker`, if there is one."""
-        count, before_seconds = self._open.get(worker.worker_id, (MOST_IN_CALL, 0.0))
-        return count < MOST_IN_CALL and before_seconds + seconds <= self._most_seconds
 
 
 class SendAhead:
@@ -108,13 +104,10 @@ class SendAhead:
             and _left_seconds(worker, at) + worker.queued_seconds <= REFILL_SHARE * self.seconds
         )
 
-    def has_room(self, worker: Worker, at: float, calls: Calls) -> bool:
-        """Return whether a queue that is being filled takes one more task: until it is no longer low, and the call is
-        complete, as if the next task was as long as the last one."""
-        if self._is_low(worker, at):
-            return True
+    def has_room(self, worker: Worker, at: float) -> bool:
+        """Return whether a queue that is being filled takes one more task."""
         is_soon = _left_seconds(worker, at) + worker.queued_seconds <= self.seconds
-        return is_soon and len(worker.queue) < MOST_QUEUED and calls.has_room(worker, worker.queue[-1].seconds)
+        return is_soon and len(worker.queue) < MOST_QUEUED
 
     def next_at(self, at: float) -> float:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""

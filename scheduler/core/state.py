@@ -316,7 +316,7 @@ class SchedulerState:
                     candidates.remove(worker)
                     continue
                 self._queue(decision, calls)
-                if not self.send_ahead.has_room(worker, self.at, calls):
+                if not self.send_ahead.has_room(worker, self.at):
                     candidates.remove(worker)
             check_at = min(check_at, self.send_ahead.next_at(self.at))
         if check_at < inf:

@@ -264,7 +264,7 @@ def test_a_queue_is_filled_by_one_event_and_its_tasks_are_sent_in_one_call() -> 
         filled = [c for c in shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS)) if isinstance(c, RunTask)]
     calls = [command.joins for command in filled]
     assert not calls[0], "the first begins a call"
-    assert max(len(call) for call in "".join("01"[joins] for joins in calls).split("0")) <= 4, "at most 50 s in a call"
+    assert max(len(call) for call in "".join("01"[joins] for joins in calls).split("0")) <= 3, "at most 40 s in a call"
 
 
 def test_the_worker_with_the_least_work_is_filled_first() -> None:
