@@ -26,11 +26,11 @@ from modelpool.actors.outputs.folder import (
     plain,
     write_atomically,
 )
-from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import ImagePixels
-from tests.actors.outputs.test_png import RECIPE
+from tests.actors.outputs.test_image_file import RECIPE
 
 
 class Colour(Enum):

@@ -1,7 +1,7 @@
-"""Encodes an image as a PNG with its recipe, and reads recipes and A1111 parameters from PNGs.
+"""Encodes an image as a PNG, WebP, JPEG or AVIF file with its recipe, and reads recipes and A1111 parameters back.
 
 Two texts are written: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the
-complete recipe as JSON, which is authoritative. Knows recipes and PNG; not folders, manifests or where anything ran.
+complete recipe as JSON, which is authoritative. Knows recipes; not folders, manifests or where anything ran.
 
 The form of `parameters` (facts from files that the web UI wrote): the prompt, with LoRAs as <lora:name:strength>; a
 line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
@@ -19,18 +19,20 @@ from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.recipe import IMAGE_FORMAT, Recipe
+from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY
+from modelpool.actors.outputs.image_metadata import RECIPE_KEY as RECIPE_KEY
+from modelpool.actors.outputs.image_metadata import check_jpeg_metadata, exif_of, texts_of_image, xmp_of
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name
 
-PARAMETERS_KEY = "parameters"
-RECIPE_KEY = "modelpool"
-
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
+_THUMBNAIL_QUALITY = 80
 _FEWEST_PAIRS = 3  # a line with fewer is part of the prompt
 
 
@@ -41,6 +43,38 @@ class Parameters:
     prompt: str
     negative: str
     values: Mapping[str, str]
+
+
+def encode_image(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
+    """Encode pixels (uint8 RGB) in the format and quality of `recipe`, with both texts. Equal pixels and recipes give
+    equal bytes. Raises UnusableField if the format cannot hold the texts.
+    """
+    if recipe.ending == IMAGE_FORMAT:
+        return encode_png(pixels_HWC, recipe)
+    quality = recipe.quality or DEFAULT_QUALITY[recipe.ending]
+    exif, xmp = exif_of(_storable(parameters_text(recipe))), xmp_of(json.dumps(recipe.as_json()))
+    image, buffer = Image.fromarray(pixels_HWC), io.BytesIO()
+    match recipe.ending:
+        case "jpg":
+            check_jpeg_metadata(exif, xmp)
+            # colours at full resolution: text and thin lines in saturated colours stay sharp
+            image.save(buffer, "JPEG", quality=quality, subsampling="4:4:4", exif=exif, xmp=xmp)
+        case "webp":
+            image.save(buffer, "WEBP", quality=quality, lossless=quality == MAX_QUALITY, exif=exif, xmp=xmp)
+        case "avif":
+            # one thread: the bytes depend on no number of cores
+            image.save(buffer, "AVIF", quality=quality, subsampling="4:4:4", max_threads=1, exif=exif, xmp=xmp)
+        case _:
+            raise AssertionError(f"{recipe.ending} is no image format")
+    return buffer.getvalue()
+
+
+def encode_thumbnail(pixels_HWC: PixelArray, longest_side: int) -> bytes:
+    """Encode a smaller copy as WebP, without metadata. An image that is small enough keeps its size."""
+    image, buffer = Image.fromarray(pixels_HWC), io.BytesIO()
+    image.thumbnail((longest_side, longest_side), Image.Resampling.LANCZOS)
+    image.save(buffer, "WEBP", quality=_THUMBNAIL_QUALITY)
+    return buffer.getvalue()
 
 
 def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
@@ -76,16 +110,16 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def read_parameters(path: str | Path) -> Parameters:
-    """Read the `parameters` text of a PNG. Raises UserError if the file has none or is not an image."""
-    text = _texts(Path(path)).get(PARAMETERS_KEY)
+    """Read the `parameters` text of an image. Raises UserError if the file has none or is not an image."""
+    text = texts_of_image(Path(path)).get(PARAMETERS_KEY)
     if text is None:
         raise UserError(f"{path}: no {PARAMETERS_KEY!r} text in this image")
     return parse_parameters(text)
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read the recipe in a PNG. Raises UserError if it has none, or an unreadable one."""
-    text = _texts(Path(path)).get(RECIPE_KEY)
+    """Read the recipe in an image. Raises UserError if it has none, or an unreadable one."""
+    text = texts_of_image(Path(path)).get(RECIPE_KEY)
     if text is None:
         raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not from modelpool, or stripped)")
     try:
@@ -164,18 +198,3 @@ def _parsed_pairs(line: str) -> dict[str, str]:
 def _storable(text: str) -> str:
     """Remove what no encoding can hold (half a surrogate pair)."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _texts(path: Path) -> dict[str, str]:
-    try:
-        with Image.open(path) as image:
-            if image.format != "PNG":
-                raise UserError(f"{path}: found a {image.format} file, expected a PNG")
-            image.load()  # texts may be located after the pixels
-            return {str(key): value for key, value in image.info.items() if isinstance(value, str)}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except UserError:
-        raise
-    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-        raise UserError(f"{path}: cannot be read as an image ({error})") from error
