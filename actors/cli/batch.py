@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,8 +15,9 @@ from modelpool.actors.request.field_table import REQUEST_FIELDS
 
 BATCH_HELP = (
     "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
-    f"\n\nA line is a JSON object with fields of a request ({', '.join(REQUEST_FIELDS)}), or a row of a CSV file with "
-    "these fields as header. Run the same command again to resume: images that already exist in --out are skipped."
+    f"\n\nA line is a JSON object with fields of a request ({', '.join(REQUEST_FIELDS)}), a row of a CSV or Parquet "
+    "file with these fields as columns, or a prompt in a .txt file. Run the same command again to resume: images that "
+    "already exist in --out are skipped."
 )
 
 
@@ -25,7 +25,12 @@ BATCH_HELP = (
 def batch(
     context: typer.Context,
     job_file: Annotated[
-        Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: one request per line.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="JOBS",
+            help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         str,

@@ -1,6 +1,6 @@
-"""Reads job files: one `GenerateRequest` per line, as JSON lines or as CSV with a header of field names.
+"""Reads job files: one `GenerateRequest` per row; `actors/job_files` reads the rows.
 
-Knows text and field names, not which models exist. Rules
+Knows fields, not which models exist. Rules
 1. An invalid line is reported by number and does not affect the others.
 2. A line without a seed gets one derived from its content and from how often the same content occurred before, so that
    the same file always means the same images, and a stopped batch can resume.
@@ -8,26 +8,22 @@ Knows text and field names, not which models exist. Rules
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.job_files.rows import read_rows
 from modelpool.actors.request.field_table import LATER_FIELDS
-from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.core.errors import UserError
 
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
-#: between the LoRAs, ControlNets, regions or references of a CSV cell: "light:0.8; outline:1"
-LORA_SEPARATOR = ";"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +46,21 @@ class BrokenLine:
 class JobFile:
     """The lines of a file, in order."""
 
-    path: Path
+    path: str | Path
     lines: tuple[JobLine, ...]
     broken: tuple[BrokenLine, ...]
 
 
-def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
-    """Read the requests of a .jsonl or .csv file. `defaults` fill in missing fields; `seed` varies the seeds of
-    lines without one.
+def read_job_file(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
+    """Read the requests of a job file, at an address of `read_rows`. `defaults` fill in missing
+    fields; `seed` varies the seeds of lines without one.
 
     Raises UserError if the whole file is unusable: missing, empty, of another kind, or with an unknown column.
     """
     lines: list[JobLine] = []
     broken: list[BrokenLine] = []
     occurrences: Counter[str] = Counter()
-    for number, found in _rows(path):
+    for number, found in read_rows(path):
         if isinstance(found, str):
             broken.append(BrokenLine(number, _shortened(found)))
             continue
@@ -86,75 +82,6 @@ def _shortened(message: str) -> str:
         return message
     half = MAX_MESSAGE // 2 - 3
     return f"{message[:half]} ... {message[-half:]}"
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield each line's number with its fields, or with its problem."""
-    readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise unusable_field("job file", str(path), f"a name that ends in {', '.join(readers)}")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return reader(path, content.removeprefix(b"\xef\xbb\xbf"))
-
-
-def _json_rows(_path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if line.strip():
-            yield number, _json_row(line)
-
-
-def _json_row(line: bytes) -> dict[str, Any] | str:
-    try:
-        fields = parse_json(line)
-    except NotJson as error:
-        return str(error)
-    if not isinstance(fields, dict):
-        return f"found {type(fields).__name__}, expected an object such as " + '{"model": "shapes", "prompt": "..."}'
-    return fields
-
-
-def _csv_rows(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    names: list[str] = []
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not names:
-                names = _header(path, cells)
-            elif len(cells) > len(names):
-                yield reader.line_num, f"found {len(cells)} cells, expected at most the {len(names)} of the header"
-            else:
-                yield reader.line_num, _csv_row(names, cells)
-    except csv.Error as error:
-        yield reader.line_num, f"not CSV: {error}; later lines are not read"
-
-
-def _header(path: Path, cells: list[str]) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    for name in names:
-        if name not in GenerateRequest.model_fields:
-            raise UserError(f"{path}: header: {unknown_name('column', name, GenerateRequest.model_fields)}")
-        if names.count(name) > 1:
-            raise UserError(f"{path}: header: column {name!r} occurs twice")
-    return names
-
-
-def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
-    """Return the fields of one row; an empty cell is a field that is not set."""
-    fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
-    for several in ("loras", "controls", "regions", "reference"):
-        if several in fields:
-            fields[several] = [part.strip() for part in fields[several].split(LORA_SEPARATOR) if part.strip()]
-    return fields
 
 
 def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[str]) -> GenerateRequest:

@@ -24,7 +24,7 @@ _EXIF_FIELDS, _USER_COMMENT = 0x8769, 0x9286
 _UTF_16 = b"UNICODE\0"
 #: bytes of a JPEG segment after its length and the name of its content. Source: ITU-T T.81, B.1.1.4; XMP part 3, 1.1.3
 _MOST_JPEG_XMP, _MOST_JPEG_EXIF = 65_533 - 29, 65_533 - 6
-_NAMESPACE = "https://modelpool.dev/xmp/1.0/"
+_NAMESPACE = "urn:modelpool:xmp"
 _RECIPE = re.compile(rf"<modelpool:{RECIPE_KEY}>(.*?)</modelpool:{RECIPE_KEY}>", re.DOTALL)
 
 
