@@ -21,7 +21,7 @@ BATCH_HELP = (
 )
 
 
-@with_request_options(SCHEDULING_FIELDS)
+@with_request_options((*SCHEDULING_FIELDS, "format", "quality"))
 def batch(
     context: typer.Context,
     job_file: Annotated[
@@ -47,6 +47,16 @@ def batch(
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
     ] = False,
+    shards: Annotated[
+        int,
+        typer.Option("--shards", help="Pack the outputs in WebDataset shards of N (default: files).", metavar="N"),
+    ] = 0,
+    shard_format: Annotated[
+        str, typer.Option("--shard-format", help="Format of shards: webdataset or parquet.", metavar="NAME")
+    ] = "webdataset",
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Also write a small WebP of each image.", metavar=" ")
+    ] = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
     gpus: options.Gpus = None,
@@ -61,6 +71,7 @@ def batch(
     from modelpool.actors.cli.job_file import read_job_file
     from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
     from modelpool.actors.cli.screen import counted, say, user_console
+    from modelpool.actors.outputs.layout import FILES, declare_layout, layout_of
     from modelpool.actors.outputs.open_outputs import check_store
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.output_address import output_address
@@ -78,6 +89,9 @@ def batch(
     if not jobs.lines:
         raise typer.Exit(2)
     check_store(output)
+    layout = layout_of(shards, shard_format, thumbnails)
+    if layout != FILES:
+        declare_layout(output, layout)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     with started(session, where) as running:
         wanted = (

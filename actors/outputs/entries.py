@@ -42,6 +42,11 @@ class ManifestEntry:
     file_sha256: str
     fields: Mapping[str, Any]
 
+    @property
+    def key(self) -> str:
+        """What identifies it among the outputs of a place."""
+        return self.digest
+
 
 def parse_entry(fields: Any) -> ManifestEntry:
     """Return `fields` as an entry. Raises UserError naming a field that is missing or of another type, or a file that

@@ -43,6 +43,11 @@ class FinishedOutput:
     seconds: float
     tasks: tuple[DataclassInstance, ...] = ()
 
+    @property
+    def key(self) -> str:
+        """What identifies it among the outputs of a place."""
+        return self.recipe.digest
+
 
 def encoded(output: Output, recipe: Recipe) -> bytes:
     """Encode an output as a file of the format in `recipe`, with the recipe in it. Raises UnusableField for values

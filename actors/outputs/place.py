@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: damaged lines of a manifest that are kept with their reason
 MOST_DAMAGED_LINES = 20
 _SLUG_CHARACTERS = 60
+THUMBNAIL_FOLDER = "thumbnails/"
 
 
 @runtime_checkable
@@ -88,9 +89,13 @@ class OutputPlace(Protocol):
     Every method raises OutputFailed naming the place or file; FolderFailed if no other file could be written either.
     """
 
-    #: lines of the manifest that cannot be used: their number, and the first of them
-    damaged_line_count: int
-    damaged_lines: list[str]
+    @property
+    def damaged_line_count(self) -> int:
+        """The number of lines of the manifest that cannot be used."""
+
+    @property
+    def damaged_lines(self) -> list[str]:
+        """The first of them."""
 
     @property
     def path(self) -> OutputAddress:
@@ -110,6 +115,9 @@ class OutputPlace(Protocol):
         """Store and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
         `content` is what `encoded` returns for it, if it is known already.
         """
+
+    def finish(self) -> None:
+        """Complete what is written in parts. Called when the writer ends; writing afterwards is allowed."""
 
     def kept(self) -> dict[str, KeptImage]:
         """Return the listed and complete files by the digest of their recipe. A file counts if it has the listed
@@ -144,6 +152,11 @@ def file_name(recipe: Recipe) -> str:
     """Return 'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
     slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
     return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{recipe.digest[:8]}.{recipe.ending}"
+
+
+def thumbnail_name(file: str) -> str:
+    """Return the name of the thumbnail of an image, below its place."""
+    return f"{THUMBNAIL_FOLDER}{file.rpartition('.')[0]}.webp"
 
 
 def kind_of_recipe(recipe: Recipe) -> str:
