@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from modelpool import ModelPool
+from modelpool import ModelPool, ray_data
 from modelpool.actors.api.opening import start_pool
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
@@ -331,3 +332,34 @@ def test_our_packages_are_ours_inside_an_actor() -> None:
         *(package / name / "__init__.py" for name in ("pool", "scheduler", "actors")),
         package / "__init__.py",
     ]
+
+
+def test_a_dataset_streams_through_the_pool_and_keeps_its_columns(pool, tmp_path) -> None:
+    """Rows become images of this pool, in their order, with their other columns; one that fails says why."""
+    import ray.data
+
+    rows = [{"text": "a red circle", "number": i} for i in range(5)] + [{"text": FAIL, "number": 5}]
+    made = ray_data.generate(
+        ray.data.from_items(rows).repartition(1),
+        pool,
+        column="text",
+        columns={"seed": "number"},
+        model="shapes",
+        steps=2,
+        on_error="column",
+        batch_size=3,
+        concurrency=1,
+    )
+    found = sorted(made.take_all(), key=lambda row: row["number"])
+    assert [(row["text"], row["number"], row["seed"]) for row in found] == [
+        (row["text"], row["number"], row["number"]) for row in rows
+    ]
+    for row in found[:5]:
+        assert row["error"] == ""
+        assert (row["image"] == expected(request(seed=row["number"]))).all()
+    assert found[5]["error"]
+    assert found[5]["image"].size == 0
+    list(pool.submit([request(seed=seed) for seed in range(3)], output=tmp_path / "outputs").results())
+    read = ray_data.from_outputs(tmp_path / "outputs").take_all()
+    assert sorted(json.loads(row["recipe"])["seed"] for row in read) == [0, 1, 2]
+    assert all(row["image"].startswith(b"\x89PNG") for row in read)
