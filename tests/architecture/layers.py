@@ -66,6 +66,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "ray",
         "api",
         "http",
+        "ray_serve",
         "cli",
     ),
 }
