@@ -5,8 +5,7 @@ Names are imported lazily: importing this package imports neither ray nor torch.
     from modelpool import GenerateRequest, ModelPool
 
     with ModelPool.start("configs/laptop.toml") as pool:
-        jobs = pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=s) for s in range(4))
-        for image in jobs.images():
+        for image in pool.submit(GenerateRequest(model="shapes", prompt="a red circle", seed=s) for s in range(4)):
             print(image.path, image.worker, image.seconds)
 """
 
@@ -26,7 +25,7 @@ if not (Path(__file__).parent / "pool" / "__init__.py").is_file():
 
 if TYPE_CHECKING:
     from modelpool.actors.api.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
-    from modelpool.actors.api.jobs import Jobs
+    from modelpool.actors.api.jobs import Job, Jobs
     from modelpool.actors.request.control_fields import Control
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
@@ -41,6 +40,7 @@ __all__ = [
     "GenerateRequest",
     "Hires",
     "ImageResult",
+    "Job",
     "JobFailed",
     "JobFailure",
     "Jobs",
@@ -65,6 +65,7 @@ _HOMES = {
     "AudioResult": "modelpool.actors.results.outcomes",
     "JobFailed": "modelpool.actors.results.outcomes",
     "JobFailure": "modelpool.actors.results.outcomes",
+    "Job": "modelpool.actors.api.jobs",
     "Jobs": "modelpool.actors.api.jobs",
     "LoraChoice": "modelpool.actors.request.requests",
     "ModelPool": "modelpool.actors.api.client",

@@ -10,14 +10,17 @@ import hashlib
 import secrets
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
+from modelpool.actors.api.followed_jobs import FollowedJobs
 from modelpool.actors.api.jobs import Jobs
 from modelpool.actors.api.output_writer import HOLD_SECONDS, ImageWriter
+from modelpool.actors.api.request_stream import Decide, RequestStream
 from modelpool.actors.api.stage_result import StageResult
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.controller import Controller
@@ -28,11 +31,13 @@ from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.metrics.families import MetricFamily
 from modelpool.actors.outputs.open_outputs import check_store, open_outputs
+from modelpool.actors.outputs.output_check import check_outputs
+from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
-from modelpool.actors.request.requests import GenerateRequest, LoraChoice
+from modelpool.actors.request.requests import GenerateRequest, LoraChoice, RequestLike, request_of
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.config import PoolConfig
-from modelpool.actors.settings.output_address import OutputAddress, absolute_address, output_address
+from modelpool.actors.settings.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.arguments import whole_number
@@ -82,21 +87,26 @@ class ModelPool:
         address: str = "",
         jobs: Callable[[], JobsConnection] | None = None,
         hold_seconds: float = HOLD_SECONDS,
+        file_name: str | None = None,
     ) -> None:
         """Called by `start` and `connect`. `close` releases what was started for this driver. `jobs` connects to the
         pool's job service; it raises UserError if the pool has none. Attached jobs wait up to `hold_seconds` for an
-        output folder that cannot be written.
+        output folder that cannot be written. `file_name` is the usual template of the names of outputs; requests that
+        lack a field of it have other names.
         """
         self._connection = connection
         self._jobs = jobs
         self._close = close
         self._output = output
+        self._file_name = file_name
         self._closed = False
         #: user of jobs that set none
         self._user = user_of_this_process()
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[OutputAddress, ImageWriter] = {}
         self._hold_seconds = hold_seconds
+        #: submissions whose requests are still being taken
+        self._streams: list[RequestStream] = []
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
@@ -116,7 +126,10 @@ class ModelPool:
 
         Raises UserError if any of them is wrong.
         """
-        return cls.start_configured(PoolConfig.find(config).override(address=address, **overrides))
+        settings = PoolConfig.find(config).override(address=address, **overrides)
+        if settings.output.folder is not None:
+            check_outputs(settings.output.folder)
+        return cls.start_configured(settings)
 
     @classmethod
     def start_configured(cls, settings: PoolConfig, forks: Forks | None = None) -> ModelPool:
@@ -124,28 +137,37 @@ class ModelPool:
         with it, also if it does not start. Raises UserError.
         """
         from modelpool.actors.api.opening import start_pool
+        from modelpool.actors.api.start_checks import check_folders
 
         with contextlib.ExitStack() as failed:
             if forks is not None:
                 failed.callback(forks.close)
+            check_folders(settings)
             if settings.output.folder is not None:
                 check_store(settings.output.folder)
             opened = start_pool(settings, forks=forks)
             failed.pop_all()
-        return cls._open(opened, settings.output.folder)
+        return cls._open(opened, settings.output.defaults)
 
     @classmethod
     def connect(cls, name_or_address: str | None = None, *, output: str | Path | None = None) -> ModelPool:
         """Join a running pool: by its name or by its Ray address (host:port); by default the one that `modelpool up`
         started last.
 
-        Closing leaves that pool running. Raises UserError if there is none.
+        Outputs are written to `output`, by default to the folder or URL of the pool's configuration, if it has one: a
+        folder is the one with that path on this machine. Closing leaves that pool running. Raises UserError if there is
+        none.
         """
         from modelpool.actors.api.opening import join_pool
 
         address = output_address(output) if output else None
         opened = join_pool(name_or_address)
-        return cls._open(opened, address)
+        try:
+            defaults = opened.connection.call(Controller.output_defaults)
+        except BaseException:
+            opened.close()
+            raise
+        return cls._open(opened, defaults if address is None else replace(defaults, folder=address))
 
     @classmethod
     def connect_here(
@@ -160,15 +182,18 @@ class ModelPool:
 
     def submit(
         self,
-        requests: GenerateRequest | Iterable[GenerateRequest],
+        requests: RequestLike | Iterable[RequestLike],
         *,
         output: str | Path | Literal[False] | None = None,
+        name: str | None = None,
         priority: int | None = None,
         user: str | None = None,
         deadline: float | str | None = None,
     ) -> Jobs:
-        """Queue requests. Missing seeds are drawn now. Outputs are written to `output` as they arrive, a folder or a
-        URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
+        """Queue requests, or dicts of their fields. Missing seeds are drawn now. Outputs are written to `output` as
+        they arrive, a folder or a URL such as s3://bucket/folder: by default that of the pool's configuration; False
+        writes nothing. `name` is the name of their files without its end, such as "{id}-{seed}" (`NAME_FIELDS` of
+        `modelpool.actors.request.name_template` are its fields); an output whose name is taken gets a longer one.
 
         A list or tuple is checked completely before anything is queued. From another iterable, chunks of some hundred
         are queued while the next is drawn; if one is refused, everything queued is cancelled. Either way, a call that
@@ -179,56 +204,64 @@ class ModelPool:
 
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
-        if isinstance(requests, GenerateRequest):
-            requests = (requests,)
+        requests = _several(requests)
         terms = _Qos(priority, user, deadline)
-        submission_id = _new_submission()
-        writer = self._writer(output)
+        template = self._template(name)
+        user_name = self._user if terms.user is None else terms.user
+        jobs = self._new_jobs(user_name, self._writer(output), template)
         images = InputImages(self._connection.give)
-        name = self._user if terms.user is None else terms.user
-        listened = [submission_id]
-
-        def forget() -> None:
-            for known in listened:
-                self._reader.forget(known)
-            if writer is not None:
-                writer.remove(jobs)
-
-        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
-            listened.append(again_id)
-            self._reader.listen(again_id, jobs)
-            for first, chunk in _runs_of_indexes(wanted):
-                sent, given = images.bring_all(chunk)
-                part = Submission(self._client_id, again_id, first, sent, False, name, given)
-                self._connection.call(Controller.submit, part)
-
-        jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again)
-        self._reader.listen(submission_id, jobs)
-        if writer is not None:
-            writer.add(jobs)
-        count = len(requests) if isinstance(requests, Sequence) else 0
+        drawn = (one for given in requests for one in terms.fill_in(request_of(given)).expanded())
+        # complete: nothing is queued before all of it is checked
+        wanted = list(drawn) if isinstance(requests, Sequence) else drawn
+        count = len(wanted) if isinstance(wanted, Sequence) else 0
         ended_at = 0
         try:
-            for chunk in _chunks(map(terms.fill_in, requests)):
+            for chunk in _chunks(wanted):
+                _check_names(None if name is None else template, chunk, ended_at)
                 jobs.wait_while_held()
                 jobs.add(chunk)
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
+                part = Submission(self._client_id, jobs.id, first_index, sent, hold, user_name, given)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
-            forget()
-            for known in listened:
-                self._connection.call(Controller.cancel, self._client_id, known)
+            jobs.abandon()
             raise
         jobs.seal()
-        return jobs
+        return Jobs(jobs)
+
+    def submit_stream(
+        self,
+        chunks: Iterable[Sequence[GenerateRequest]],
+        decide: Decide,
+        *,
+        output: str | Path | Literal[False] | None = None,
+        name: str | None = None,
+        hold: bool = False,
+    ) -> Jobs:
+        """Queue requests while they are read: `chunks` are taken, checked and queued in a thread, while earlier ones
+        run. Missing seeds are drawn. `decide` is called with the index and the recipe, or the error, of each request,
+        in order and in that thread; those that it refuses are not queued, and have no result. It must refuse those with
+        an error, or raise. `hold`: nothing is queued before all are checked.
+
+        Returns at once. If `chunks` or `decide` raises, everything is cancelled, and `Jobs.results` raises the same.
+        `output` is opened when the first request is accepted; `name` is as in `submit`.
+        """
+        template = self._template(name)
+        jobs = self._new_jobs(self._user, name=template)
+        stream = RequestStream(
+            self._connection, jobs, self._client_id, decide, partial(self._writer, output), _warn, self._user, hold
+        )
+        self._streams = [known for known in self._streams if known.is_open] + [stream]
+        seeded = (tuple(map(_with_seed, chunk)) for chunk in chunks)
+        stream.start(_with_names(None if name is None else template, seeded))
+        return Jobs(jobs)
 
     def submit_detached(
         self,
-        requests: GenerateRequest | Iterable[GenerateRequest],
+        requests: RequestLike | Iterable[RequestLike],
         *,
         output: str | Path,
         jobs_id: str | None = None,
@@ -246,10 +279,9 @@ class ModelPool:
         """
         from modelpool.actors.api.detached_jobs import submit_detached
 
-        if isinstance(requests, GenerateRequest):
-            requests = (requests,)
         terms = _Qos(priority, user, deadline)
-        seeded = [_with_seed(terms.fill_in(request)) for request in requests]
+        wanted = (one for given in _several(requests) for one in terms.fill_in(request_of(given)).expanded())
+        seeded = [_with_seed(request) for request in wanted]
         name = self._user if terms.user is None else terms.user
         return submit_detached(self._job_service(), seeded, output_address(output), name, jobs_id, self.recipes)
 
@@ -267,20 +299,22 @@ class ModelPool:
 
         return self._job_service().call(JobService.submissions)
 
-    def recipes(self, requests: Iterable[GenerateRequest]) -> tuple[Recipe | UserError, ...]:
-        """Return the recipe of each request, or its error. Queues nothing."""
+    def recipes(self, requests: RequestLike | Iterable[RequestLike]) -> tuple[Recipe | UserError, ...]:
+        """Return the recipe of each request, of its first output, or its error. Queues nothing."""
         found: list[Recipe | UserError] = []
         images = InputImages(lambda image: None)
-        for chunk in _chunks(requests):
-            sent = images.bring_each(chunk)
+        given = iter(_several(requests))
+        while chunk := [_request_or_error(one) for one in islice(given, CHUNK)]:
+            usable_ones = iter(images.bring_each([one for one in chunk if isinstance(one, GenerateRequest)]))
+            sent = [one if isinstance(one, UserError) else next(usable_ones) for one in chunk]
             usable = tuple(one for one in sent if not isinstance(one, UserError))
             answers = iter(self._connection.call(Controller.recipes, usable))
             found += [one if isinstance(one, UserError) else next(answers) for one in sent]
         return tuple(found)
 
-    def recipe(self, request: GenerateRequest) -> Recipe:
-        """Return the recipe of `request`. Queues nothing. Raises UserError."""
-        found = self.recipes((request,))[0]
+    def recipe(self, request: RequestLike) -> Recipe:
+        """Return the recipe of `request`, of its first output. Queues nothing. Raises UserError."""
+        found = self.recipes((request_of(request, "request"),))[0]
         if isinstance(found, UserError):
             raise found
         return found
@@ -329,13 +363,10 @@ class ModelPool:
             )
         )
         expected = "a result of encode()"
-        stage = StageRequest(
-            Stage.SAMPLE,
-            checked,
-            positive=_stage_of(positive, Stage.ENCODE, "positive", expected).request,
-            negative=_stage_of(negative, Stage.ENCODE, "negative", expected).request if negative else checked,
-        )
-        return self._stage(stage, {**positive.held, **(negative.held if negative else {})})
+        texts = _stage_of(positive, Stage.ENCODE, "positive", expected).request
+        avoided = checked if negative is None else _stage_of(negative, Stage.ENCODE, "negative", expected).request
+        stage = StageRequest(Stage.SAMPLE, checked, positive=texts, negative=avoided)
+        return self._stage(stage, {**positive.held, **(negative.held if negative is not None else {})})
 
     def decode(self, latent: StageResult | Latent, *, model: str) -> StageResult:
         """Decode a latent, from `sample` or from the driver, to `ImagePixels`, `VideoFrames` or `AudioSamples`.
@@ -349,7 +380,8 @@ class ModelPool:
             stage = StageRequest(Stage.DECODE, request, latent=InputLatent(task_id, tuple(shape_CHW[1:])))
             return self._stage(stage, {task_id: self._connection.give(latent)})
         sampled = _stage_of(latent, Stage.SAMPLE, "latent", "a result of sample(), or a Latent")
-        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=model), latent.held)
+        checked = GenerateRequest(model=model, prompt="").model
+        return self._stage(replace(sampled, stage=Stage.DECODE, vae_model=checked), latent.held)
 
     def models(self) -> tuple[ModelListing, ...]:
         """Return the checkpoints in the pool's folders."""
@@ -418,11 +450,17 @@ class ModelPool:
                 waits = f"{status.waiting_for}; " if status.waiting_for else ""
                 raise TimeoutError(f"not ready after {timeout} s: {waits}{', '.join(map(_described, starting))}")
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"at {self.address}" if self.address else "open"
+        return f"<ModelPool {state}>"
+
     def close(self) -> None:
         """Write pending outputs, cancel unfinished jobs, and disconnect. Idempotent."""
         if self._closed:
             return
         self._closed = True
+        for stream in self._streams:
+            stream.stop()
         self._reader.stop(wake=self._leave)
         for writer in self._writers.values():
             writer.close()
@@ -437,9 +475,11 @@ class ModelPool:
         self.close()
 
     @classmethod
-    def _open(cls, opened: OpenedPool, output: OutputAddress | None) -> ModelPool:
+    def _open(cls, opened: OpenedPool, output: OutputDefaults) -> ModelPool:
         try:
-            return cls(opened.connection, opened.close, output, opened.address, opened.jobs)
+            return cls(
+                opened.connection, opened.close, output.folder, opened.address, opened.jobs, file_name=output.name
+            )
         except BaseException:
             opened.close()
             raise
@@ -465,7 +505,34 @@ class ModelPool:
         except PoolLost:
             return  # the controller ended first
 
+    def _template(self, name: str | None) -> NameTemplate | None:
+        text = self._file_name if name is None else name
+        return None if text is None else NameTemplate.of(text)
+
+    def _new_jobs(self, user: str, writer: ImageWriter | None = None, name: NameTemplate | None = None) -> FollowedJobs:
+        """Return a submission without requests, for this `user`; its events are read from now on."""
+        listened = [_new_submission()]
+        images = InputImages(self._connection.give)
+
+        def forget() -> None:
+            for known in listened:
+                self._reader.forget(known)
+
+        def submit_again(wanted: Sequence[tuple[int, GenerateRequest]], again_id: SubmissionId) -> None:
+            listened.append(again_id)
+            self._reader.listen(again_id, jobs)
+            for first, chunk in _runs_of_indexes(wanted):
+                sent, given = images.bring_all(chunk)
+                part = Submission(self._client_id, again_id, first, sent, False, user, given)
+                self._connection.call(Controller.submit, part)
+
+        jobs = FollowedJobs(self._connection, self._client_id, listened[0], writer, forget, submit_again, name)
+        self._reader.listen(jobs.id, jobs)
+        return jobs
+
     def _writer(self, output: str | Path | Literal[False] | None) -> ImageWriter | None:
+        if not (output is None or output is False or isinstance(output, str | Path)):
+            raise unusable_field("output", output, "a folder, a URL such as s3://bucket/folder, or False")
         given = self._output if output is None else None if output is False else output_address(output)
         if given is None:
             return None
@@ -502,7 +569,7 @@ class _Qos:
 
     def fill_in(self, request: GenerateRequest) -> GenerateRequest:
         """Return `request` with the missing ones set."""
-        if not self._set or not isinstance(request, GenerateRequest):
+        if not self._set:
             return request
         missing = {name: value for name, value in self._set.items() if name not in request.model_fields_set}
         return request.model_copy(update=missing) if missing else request
@@ -520,8 +587,6 @@ def _new_submission() -> SubmissionId:
 
 
 def _with_seed(request: GenerateRequest) -> GenerateRequest:
-    if not isinstance(request, GenerateRequest):
-        raise unusable_field("requests", type(request).__name__, "GenerateRequest")
     return request if request.seed is not None else request.model_copy(update={"seed": secrets.randbits(32)})
 
 
@@ -545,11 +610,54 @@ def _runs_of_indexes(
 
 def _choices(loras: Iterable[LoraLike]) -> tuple[LoraChoice, ...]:
     """The short forms of LoRAs, which a request parses."""
+    if not isinstance(loras, Iterable) or isinstance(loras, str):
+        raise unusable_field("loras", loras, 'a list of LoRAs, such as [("light", 0.8)]')
     return cast("tuple[LoraChoice, ...]", tuple(loras))
 
 
+def _several(requests: object) -> Iterable[RequestLike]:
+    """Return one request as several. Raises UnusableField for what is neither; each is still to be checked."""
+    if isinstance(requests, GenerateRequest | Mapping):
+        return (requests,)
+    if not isinstance(requests, Iterable) or isinstance(requests, str | bytes):
+        found = type(requests).__name__
+        raise unusable_field("requests", found, "a GenerateRequest, a dict of its fields, or several of them")
+    several: Iterable[RequestLike] = requests
+    return several
+
+
+def _request_or_error(given: RequestLike) -> GenerateRequest | UserError:
+    """Return the first output of a request, with a seed, or why it is none."""
+    try:
+        return _with_seed(request_of(given).expanded()[0])
+    except UserError as problem:
+        return problem
+
+
+def _check_names(template: NameTemplate | None, chunk: Sequence[GenerateRequest], first: int) -> None:
+    """Raise UnusableField if a request lacks a field of the names of files."""
+    if template is not None:
+        for position, request in enumerate(chunk, start=first):
+            template.check(request, f"requests[{position}]" if request.line is None else f"line {request.line}")
+
+
+def _with_names(
+    template: NameTemplate | None, chunks: Iterable[tuple[GenerateRequest, ...]]
+) -> Iterator[tuple[GenerateRequest, ...]]:
+    """Yield `chunks`. Raises UnusableField at a request that lacks a field of the names of files."""
+    first = 0
+    for chunk in chunks:
+        _check_names(template, chunk, first)
+        first += len(chunk)
+        yield chunk
+
+
 def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> StageRequest:
-    """Return what was requested of a result, in the argument `name`. Raises UnusableField for another stage."""
+    """Return what was requested of a result, in the argument `name`. Raises UnusableField for another stage, and for
+    something else.
+    """
+    if not isinstance(result, StageResult):
+        raise unusable_field(name, type(result).__name__, expected)
     if result.stage.stage is not stage:
         raise unusable_field(name, f"a result of {result.stage.stage.value}()", expected)
     return result.stage

@@ -1,124 +1,152 @@
-"""`Jobs`: one submission. Iterate over its results, watch it, cancel it from any thread.
-
-Results stay references until they are returned, and each is returned once: a batch of any size takes only the memory
-of the images that the program keeps. The object store keeps an image until it is written, or returned if it is not.
-While the output folder cannot be written, nothing more of the submission starts: what waits is withdrawn from the
-pool, and submitted again when the folder is usable.
+"""`Jobs` and `Job`: one submission and one of its jobs. Iterate over the outputs, wait, watch, and cancel, from any
+thread or from asyncio.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
 import threading
-import time
-import traceback
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from html import escape
+from typing import Any, TypeVar, overload
 
-from modelpool.actors.api.output_writer import ImageWriter
-from modelpool.actors.control.connection import Connection, ResultGone
-from modelpool.actors.control.controller import Controller, UnknownDriver
-from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.outputs.file_content import is_lossless, read_content, samples_per_second
-from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
-from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.actors.api.followed_jobs import FollowedJobs
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import (
     AudioResult,
     ImageResult,
+    JobFailed,
     JobFailure,
     OutputResult,
-    PoolLost,
     Summary,
-    TaskSummary,
     VideoResult,
-    sampled_by,
-    unshared_seconds,
 )
-from modelpool.actors.results.progress import Progress, RunningJob
-from modelpool.actors.settings.output_address import file_of
-from modelpool.actors.wire.messages import ClientId, JobEnded, SubmissionId, TaskProgress
+from modelpool.actors.results.progress import Progress
+from modelpool.actors.wire.messages import SubmissionId, job_id_for
 from modelpool.pool.core.errors import UserError
-from modelpool.pool.core.stage_params import AudioSamples, ImagePixels, VideoFrames
-from modelpool.pool.specs.spec import RunErrorKind
-from modelpool.scheduler.tables.messages import Outcome
+from modelpool.pool.specs.spec import JobId
 
 Kind = TypeVar("Kind", bound=OutputResult)
 
-#: how often an output is generated again that was lost with the node that stored it
-MOST_REPEATS = 3
-#: maximum delay of Ctrl-C, see `Jobs._settled`
-_SIGNAL_SECONDS = 0.5
+#: interval of drawing in a notebook
+_DRAW_SECONDS = 0.5
 
 
-#: submits requests again, by index, as a submission with that id
-SubmitAgain: TypeAlias = Callable[[Sequence[tuple[int, GenerateRequest]], SubmissionId], None]
+class Job:
+    """One job of a submission: `jobs[3]`. `await job` returns its output, as `result`."""
 
-#: written videos and audio clips that the object store keeps until they are returned: files do not keep them exactly
-MOST_KEPT_BYTES = 1 << 30
+    def __init__(self, followed: FollowedJobs, position: int) -> None:
+        self._followed = followed
+        self._position = position
 
+    @property
+    def index(self) -> int:
+        """The position of its request in the call of `submit`, from 0."""
+        return self._position
 
-@dataclass(slots=True)
-class _ReadyOutput:
-    """An output that is ready to be returned. The `result` of `job` is None once its file is enough."""
+    @property
+    def id(self) -> JobId:
+        """The id of the job, which `ModelPool.history` accepts."""
+        return job_id_for(self._followed.id, self._position)
 
-    job: JobEnded
-    written: WrittenOutput | None
+    @property
+    def request(self) -> GenerateRequest:
+        """As submitted, with the seed that is used."""
+        return self._followed.request_at(self._position)
+
+    @property
+    def state(self) -> str:
+        """One of waiting, running, succeeded, failed and cancelled."""
+        return self._followed.state_at(self._position)[0]
+
+    def done(self) -> bool:
+        """Whether `result` returns or raises at once."""
+        return self.state not in ("waiting", "running")
+
+    def cancel(self) -> None:
+        """Cancel the job, unless it has ended; other jobs go on. If it runs, it stops at its next step, unless other
+        jobs need the same task. Returns at once. Idempotent.
+        """
+        self._followed.cancel_job(self._position)
+
+    def result(self, timeout: float | None = None) -> OutputResult:
+        """Wait for the output and return it. The iterators of `Jobs` do not return it any more.
+
+        Raises JobFailed if there is none, TimeoutError, PoolLost, and UserError if it was returned before, is not
+        written and was not kept.
+        """
+        return _output(self._followed.result_at(self._position, timeout))
+
+    def __await__(self) -> Generator[Any, None, OutputResult]:
+        return self._awaited().__await__()
+
+    def __repr__(self) -> str:
+        state, running = self._followed.state_at(self._position)
+        if running is not None:
+            state = f"{running.stage.value} on {running.worker}, step {running.step} of {running.steps}"
+        return f"<Job {self.id}: {state}>"
+
+    async def _awaited(self) -> OutputResult:
+        async with _Changes(self._followed) as changes:
+            while not self.done() and self._followed.lost() is None:
+                await changes.next()
+        return _output(await asyncio.to_thread(self._followed.result_at, self._position))
 
 
 class Jobs:
-    """The jobs of one `ModelPool.submit` call."""
+    """The jobs of one `ModelPool.submit` call.
 
-    def __init__(
-        self,
-        connection: Connection,
-        client_id: ClientId,
-        submission_id: SubmissionId,
-        writer: ImageWriter | None,
-        on_over: Callable[[], None],
-        submit_again: SubmitAgain | None = None,
-    ) -> None:
-        """`submit_again` submits requests whose output was lost, or that were withdrawn; None if it cannot."""
-        self._connection = connection
-        self._client_id = client_id
-        self._submission_id = submission_id
-        self._writer = writer
-        self._on_over = on_over
-        self._submit_again = submit_again
-        self._started_at = time.monotonic()
-        #: guards everything below; notified when a job ends or no more events will come
-        self._changed = threading.Condition()
-        self._requests: list[GenerateRequest] = []
-        self._sealed = False
-        self._waiting: deque[_ReadyOutput | JobFailure] = deque()
-        self._succeeded = 0
-        self._ended = 0
-        self._ended_at = self._started_at
-        self._without_image: list[JobFailure] = []
-        self._tasks: list[TaskSummary] = []
-        self._running: tuple[TaskProgress, ...] = ()
-        self._lost: Exception | None = None
-        #: submissions of outputs that were lost, and how often each was, by index
-        self._repeated: list[SubmissionId] = []
-        self._losses: Counter[int] = Counter()
-        #: written outputs that the object store still keeps, oldest first, and their size
-        self._kept: deque[_ReadyOutput] = deque()
-        self._kept_bytes = 0
-        #: whether `cancel` was called
-        self._cancelled = False
-        #: why the output folder cannot be written, while that is tried again; and why it was given up
-        self._held = ""
-        self._given_up = ""
-        #: called after every change
-        self._watchers: list[Callable[[], None]] = []
-        #: submissions whose waiting jobs were withdrawn, and the ends of these jobs until they are submitted again
-        self._withdrawn_from: set[SubmissionId] = set()
-        self._withdrawn: list[JobEnded] = []
+    for image in jobs         the images as they finish, each once; `async for` does the same in asyncio
+    await jobs                all images that were not returned before, in the order of the requests
+    jobs[3]                   one job, by the position of its request; a slice is a tuple of jobs
+    len(jobs)                 the number of jobs submitted so far
+
+    After the last image, the first two raise JobFailed if a job failed, and so does the third; `images` does not.
+    """
+
+    def __init__(self, followed: FollowedJobs) -> None:
+        """Called by `ModelPool.submit`."""
+        self._followed = followed
+
+    @property
+    def id(self) -> SubmissionId:
+        """The id of the submission."""
+        return self._followed.id
+
+    def __len__(self) -> int:
+        return self._followed.request_count
+
+    def __bool__(self) -> bool:
+        """Whether there is a submission: always, also without jobs."""
+        return True
+
+    @overload
+    def __getitem__(self, position: int) -> Job: ...
+    @overload
+    def __getitem__(self, position: slice) -> tuple[Job, ...]: ...
+    def __getitem__(self, position: int | slice) -> Job | tuple[Job, ...]:
+        count = len(self)
+        if isinstance(position, slice):
+            return tuple(Job(self._followed, place) for place in range(*position.indices(count)))
+        if not -count <= position < count:
+            raise IndexError(f"jobs[{position}]: the submission has {count} jobs")
+        return Job(self._followed, position % count)
+
+    def __iter__(self) -> Iterator[ImageResult]:
+        for result in self.results():
+            if isinstance(result, OutputResult):
+                yield _image(result)
+        _raise_failure(self.failures)
+
+    async def __aiter__(self) -> AsyncIterator[ImageResult]:
+        async for result in self._results_async():
+            if isinstance(result, OutputResult):
+                yield _image(result)
+        _raise_failure(self.failures)
+
+    def __await__(self) -> Generator[Any, None, list[ImageResult]]:
+        return self._awaited().__await__()
 
     def images(self) -> Iterator[ImageResult]:
         """Iterate over the images as they finish, each once: a second iterator continues where the first one
@@ -150,431 +178,191 @@ class Jobs:
 
     def results(self) -> Iterator[OutputResult | JobFailure]:
         """Iterate over all outputs as they finish, each once, including jobs that failed or were cancelled."""
-        while (waiting := self._take()) is not None:
-            try:
-                result = waiting if isinstance(waiting, JobFailure) else self._delivered(waiting)
-            except BaseException:
-                self._put_back(waiting)
-                raise
-            if result is not None:
-                yield result
+        return self._followed.results()
 
     def ready_results(self) -> Iterator[OutputResult | JobFailure]:
         """Iterate over the results that exist now, each once, as `results` does; never waits for a job to end."""
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    return
-                waiting = self._waiting.popleft()
-            try:
-                result = waiting if isinstance(waiting, JobFailure) else self._delivered(waiting)
-            except BaseException:
-                self._put_back(waiting)
-                raise
-            if result is not None:
-                yield result
+        return self._followed.ready_results()
 
-    @property
-    def id(self) -> SubmissionId:
-        """The id of the submission."""
-        return self._submission_id
+    def wait(self, timeout: float | None = None) -> Summary:
+        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
+        return self._followed.wait(timeout)
 
-    def lost(self) -> Exception | None:
-        """Return why no more jobs will end, although some have not; None while they do."""
-        with self._changed:
-            return None if self._over else self._lost
+    def cancel(self) -> None:
+        """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
+        self._followed.cancel()
+
+    def progress(self) -> Progress:
+        """Return the current progress."""
+        return self._followed.progress()
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` after every change of the progress, in a thread of the pool. It must not block, nor call
         methods of this object.
         """
-        with self._changed:
-            self._watchers.append(changed)
+        self._followed.watch(changed)
 
-    def wait(self, timeout: float | None = None) -> Summary:
-        """Wait until every job has ended; results can still be iterated. Raises TimeoutError, or PoolLost."""
-        with self._changed:
-            if not self._settled(lambda: self._over or self._lost is not None, timeout):
-                raise TimeoutError(f"{len(self._requests) - self._ended} of {len(self._requests)} jobs have not ended")
-            if not self._over and self._lost is not None:
-                raise self._lost
-            return self._summary()
-
-    def cancel(self) -> None:
-        """Cancel all unfinished jobs; running ones stop at their next step. Returns at once. Idempotent."""
-        with self._changed:
-            if self._over or self._lost is not None:
-                return
-            self._cancelled = True
-            withdrawn, self._withdrawn = self._withdrawn, []
-        for job in withdrawn:
-            self._finish(self._failure(job), job.tasks)
-        if self._writer is not None:
-            self._writer.wake()
-        self._cancel(withdraw=False)
-
-    def progress(self) -> Progress:
-        """Return the current progress."""
-        with self._changed:
-            cancelled = sum(f.cancelled for f in self._without_image)
-            return Progress(
-                total=len(self._requests),
-                done=self._succeeded,
-                failed=len(self._without_image) - cancelled,
-                cancelled=cancelled,
-                running=tuple(self._running_job(task) for task in self._running),
-                held=self._held,
-            )
-
-    def wait_while_held(self) -> None:
-        """Wait until the output folder is usable. Called by `ModelPool.submit` before it submits more. Raises
-        FolderFailed if it was given up.
-        """
-        with self._changed:
-            self._settled(lambda: not self._held or self._lost is not None)
-            if self._given_up:
-                raise FolderFailed(self._given_up)
+    def lost(self) -> Exception | None:
+        """Return why no more jobs will end, although some have not; None while they do."""
+        return self._followed.lost()
 
     @property
-    def wants_no_outputs(self) -> bool:
-        """See `WriteListener`."""
-        return self._cancelled or self._lost is not None
+    def failures(self) -> tuple[JobFailure, ...]:
+        """The jobs that failed so far, without cancelled ones."""
+        return self._followed.failures
 
-    def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
-        """See `WriteListener`."""
-        if isinstance(outcome, WrittenOutput):
-            self._finish(self._ready(job, outcome), job.tasks)
-        elif not (isinstance(outcome, ResultGone) and self._repeat(job, ended=False)):
-            self._finish(self._not_written(job, outcome), job.tasks)
+    def summary(self) -> Summary:
+        """Return the totals so far."""
+        return self._followed.summary()
 
-    def on_folder_failed(self, problem: FolderFailed) -> None:
-        """See `WriteListener`: withdraw what has not started."""
-        with self._changed:
-            if self._over or self._cancelled:
-                return
-            self._held = str(problem)
-            self._notify()
-            self._withdrawn_from.update((self._submission_id, *self._repeated))
-        self._cancel(withdraw=True)
+    def __repr__(self) -> str:
+        return f"<Jobs {self.id}: {_counts(self.progress())}>"
 
-    def on_folder_usable(self) -> None:
-        """See `WriteListener`: submit again what was withdrawn."""
-        with self._changed:
-            self._held = self._given_up = ""
-            self._notify()
-        self._submit_withdrawn()
+    def _repr_html_(self) -> str:
+        """A progress bar, for notebooks."""
+        now = self.progress()
+        held = f"<br>{escape(now.held)}" if now.held else ""
+        return (
+            f'<div><progress value="{now.ended}" max="{max(now.total, 1)}"></progress> '
+            f"{escape(_counts(now))}{held}</div>"
+        )
 
-    def on_folder_given_up(self, problem: FolderFailed) -> None:
-        """See `WriteListener`: cancel what is left."""
-        with self._changed:
-            self._held, self._given_up = "", str(problem)
-            withdrawn, self._withdrawn = self._withdrawn, []
-            self._notify()
-        for job in withdrawn:
-            self._finish(self._failure(job), job.tasks)
-        self._cancel(withdraw=False)
+    def _ipython_display_(self) -> None:
+        """Draw the progress bar in a notebook, and keep it up to date until all jobs have ended."""
+        from IPython import display  # only IPython calls this
+
+        class Bar:
+            """What is drawn now."""
+
+            def __init__(self, html: str, text: str) -> None:
+                self._html, self._text = html, text
+
+            def _repr_html_(self) -> str:
+                return self._html
+
+            def __repr__(self) -> str:
+                return self._text
+
+        handle = display.display(Bar(self._repr_html_(), repr(self)), display_id=True)
+
+        def draw() -> None:
+            with _Awake(self._followed) as changed:
+                is_over = False
+                while not is_over:
+                    changed.wait(_DRAW_SECONDS)
+                    changed.clear()
+                    is_over = self._followed.is_over or self.lost() is not None
+                    handle.update(Bar(self._repr_html_(), repr(self)))
+
+        if handle is not None and not self._followed.is_over:
+            threading.Thread(target=draw, name="draw progress", daemon=True).start()
 
     def _of_kind(self, kind: type[Kind]) -> Iterator[Kind]:
         for result in self.results():
             if isinstance(result, kind):
                 yield result
 
-    @property
-    def failures(self) -> tuple[JobFailure, ...]:
-        """The jobs that failed so far, without cancelled ones."""
-        with self._changed:
-            return tuple(f for f in self._without_image if not f.cancelled)
+    async def _awaited(self) -> list[ImageResult]:
+        found = [each async for each in self]
+        return sorted(found, key=lambda image: image.index)
 
-    def summary(self) -> Summary:
-        """Return the totals so far."""
-        with self._changed:
-            return self._summary()
+    async def _results_async(self) -> AsyncIterator[OutputResult | JobFailure]:
+        async with _Changes(self._followed) as changes:
+            while True:
+                is_over = self._followed.is_over  # first: what ends meanwhile is read below
+                result = await _in_thread(self._followed)
+                if result is not None:
+                    yield result
+                elif is_over:
+                    return
+                elif (lost := self._followed.lost()) is not None:
+                    raise lost
+                else:
+                    await changes.next()
 
-    def add(self, requests: Sequence[GenerateRequest]) -> None:
-        """Register requests that are about to be submitted. Called by `ModelPool.submit`."""
-        with self._changed:
-            self._requests.extend(requests)
 
-    def seal(self) -> None:
-        """Note that no requests will be added. Called by `ModelPool.submit`."""
-        with self._changed:
-            self._sealed = True
-            self._note_over()
+class _Changes:
+    """Wakes a coroutine after changes of a submission, within a block."""
 
-    def on_job_ended(self, job: JobEnded) -> None:
-        """See `Listener`."""
-        if job.outcome is Outcome.CANCELLED and self._keep_withdrawn(job):
-            return
-        if job.outcome is not Outcome.SUCCEEDED:
-            self._finish(self._failure(job), job.tasks)
-        elif self._writer is None:
-            self._finish(_ReadyOutput(job, None), job.tasks)
-        else:
-            self._writer.write(job, self)
+    def __init__(self, followed: FollowedJobs) -> None:
+        self._followed = followed
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
 
-    def on_running(self, running: tuple[TaskProgress, ...]) -> None:
-        """See `Listener`."""
-        with self._changed:
-            if running != self._running:
-                self._running = running
-                self._notify()
+    async def next(self) -> None:
+        """Wait for a change since the last call, or since the beginning of the block."""
+        await self._changed.wait()
+        self._changed.clear()
 
-    def on_lost(self, reason: Exception) -> None:
-        """See `Listener`."""
-        with self._changed:
-            self._lost = reason
-            self._running = ()
-            self._notify()
-
-    @property
-    def _over(self) -> bool:
-        return self._sealed and self._ended == len(self._requests)
-
-    def _finish(self, end: _ReadyOutput | JobFailure, tasks: Sequence[TaskSummary]) -> None:
-        with self._changed:
-            self._tasks.extend(task for task in tasks if not task.shared)
-            if isinstance(end, JobFailure):
-                self._without_image.append(end)
-            else:
-                self._succeeded += 1
-            self._ended += 1
-            self._ended_at = time.monotonic()
-            self._waiting.append(end)
-            self._note_over()
-
-    def _ready(self, job: JobEnded, written: WrittenOutput) -> _ReadyOutput:
-        """Return a written output. Releases its result: at once if the file has the same pixels, otherwise when there
-        are too many of them.
-        """
-        if is_lossless(Path(file_of(written.path))):
-            return _ReadyOutput(replace(job, result=None), written)
-        ready = _ReadyOutput(job, written)
-        with self._changed:
-            self._kept.append(ready)
-            self._kept_bytes += written.array_bytes
-            while self._kept_bytes > MOST_KEPT_BYTES:
-                oldest = self._kept.popleft()
-                assert oldest.written is not None, "only written outputs are kept"
-                oldest.job = replace(oldest.job, result=None)
-                self._kept_bytes -= oldest.written.array_bytes
-        return ready
-
-    def _keep_withdrawn(self, job: JobEnded) -> bool:
-        """Keep the end of a job that was withdrawn, until it is submitted again; False if it was cancelled."""
-        with self._changed:
-            if self._cancelled or self._given_up or job.submission_id not in self._withdrawn_from:
-                return False
-            self._withdrawn.append(job)
-            late = not self._held
-        if late and self._writer is not None:
-            self._writer.run(self._submit_withdrawn)
-        return True
-
-    def _submit_withdrawn(self) -> None:
-        with self._changed:
-            jobs, self._withdrawn = sorted(self._withdrawn, key=lambda job: job.index), []
-            if not jobs:
-                return
-            submission_id = self._new_submission_id()
-        problem = self._submitted_again([job.index for job in jobs], submission_id)
-        if problem:
-            for job in jobs:
-                failure = self._no_image(job, RunErrorKind.CANCELLED, f"not started again: {problem}")
-                self._finish(failure, job.tasks)
-
-    def _new_submission_id(self) -> SubmissionId:
-        """Return the id of another submission of some of the requests. Requires the lock."""
-        submission_id = SubmissionId(f"{self._submission_id}r{len(self._repeated) + 1}")
-        self._repeated.append(submission_id)
-        return submission_id
-
-    def _submitted_again(self, indexes: Sequence[int], submission_id: SubmissionId) -> str:
-        """Submit requests again; return why that is impossible, or ""."""
-        if self._submit_again is None:
-            return "it cannot be submitted again"
+    def _wake(self) -> None:
         try:
-            self._submit_again([(index, self._requests[index]) for index in indexes], submission_id)
-        except (PoolLost, UserError, UnknownDriver) as problem:
-            return str(problem)
-        return ""
+            self._loop.call_soon_threadsafe(self._changed.set)
+        except RuntimeError:
+            return  # the loop has ended
 
-    def _cancel(self, withdraw: bool) -> None:
-        """Cancel the jobs of every submission; only those that have not started to `withdraw` them."""
-        with self._changed:
-            submissions = (self._submission_id, *self._repeated)
-        for submission_id in submissions:
-            try:
-                self._connection.call(Controller.cancel, self._client_id, submission_id, withdraw)
-            except PoolLost:
-                if not withdraw:
-                    raise
+    async def __aenter__(self) -> _Changes:
+        self._followed.watch(self._wake)
+        return self
 
-    def _notify(self) -> None:
-        """Wake the threads that wait, and call the watchers. Requires the lock."""
-        self._changed.notify_all()
-        for changed in self._watchers:
-            changed()
-
-    def _note_over(self) -> None:
-        self._notify()
-        if self._over:
-            self._running = ()
-            self._on_over()
-
-    def _take(self) -> _ReadyOutput | JobFailure | None:
-        """Wait for the next end and return it; None if there are no more. Raises if the event stream ended before."""
-        with self._changed:
-            self._settled(lambda: self._waiting or self._over or self._lost is not None)
-            if self._waiting:
-                return self._waiting.popleft()
-            if not self._over and self._lost is not None:
-                raise self._lost
-            return None
-
-    def _settled(self, is_settled: Callable[[], object], timeout: float | None = None) -> bool:
-        """Wait for a condition, holding `_changed`, and return whether it holds. Waits in short pieces: a signal
-        that arrives just before a thread falls asleep does not wake it, and Ctrl-C would only take effect at the
-        next change, possibly hours later.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not is_settled():
-            left = math.inf if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._changed.wait(min(left, _SIGNAL_SECONDS))
-        return True
-
-    def _put_back(self, waiting: _ReadyOutput | JobFailure) -> None:
-        with self._changed:
-            self._waiting.appendleft(waiting)
-
-    def _delivered(self, finished: _ReadyOutput) -> OutputResult | JobFailure | None:
-        """Return the output; None if it was lost and is generated again."""
-        job, written = finished.job, finished.written
-        assert job.recipe is not None, f"job {job.job_id} of a request has a recipe"
-        about: dict[str, Any] = {
-            "index": job.index,
-            "job_id": job.job_id,
-            "request": self._requests[job.index],
-            "recipe": job.recipe,
-            "path": written.path if written is not None and isinstance(written.path, Path) else None,
-            "url": written.path if written is not None and isinstance(written.path, str) else "",
-            "worker": sampled_by(job.tasks),
-            "seconds": unshared_seconds(job.tasks),
-            "tasks": job.tasks,
-            "pixels_sha256": "" if written is None else written.pixels_sha256,
-        }
-        output: Any = None
-        if job.result is not None:
-            self._forget_kept(finished)
-            try:
-                output = self._connection.fetch(job.result)
-            except ResultGone as gone:
-                if written is None:
-                    return self._lost_output(job, gone)
-        if output is None:
-            assert written is not None, "an output that is not written is fetched"
-            assert self._writer is not None, "what is written has a writer"
-            return _result_in_file(job.recipe, self._writer.place, file_of(written.path), about)
-        match output:
-            case ImagePixels():
-                return ImageResult(content=partial(_itself, output.pixels_HWC), **about)
-            case VideoFrames():
-                content = partial(_itself, output.frames_THWC)
-                return VideoResult(content=content, frame_rate=output.frame_rate, **about)
-            case AudioSamples():
-                content = partial(_itself, output.samples_SC)
-                return AudioResult(content=content, samples_per_second=output.samples_per_second, **about)
-        raise AssertionError(f"job {job.job_id} returned {type(output).__name__}")
-
-    def _forget_kept(self, finished: _ReadyOutput) -> None:
-        with self._changed:
-            if finished.written is not None and any(ready is finished for ready in self._kept):
-                self._kept = deque(ready for ready in self._kept if ready is not finished)
-                self._kept_bytes -= finished.written.array_bytes
-
-    def _lost_output(self, job: JobEnded, gone: ResultGone) -> JobFailure | None:
-        """Generate an output again that was lost with its node; return its failure if that is impossible."""
-        if self._repeat(job, ended=True):
-            return None
-        failure = self._no_image(job, RunErrorKind.INPUT_LOST, str(gone))
-        with self._changed:
-            self._succeeded -= 1
-            self._without_image.append(failure)
-        return failure
-
-    def _repeat(self, job: JobEnded, ended: bool) -> bool:
-        """Submit a job again whose output was lost with the node that stored it. False if it was lost too often, or if
-        the pool is gone. `ended` jobs were counted as such.
-        """
-        with self._changed:
-            self._losses[job.index] += 1
-            if self._submit_again is None or self._lost is not None or self._losses[job.index] > MOST_REPEATS:
-                return False
-            submission_id = self._new_submission_id()
-            if ended:
-                self._succeeded -= 1
-                self._ended -= 1
-        try:
-            self._connection.call(Controller.result_lost, job.wanted)
-            problem = self._submitted_again([job.index], submission_id)
-        except PoolLost as lost:
-            problem = str(lost)
-        if problem and ended:
-            with self._changed:
-                self._succeeded += 1
-                self._ended += 1
-        return not problem
-
-    def _not_written(self, job: JobEnded, problem: Exception) -> JobFailure:
-        message = f"the output could not be written: {problem}"
-        if isinstance(problem, UserError):
-            return self._no_image(job, RunErrorKind.OUTPUT, message)
-        if isinstance(problem, (ResultGone, PoolLost)):
-            return self._no_image(job, RunErrorKind.INPUT_LOST, message)
-        return self._no_image(job, RunErrorKind.INTERNAL, message, "".join(traceback.format_exception(problem)))
-
-    def _failure(self, job: JobEnded) -> JobFailure:
-        if job.error is None:
-            message = f"not started: {self._given_up}" if self._given_up else "cancelled"
-            return self._no_image(job, RunErrorKind.CANCELLED, message)
-        return self._no_image(job, job.error.kind, job.error.message, job.error.traceback_text)
-
-    def _no_image(self, job: JobEnded, kind: RunErrorKind, message: str, traceback_text: str = "") -> JobFailure:
-        return JobFailure(job.index, job.job_id, self._requests[job.index], kind, message, traceback_text)
-
-    def _running_job(self, task: TaskProgress) -> RunningJob:
-        prompt = self._requests[task.index].prompt
-        return RunningJob(task.job_id, task.index, prompt, task.worker, task.stage, task.step, task.steps)
-
-    def _summary(self) -> Summary:
-        cancelled = sum(f.cancelled for f in self._without_image)
-        until = self._ended_at if self._over else time.monotonic()
-        return Summary(
-            jobs=len(self._requests),
-            succeeded=self._succeeded,
-            failed=len(self._without_image) - cancelled,
-            cancelled=cancelled,
-            seconds=until - self._started_at,
-            tasks=tuple(self._tasks),
-        )
+    async def __aexit__(self, *error: object) -> None:
+        self._followed.unwatch(self._wake)
 
 
-def _itself(array: Any) -> Any:
-    return array
+class _Awake:
+    """An event that is set after changes of a submission, within a block."""
+
+    def __init__(self, followed: FollowedJobs) -> None:
+        self._followed = followed
+        self._event = threading.Event()
+
+    def __enter__(self) -> threading.Event:
+        self._followed.watch(self._event.set)
+        return self._event
+
+    def __exit__(self, *error: object) -> None:
+        self._followed.unwatch(self._event.set)
 
 
-def _content_of(place: OutputPlace, file: str) -> Any:
-    with place.local_file(file) as path:
-        return read_content(path)
+async def _in_thread(followed: FollowedJobs) -> OutputResult | JobFailure | None:
+    """Return the next result that exists now, fetched in a thread. If the caller is cancelled meanwhile, the result
+    goes back.
+    """
+    fetching = asyncio.ensure_future(asyncio.to_thread(followed.next_result))
+    try:
+        return await asyncio.shield(fetching)
+    except asyncio.CancelledError:
+        fetching.add_done_callback(lambda done: _return_to(followed, done))
+        raise
 
 
-def _result_in_file(recipe: Recipe, place: OutputPlace, file: str, about: dict[str, Any]) -> OutputResult:
-    """Return a written result whose pixels are read from its file."""
-    content = partial(_content_of, place, file)
-    if recipe.frames:
-        return VideoResult(content=content, frame_rate=recipe.frame_rate, **about)
-    if recipe.seconds:
-        with place.local_file(file) as path:
-            return AudioResult(content=content, samples_per_second=samples_per_second(path), **about)
-    return ImageResult(content=content, **about)
+def _return_to(followed: FollowedJobs, fetched: asyncio.Future[OutputResult | JobFailure | None]) -> None:
+    if not fetched.cancelled() and fetched.exception() is None and (result := fetched.result()) is not None:
+        followed.return_result(result)
+
+
+def _image(result: OutputResult) -> ImageResult:
+    """Return an output as an image. Raises UserError for another one."""
+    if isinstance(result, ImageResult):
+        return result
+    kind = "videos" if isinstance(result, VideoResult) else "audios"
+    raise UserError(f"job {result.index} is no image; iterate over jobs.{kind}(), or over jobs.results()")
+
+
+def _output(result: OutputResult | JobFailure) -> OutputResult:
+    if isinstance(result, JobFailure):
+        raise JobFailed(result)
+    return result
+
+
+def _raise_failure(failures: tuple[JobFailure, ...]) -> None:
+    if failures:
+        raise JobFailed(failures[0], len(failures) - 1)
+
+
+def _counts(now: Progress) -> str:
+    """Return '12 of 50 done, 1 failed, 4 running'."""
+    parts = [f"{now.done} of {now.total} done"]
+    parts += [f"{now.failed} failed"] if now.failed else []
+    parts += [f"{now.cancelled} cancelled"] if now.cancelled else []
+    parts += [f"{len(now.running)} running"] if now.running else []
+    return ", ".join(parts)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from modelpool.actors.control.connection import Connection
 from modelpool.actors.control.finished_output import fetch_output
-from modelpool.actors.outputs.output_file import encoded
+from modelpool.actors.outputs.output_file import FinishedOutput, encoded
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.wire.messages import JobEnded
@@ -33,6 +33,9 @@ class WriteListener(Protocol):
     @property
     def wants_no_outputs(self) -> bool:
         """Whether the submission was cancelled, so that waiting for its folder is pointless."""
+
+    def labelled(self, output: FinishedOutput) -> FinishedOutput:
+        """Return an output as it is listed: with the labels of its request."""
 
     def on_written(self, job: JobEnded, outcome: WrittenOutput | Exception) -> None:
         """The output was written, or could not be."""
@@ -109,8 +112,8 @@ class ImageWriter:
             warnings.warn(f"{problem}; the next run that writes there completes it", stacklevel=2)
 
     def _write(self, job: JobEnded, listener: WriteListener) -> WrittenOutput:
-        finished = fetch_output(self._connection, job)
-        content = encoded(finished.output, finished.recipe)
+        finished = listener.labelled(fetch_output(self._connection, job))
+        content = encoded(finished.output, finished.recipe, finished.labels)
         while True:
             self._wake.clear()
             try:

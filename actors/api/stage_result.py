@@ -46,6 +46,10 @@ class StageResult:
         job = self._job
         return {} if job is None or job.result is None else {job.wanted: job.result}
 
+    def __repr__(self) -> str:
+        state = "ended" if self.done() else "pending"
+        return f"<StageResult {self._job_id}: {self.stage.stage.value}, {state}>"
+
     def on_job_ended(self, job: JobEnded) -> None:
         """See `Listener`."""
         self._job = job

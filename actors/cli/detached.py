@@ -83,7 +83,7 @@ def submit(
     if jobs.broken or not jobs.lines:  # what nobody watches must not be half of what was meant
         say(console, f"{job_file}: {counted(len(jobs.broken), 'invalid line')}; nothing was submitted", "red")
         raise typer.Exit(2)
-    requests = [line.request for line in jobs.lines]
+    requests = [line.labelled for line in jobs.lines]
     with joined_pool(context, pool) as joined:
         submitted = joined.submit_detached(requests, output=output, jobs_id=jobs_id)
         record = submitted.progress().record
@@ -155,7 +155,7 @@ def progress(
         say(console, progress_line(now))
         for task in now.running:
             step = f"step {task.step} of {task.steps}"
-            say(console, f"  job {task.index + 1}: {task.stage.value} on {task.worker}, {step}")
+            say(console, f"  job {task.index}: {task.stage.value} on {task.worker}, {step}")
     if not found and not as_json:
         say(console, "no submission; hand one over with `modelpool submit`")
 
@@ -225,7 +225,7 @@ def show_jobs(
     bad = [each for each in outcomes if not each.file]
     for each in (bad + [each for each in outcomes if each.file])[:MOST_SHOWN]:
         what = each.file or f"{each.outcome.value}: {each.error_kind} {each.message}".rstrip(": ")
-        say(console, f"  job {each.place + 1}: {what}")
+        say(console, f"  job {each.place}: {what}")
     if len(outcomes) > MOST_SHOWN:
         say(console, f"  ... and {len(outcomes) - MOST_SHOWN} more; --json prints all", "dim")
 
@@ -258,8 +258,9 @@ def plain_record(record: SubmissionRecord) -> dict[str, Any]:
 
 def _plain_outcome(outcome: RequestOutcome) -> dict[str, Any]:
     plain = dataclasses.asdict(outcome)
-    del plain["submission_id"]
-    return {**plain, "outcome": outcome.outcome.value}
+    del plain["submission_id"], plain["labels"]
+    # "place" is the former name of the index
+    return {"index": outcome.place, **plain, **outcome.labels.as_json(), "outcome": outcome.outcome.value}
 
 
 def _say_record(console: Console, now: JobsProgress) -> None:

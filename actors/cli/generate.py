@@ -32,6 +32,7 @@ def generate(
     seed: options.Seed = None,
     n: options.Number = 1,
     out: options.Out = None,
+    name: options.Name = None,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
     gpus: options.Gpus = None,
@@ -46,7 +47,7 @@ def generate(
     """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
     raise typer.Exit(
-        _make(context, where, _PromptBatch.of(prompts, n, seed, model, dict(fields)), out, resume, as_json)
+        _make(context, where, _PromptBatch.of(prompts, n, seed, model, dict(fields)), out, resume, as_json, name)
     )
 
 
@@ -70,12 +71,20 @@ class _PromptBatch:
 
 
 def _make(
-    context: typer.Context, where: PoolOptions, wanted: _PromptBatch, out: str | None, resume: bool, as_json: bool
+    context: typer.Context,
+    where: PoolOptions,
+    wanted: _PromptBatch,
+    out: str | None,
+    resume: bool,
+    as_json: bool,
+    file_name: str | None,
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
+    from modelpool.actors.cli.checked_requests import WantedOutput, WantedOutputs
     from modelpool.actors.cli.open_pool import output_for
-    from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
-    from modelpool.actors.outputs.open_outputs import check_store
+    from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
+    from modelpool.actors.outputs.output_check import check_outputs
+    from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.settings.output_address import output_address
 
@@ -84,19 +93,26 @@ def _make(
         raise unusable_field("-n", wanted.n, "a whole number from 1")
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
-    GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
-    given = None if out is None else output_address(out, "--out")
-    if given is not None:
-        check_store(given)
+    first = GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
+    if file_name is not None:
+        NameTemplate.of(file_name, "--name").check(first, "a prompt of the command line")
+    output = output_for(where, None if out is None else output_address(out, "--out"))
+    check_outputs(output)
+    names = session.check_names(where)
+    known = names.model_names() if wanted.model is None else None
+    model = wanted.model if known is None else options.only_model(known)
+    if model is not None:
+        names.check(first.model_copy(update={"model": model}))
     with started(session, where) as running:
-        name = options.model_or_only_one(wanted.model, running)
+        name = model or options.only_model([listing.name for listing in running.models()])
         requests = tuple(
             WantedOutput(place, GenerateRequest(model=name, prompt=prompt, seed=a_seed, **wanted.fields))
             for place, (prompt, a_seed) in enumerate(prompts_and_seeds(wanted.prompts, wanted.first_seed, wanted.n))
         )
         go_on = resume_command(session.arguments, wanted.first_seed)
         return run_requests(
-            CommandRun(requests, output_for(where, given), resume, as_json, go_on, all_or_nothing=True), running
+            CommandRun(WantedOutputs.of(requests), output, resume, as_json, go_on, all_or_nothing=True, name=file_name),
+            running,
         )
 
 

@@ -57,14 +57,14 @@ def requests_again(
         except UserError as problem:
             impossible.append(Impossible(entry, str(problem)))
         else:
-            candidates += [(entry, request) for request in found]
+            candidates += [(entry, request.model_copy(update=entry.labels.as_json())) for request in found]
     answers: dict[str, list[tuple[GenerateRequest, Recipe | UserError]]] = {}
     recipes = pool.recipes([request for _, request in candidates])
     for (entry, request), recipe in zip(candidates, recipes, strict=True):
-        answers.setdefault(entry.digest, []).append((request, recipe))
+        answers.setdefault(entry.key, []).append((request, recipe))
     again: list[AgainRequest] = []
     for entry in entries:
-        best = _best(entry, answers.get(entry.digest, []))
+        best = _best(entry, answers.get(entry.key, []))
         if isinstance(best, AgainRequest):
             again.append(best)
         elif best is not None:

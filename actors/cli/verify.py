@@ -63,8 +63,8 @@ def verify(
     out = existing_outputs(address)
     damaged = list(out.damaged())
     print_damaged(console, out, damaged)
-    bad = {one.entry.digest for one in damaged}
-    complete = [entry for entry in out.entries() if entry.digest not in bad]
+    bad = {one.entry.key for one in damaged}
+    complete = [entry for entry in out.entries() if entry.key not in bad]
     say(console, f"{address}: {counted(len(complete), 'complete file')}, {counted(len(damaged), 'damaged file')}")
     chosen = sampled(complete, share, seed)
     failed = bool(damaged) or out.damaged_line_count > 0

@@ -52,6 +52,7 @@ from modelpool.actors.metrics.trace_export import TraceExport
 from modelpool.actors.request.qos import deadline_warning
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import TaskSummary
+from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.wire.messages import (
     ClientId,
     DriverEvents,
@@ -130,6 +131,8 @@ class _Submission:
 
     #: calls that wait for the catalog
     checking: int = 0
+    #: checked by `check_each`: their driver has not decided yet whether to queue them
+    undecided: dict[int, QueuedJob] = field(default_factory=dict)
     #: converted and checked, not yet queued, and their number
     held: list[JobPack] = field(default_factory=list)
     held_jobs: int = 0
@@ -137,6 +140,8 @@ class _Submission:
     parked: dict[JobPack, None] = field(default_factory=dict)
     #: queued and unresolved, in order
     live: dict[JobId, None] = field(default_factory=dict)
+    #: indexes of held and parked jobs that were cancelled one by one
+    ended_early: set[int] = field(default_factory=set)
     cancelled: bool = False
     #: arrival of its first part, on the core's clock: deadlines count from here
     began_at: float = 0.0
@@ -145,7 +150,7 @@ class _Submission:
 
     @property
     def over(self) -> bool:
-        return not (self.checking or self.held or self.parked or self.live)
+        return not (self.checking or self.undecided or self.held or self.parked or self.live)
 
 
 @dataclass(slots=True)
@@ -177,6 +182,7 @@ class Controller:
         checkpoints: CheckpointArchive | None = None,
         epoch: int = 0,
         traces: TraceExport | None = None,
+        output: OutputDefaults = NO_OUTPUT,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
@@ -184,6 +190,7 @@ class Controller:
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
         is larger than that of every earlier controller of the pool. `traces` receives the spans of each job.
+        `output` is for drivers that connect.
         """
         self._state = state
         self._fleet = fleet
@@ -195,6 +202,7 @@ class Controller:
         self._tasks = TaskStore(self._on_report, self._node_name, epoch)
         self._facts = facts or ClusterFacts()
         self._name = name
+        self._output = output
         self._node = node
         #: the nodes of workers whose process has started, by id and incarnation, oldest first
         self._placed: dict[tuple[WorkerId, int], NodeId] = {}
@@ -293,29 +301,66 @@ class Controller:
     async def submit(self, submission: Submission) -> tuple[Recipe, ...]:
         """Check and queue requests; return their recipes. Raises UserError if one of them is impossible."""
         first = submission.first_index
-        job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
-        wanted = tuple(zip(job_ids, submission.requests, strict=True))
         with self._checking(submission.client_id, submission.submission_id) as mine:
-            await self._has_taken_over.wait()
-            jobs = []
-            images = await self._catalog.build_requests(wanted, first, self._capacity_bytes())
-            self._tasks.catalog_address = self._catalog.files_address
-            for i, image in enumerate(images, start=first):
-                graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
-                given = {task_id: submission.given[task_id] for task_id in graph.job.given}
-                found = await self._found_states(graph)
-                jobs.append(
-                    QueuedJob(submission.client_id, submission.submission_id, i, graph, image.recipe, given, found)
-                )
+            jobs: list[QueuedJob] = []
+            for index, job in enumerate(await self._built(submission, mine, until_error=True), start=first):
+                if isinstance(job, QueuedJob):
+                    jobs.append(job)
+                elif first == 0 and len(submission.requests) == 1:
+                    raise job
+                else:
+                    raise type(job)(f"request {index}: {job}")
             self._hold(mine, jobs)
             if not submission.hold:
                 await self._queue_held(mine)
-        recipes = tuple(image.recipe for image in images)
+        recipes = tuple(map(_recipe_of, jobs))
         if mine.hopeless_seconds:
-            warnings = (*recipes[0].warnings, deadline_warning(mine.hopeless_seconds))
+            warnings = (*recipes[0].warnings, *_deadline_warnings(mine))
             recipes = (replace(recipes[0], warnings=warnings), *recipes[1:])
-            mine.hopeless_seconds = []
         return recipes
+
+    async def check_each(self, submission: Submission) -> tuple[Recipe | UserError, ...]:
+        """Check requests; return the recipe or the error of each. Nothing is queued: the driver says next which of the
+        possible ones to queue (`queue_checked`)."""
+        with self._checking(submission.client_id, submission.submission_id) as mine:
+            built = await self._built(submission, mine)
+            mine.undecided |= {job.index: job for job in built if isinstance(job, QueuedJob)}
+        return tuple(_recipe_of(job) if isinstance(job, QueuedJob) else job for job in built)
+
+    async def queue_checked(
+        self, client_id: ClientId, submission_id: SubmissionId, left_out: frozenset[int], hold: bool = False
+    ) -> tuple[int, tuple[str, ...]]:
+        """Queue the requests that `check_each` found possible, without those with the indexes `left_out`, which never
+        end; `hold` as in `Submission`. Return how many were left out (0 if the submission was cancelled first: then
+        all have ended), and warnings about deadlines."""
+        with self._checking(client_id, submission_id) as mine:
+            undecided, mine.undecided = mine.undecided, {}
+            wanted = [job for index, job in undecided.items() if index not in left_out]
+            self._hold(mine, wanted)
+            if not hold:
+                await self._queue_held(mine)
+            return len(undecided) - len(wanted), _deadline_warnings(mine)
+
+    async def _built(
+        self, submission: Submission, mine: _Submission, until_error: bool = False
+    ) -> list[QueuedJob | UserError]:
+        """Check requests; return the job or the error of each, or of those up to the first error."""
+        await self._has_taken_over.wait()
+        first = submission.first_index
+        job_ids = [job_id_for(submission.submission_id, first + i) for i in range(len(submission.requests))]
+        wanted = tuple(zip(job_ids, submission.requests, strict=True))
+        jobs: list[QueuedJob | UserError] = []
+        images = await self._catalog.build_each(wanted, self._capacity_bytes(), until_error)
+        self._tasks.catalog_address = self._catalog.files_address
+        for i, image in enumerate(images, start=first):
+            if isinstance(image, UserError):
+                jobs.append(image)
+                continue
+            graph = with_request_qos(submission.requests[i - first], image.graph, submission, mine.began_at)
+            given = {task_id: submission.given[task_id] for task_id in graph.job.given}
+            found = await self._found_states(graph)
+            jobs.append(QueuedJob(submission.client_id, submission.submission_id, i, graph, image.recipe, given, found))
+        return jobs
 
     async def submit_stage(self, wanted: StageSubmission) -> tuple[str, ...]:
         """Check and queue one stage; return its warnings. Raises UserError."""
@@ -351,6 +396,24 @@ class Controller:
         if client is not None and submission_id in client.submissions:
             self._cancel(client.submissions[submission_id], withdraw)
 
+    async def cancel_jobs(self, client_id: ClientId, submission_id: SubmissionId, indexes: tuple[int, ...]) -> None:
+        """Cancel these jobs of a submission, unless they have ended; running tasks that no other job needs stop at
+        their next step. Idempotent.
+        """
+        client = self._clients.get(client_id)
+        if client is None or submission_id not in client.submissions:
+            return
+        submission = client.submissions[submission_id]
+        for index in indexes:
+            job_id = job_id_for(submission_id, index)
+            if job_id in submission.live:
+                self._dispatcher.post(CancelRequested(self._dispatcher.now, job_id))
+                continue
+            pack = next((each for each in (*submission.held, *submission.parked) if index in each.indexes), None)
+            if pack is not None:
+                self._end_unqueued(pack, (index,))
+                submission.ended_early.add(index)
+
     async def events(self, client_id: ClientId, cursor: int, timeout_seconds: float) -> DriverEvents:
         """Return the driver's pending events, waiting up to `timeout_seconds`. Raises UnknownDriver."""
         client = self._client(client_id)
@@ -381,6 +444,10 @@ class Controller:
                 self._checkpoints.note(saved.task_id)
             elif self._checkpoints.takes(saved.task_id):
                 self._checkpoints.save(saved.task_id, value)
+
+    async def output_defaults(self) -> OutputDefaults:
+        """Return where drivers write outputs unless they choose another place."""
+        return self._output
 
     async def status(self) -> PoolStatus:
         """Return the current state of the pool."""
@@ -621,7 +688,8 @@ class Controller:
                 if self._broken:
                     break
                 queued += 1
-                self._queue(submission, job, pack.parked_at)
+                if job.index not in submission.ended_early:
+                    self._queue(submission, job, pack.parked_at)
         except Exception:  # a bug: this job, and everything that is parked, would wait for ever
             self._break(traceback.format_exc())
         if self._broken:
@@ -667,7 +735,10 @@ class Controller:
         Does not unpack them."""
         error = RunError(RunErrorKind.INTERNAL, self._broken) if self._broken else None
         outcome = Outcome.FAILED if error else Outcome.CANCELLED
-        for index in indexes:
+        client = self._clients.get(pack.client_id)
+        submission = None if client is None else client.submissions.get(pack.submission_id)
+        ended = set() if submission is None else submission.ended_early
+        for index in [index for index in indexes if index not in ended]:
             job_id, nothing = job_id_for(pack.submission_id, index), TaskId("")
             end = JobEnded(pack.submission_id, index, job_id, nothing, outcome, None, None, error, ())
             self._send_end(pack.client_id, end)
@@ -678,6 +749,9 @@ class Controller:
         self._parked.remove(parked)
         for pack in parked:
             self._end_unqueued(pack, pack.indexes)
+        if not withdraw:  # else they end as withdrawn once they would be queued
+            undecided, submission.undecided = submission.undecided, {}
+            self._hold(submission, list(undecided.values()))
         self._end_held(submission)
         for job_id in tuple(submission.live):
             if not (withdraw and self._tasks.is_running(job_id)):
@@ -826,6 +900,17 @@ class Controller:
             for client_id, client in tuple(self._clients.items()):
                 if client.events.quiet_seconds(now) > SILENCE_SECONDS:
                     await self.leave(client_id)
+
+
+def _recipe_of(job: QueuedJob) -> Recipe:
+    assert job.recipe is not None, f"job {job.index} of a request has a recipe"
+    return job.recipe
+
+
+def _deadline_warnings(submission: _Submission) -> tuple[str, ...]:
+    """Return the warning about queued jobs whose deadline is too soon, once."""
+    hopeless, submission.hopeless_seconds = submission.hopeless_seconds, []
+    return (deadline_warning(hopeless),) if hopeless else ()
 
 
 def _end_of(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from modelpool.actors.control.catalog_service import ListingCatalog, open_catalog
 from modelpool.actors.settings.config import PoolConfig, PoolSection
+from modelpool.actors.settings.output_address import NO_OUTPUT, OutputDefaults
 from modelpool.actors.step_checkpoints.checkpoint_folder import CheckpointSettings
 from modelpool.actors.worker.gpu_worker import WorkerEngine, open_engine
 from modelpool.pool.core.errors import unusable_field
@@ -53,6 +54,7 @@ class PoolPlan:
                      their controller, which is not replaced
     metrics_seconds  interval at which metrics are passed on to Ray; 0: they are not
     traces           name of the exporter of OpenTelemetry traces; None: there are none
+    output           for drivers that connect
     """
 
     worker_ids: tuple[WorkerId, ...]
@@ -70,6 +72,7 @@ class PoolPlan:
     worker_lease_seconds: float | None = None
     metrics_seconds: float = 0.0
     traces: str | None = None
+    output: OutputDefaults = NO_OUTPUT
 
     def group(self, name: str) -> NodeGroup | None:
         """Return the group with this name; None for "". Raises KeyError if there is none."""
@@ -164,6 +167,7 @@ def plan_pool(config: PoolConfig, gpu_count: int, can_grow: bool) -> PoolPlan:
         checkpoints=_checkpoints(wanted, device),
         metrics_seconds=config.observability.ray_metrics_seconds,
         traces=config.observability.traces,
+        output=config.output.defaults,
     )
 
 

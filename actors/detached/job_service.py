@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from modelpool.actors.control.connection import Connection, ResultGone
@@ -40,6 +40,7 @@ from modelpool.actors.detached.records import (
     RequestOutcome,
     SubmissionRecord,
     SubmissionState,
+    labels_in_text,
     restored_request,
     with_deadline,
 )
@@ -47,6 +48,7 @@ from modelpool.actors.inputs.input_images import InputImages
 from modelpool.actors.outputs.open_outputs import open_outputs
 from modelpool.actors.outputs.place import KeptImage, OutputPlace
 from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.actors.request.labels import output_key
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.actors.settings.output_address import file_of, output_address
@@ -123,7 +125,7 @@ class _Feed:
     unwritten   those of them that have ended
     again       places to send again, soonest first
     place        of its outputs
-    kept         what that had when this feed began, by recipe digest
+    kept         what that had when this feed began, by key (`output_key`)
     lost         how often the output of a place was lost
     """
 
@@ -552,7 +554,8 @@ class JobService:
             if feed.lost[job.index] > MOST_LOSSES:
                 return _failed(name, job.index, RunErrorKind.INPUT_LOST, str(gone))
             return None
-        written = feed.place.write(finished)
+        labels = labels_in_text(self._journal.request_text(name, job.index))
+        written = feed.place.write(replace(finished, labels=labels))
         file, sha256 = file_of(written.path), written.pixels_sha256
         return RequestOutcome(name, job.index, Outcome.SUCCEEDED, file, written.file_bytes, sha256)
 
@@ -674,7 +677,7 @@ def _without_finished(
     recipes = iter(link.connection.call(Controller.recipes, checked))
     for (place, request), one in zip(usable, brought, strict=True):
         recipe = one if isinstance(one, UserError) else next(recipes)
-        kept = None if isinstance(recipe, UserError) else feed.kept.get(recipe.digest)
+        kept = None if isinstance(recipe, UserError) else feed.kept.get(output_key(recipe.digest, request.id or ""))
         if kept is None:
             left.append((place, request))
         else:

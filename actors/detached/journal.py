@@ -33,6 +33,7 @@ from modelpool.actors.detached.records import (
     RequestOutcome,
     SubmissionRecord,
     SubmissionState,
+    labels_in_text,
 )
 from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.scheduler.tables.messages import Outcome
@@ -247,15 +248,25 @@ class Journal:
         )
         return tuple(PendingRequest(int(place), text) for place, text in rows)
 
+    def request_text(self, submission_id: str, place: int) -> str:
+        """Return a request as `request_text` of the records wrote it; "{}" if it is not known any more."""
+        rows = self._read(
+            "SELECT request FROM request WHERE submission = (SELECT number FROM submission WHERE id = ?) AND place = ?",
+            (submission_id, place),
+        )
+        return next((str(text) for (text,) in rows), "{}")
+
     def outcomes(self, submission_id: str, after_place: int = -1, count: int = 1000) -> tuple[RequestOutcome, ...]:
         """Return up to `count` outcomes of a submission by place, from the first one after `after_place`."""
         rows = self._read(
-            f"SELECT {_OUTCOME_COLUMNS} FROM request WHERE submission = (SELECT number FROM submission WHERE id = ?) "
+            f"SELECT {_OUTCOME_COLUMNS}, request FROM request "
+            "WHERE submission = (SELECT number FROM submission WHERE id = ?) "
             "AND place > ? AND outcome IS NOT NULL ORDER BY place LIMIT ?",
             (submission_id, after_place, count),
         )
         return tuple(
-            RequestOutcome(submission_id, int(place), Outcome(outcome), *rest) for place, outcome, *rest in rows
+            RequestOutcome(submission_id, int(place), Outcome(outcome), *rest, labels_in_text(request))
+            for place, outcome, *rest, request in rows
         )
 
     def end(self, outcomes: Sequence[RequestOutcome]) -> tuple[RequestOutcome, ...]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.request.labels import LABEL_FIELDS, NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
@@ -92,6 +93,7 @@ class RequestOutcome:
     file            name in the output folder, if it succeeded
     pixels_sha256   of the output, as in the manifest
     error_kind, message  if it failed
+    labels          of the request, where outcomes are read
     """
 
     submission_id: str
@@ -102,6 +104,7 @@ class RequestOutcome:
     pixels_sha256: str = ""
     error_kind: str = ""
     message: str = ""
+    labels: Labels = NO_LABELS
 
 
 def request_text(request: GenerateRequest, folder: Path) -> str:
@@ -129,6 +132,11 @@ def restored_request(text: str) -> GenerateRequest:
     return GenerateRequest.model_validate_json(text)
 
 
+def labels_in_text(text: str) -> Labels:
+    """Return the labels of a request that `request_text` wrote."""
+    return labels_from_json(json.loads(text))
+
+
 def with_deadline(request: GenerateRequest, passed_seconds: float) -> GenerateRequest:
     """Return `request` with its deadline as it is `passed_seconds` after its submission."""
     if request.deadline is None:
@@ -137,10 +145,10 @@ def with_deadline(request: GenerateRequest, passed_seconds: float) -> GenerateRe
 
 
 def kind_of(request: GenerateRequest) -> str:
-    """Return the fields other than texts, seed and quality of service. If a pool can run one request of a kind, it can
-    run them all: a batch has few kinds, however long it is.
+    """Return the fields other than texts, seed, labels and quality of service. If a pool can run one request of a kind,
+    it can run them all: a batch has few kinds, however long it is.
     """
-    return request.model_dump_json(exclude={"prompt", "negative", "seed", *QOS_FIELDS})
+    return request.model_dump_json(exclude={"prompt", "negative", "seed", *QOS_FIELDS, *LABEL_FIELDS})
 
 
 def _with_absolute_paths(value: Any, folder: Path, is_file: bool = False) -> Any:

@@ -187,6 +187,10 @@ class Recipe:
                     del control[name]
         return {name: value for name, value in content.items() if _is_used_or_first(Recipe, name, value)}
 
+    def to_json(self, indent: int | None = None) -> str:
+        """Return it as the JSON text that output files have."""
+        return json.dumps(self.as_json(), indent=indent)
+
     @property
     def ending(self) -> str:
         """The file extension of the output, without a dot."""

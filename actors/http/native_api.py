@@ -29,6 +29,7 @@ from modelpool.actors.http.webhooks import Webhooks
 from modelpool.actors.metrics.exposition import CONTENT_TYPE, metrics_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.history_json import history_json
+from modelpool.pool.core.errors import unusable_field
 
 INTERFACE = "native"
 #: keys that are remembered in a pool without a journal
@@ -255,6 +256,7 @@ def record_json(record: SubmissionRecord) -> dict[str, Any]:
 def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
     """Return the end of a job as JSON values."""
     found: dict[str, Any] = {"index": end.index, "job": end.job_id, "state": end.state, "seed": end.seed}
+    found |= end.labels.as_json()
     if end.address:
         return {**found, "address": end.address, **end.facts}
     if end.path is None:
@@ -317,7 +319,11 @@ async def _submitted(services: Services, caller: Caller, new: NewJobs, jobs_id: 
 def _requests(services: Services, new: NewJobs, detached: bool) -> Sequence[GenerateRequest]:
     folder: Path | None = services.folder / "inputs" if detached else None
     images = services.images_of_call()
-    return [GenerateRequest(**images.in_fields(fields, folder)) for fields in new.requests]
+    requests = [GenerateRequest(**images.in_fields(fields, folder)) for fields in new.requests]
+    for place, request in enumerate(requests):
+        if request.n != 1:
+            raise unusable_field(f"requests[{place}].n", request.n, "1: over HTTP, each request is one output")
+    return requests
 
 
 async def _submitted_once(

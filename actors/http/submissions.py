@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from modelpool.actors.http.ports import HttpDetachedJobs, HttpJobs, HttpPool
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.request.labels import NO_LABELS, Labels, labels_of
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailure, OutputResult, PoolLost
 from modelpool.actors.settings.output_address import OutputAddress, output_address
@@ -52,6 +53,7 @@ class JobEnd:
     address  URL of an output in a store, which this server does not read; "" otherwise
     kind, message  of its failure
     facts    further JSON values: worker, seconds, hash of the pixels, warnings
+    labels   of its request
     """
 
     index: int
@@ -63,6 +65,7 @@ class JobEnd:
     kind: str = ""
     message: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    labels: Labels = NO_LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,14 +363,16 @@ def _end_of(result: OutputResult | JobFailure) -> JobEnd:
         state = "cancelled" if result.cancelled else "failed"
         seed = None if result.request is None else result.request.seed
         kind, message = result.kind.value, result.message
-        return JobEnd(result.index, result.job_id, state, seed=seed, kind=kind, message=message)
+        labels = NO_LABELS if result.request is None else labels_of(result.request)
+        return JobEnd(result.index, result.job_id, state, seed=seed, kind=kind, message=message, labels=labels)
     facts = {
         "worker": result.worker,
         "seconds": round(result.seconds, 4),
         "sha256": result.pixels_sha256,
         "warnings": list(result.recipe.warnings),
     }
-    return JobEnd(result.index, result.job_id, "succeeded", result.path, seed=result.seed, facts=facts)
+    labels = labels_of(result.request)
+    return JobEnd(result.index, result.job_id, "succeeded", result.path, seed=result.seed, facts=facts, labels=labels)
 
 
 def _end_of_outcome(outcome: RequestOutcome, place: OutputAddress) -> JobEnd:
@@ -378,4 +383,6 @@ def _end_of_outcome(outcome: RequestOutcome, place: OutputAddress) -> JobEnd:
     job_id = f"{outcome.submission_id}-{outcome.place}"
     state = outcome.outcome.value
     kind, message = outcome.error_kind, outcome.message
-    return JobEnd(outcome.place, job_id, state, path, address, kind=kind, message=message, facts=facts)
+    return JobEnd(
+        outcome.place, job_id, state, path, address, kind=kind, message=message, facts=facts, labels=outcome.labels
+    )

@@ -70,8 +70,9 @@ class InputImages:
         self._videos = InputVideos(put)
 
     def bring(self, request: GenerateRequest) -> tuple[GenerateRequest, dict[TaskId, ResultRef]]:
-        """Return `request` with its images stored, and the references to them. Raises UserError naming the field for
-        images that cannot be read or do not fit together."""
+        """Return `request` with its images stored and without labels, which the pool does not need, and the references
+        to its images. Raises UserError naming the field for images that cannot be read or do not fit together."""
+        request = request.without_labels()
         changed: dict[str, Any] = {}
         refs: dict[TaskId, ResultRef] = {}
         if request.image is not None and not isinstance(request.image, InputImage):

@@ -8,11 +8,12 @@ from typing import Any
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_json
+from modelpool.actors.request.labels import Labels, labels_from_json, output_key
 from modelpool.pool.core.errors import UserError, unusable_field
 
-#: required fields and their types; `file_bytes` and `file_sha256` were added later
+#: required fields and their types; others were added later
 _TYPES: Mapping[str, type] = {"digest": str, "file": str, "run": int, "index": int, "pixels_sha256": str}
-_LATER_TYPES: Mapping[str, type] = {"file_bytes": int, "file_sha256": str}
+_LATER_TYPES: Mapping[str, type] = {"file_bytes": int, "file_sha256": str, "id": str, "line": int}
 _TYPE_NAMES = {str: "a text", int: "a whole number"}
 
 
@@ -26,7 +27,7 @@ class ManifestEntry:
 
     digest         of the recipe
     file           name in the folder, without a path
-    run, index     number of the run that wrote it, and position in its submission
+    run, index     number of the run that wrote it, and position of its request in the command or call, from 0
     pixels_sha256  of the pixels as generated, independent of the file; "" if they are not known any more
     file_bytes, file_sha256  of the file; None and "" in entries of earlier versions
     fields         the complete entry
@@ -43,9 +44,14 @@ class ManifestEntry:
     fields: Mapping[str, Any]
 
     @property
+    def labels(self) -> Labels:
+        """The labels of its request."""
+        return labels_from_json({name: value for name, value in self.fields.items() if name != "name"})
+
+    @property
     def key(self) -> str:
         """What identifies it among the outputs of a place."""
-        return self.digest
+        return output_key(self.digest, self.fields.get("id") or "")
 
 
 def parse_entry(fields: Any) -> ManifestEntry:

@@ -16,10 +16,11 @@ from PIL import Image
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind
 from modelpool.actors.outputs.entries import ManifestEntry
-from modelpool.actors.outputs.image_file import read_recipe
+from modelpool.actors.outputs.image_file import read_labels, read_recipe
 from modelpool.actors.outputs.output_file import read_video_recipe
 from modelpool.actors.outputs.preview_image import read_samples
 from modelpool.actors.outputs.video import VideoKind
+from modelpool.actors.request.labels import NO_LABELS, Labels
 from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
@@ -88,6 +89,14 @@ def unlisted_output(path: Path) -> Recipe | None:
     except UserError:
         return None
     return recipe
+
+
+def labels_in(path: Path) -> Labels:
+    """Return the labels in an output file; none for a file that has none, as videos and audio."""
+    try:
+        return read_labels(path) if path.suffix.lower().removeprefix(".") in IMAGE_FORMATS else NO_LABELS
+    except UserError:
+        return NO_LABELS
 
 
 def size_problem(path: Path, entry: ManifestEntry) -> str:

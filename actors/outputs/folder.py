@@ -4,7 +4,7 @@ Knows files and names; not jobs, workers or Ray. Rules
 1. A file under its final name is complete: it is written under a temporary name, synced and renamed.
 2. An output counts as finished when its manifest line exists and its file has the size in it; the line is written
    after the file. A line that cannot be used is counted and skipped.
-3. Same recipe, same file name; it is written again only if the file is damaged, and the last line counts.
+3. Same recipe and id, same file; it is written again only if the file is damaged, and the last line counts.
 4. Every change happens under one lock (`LOCK_NAME`), so several runs may share the folder, and the holder of the lock
    knows that any temporary file is left over from a killed run.
 """
@@ -27,6 +27,7 @@ from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.file_content import (
     content_problem,
     is_lossless,
+    labels_in,
     read_content,
     size_problem,
     unlisted_output,
@@ -45,12 +46,14 @@ from modelpool.actors.outputs.place import (
     about_found_file,
     about_generation,
     entry_fields,
+    possible_names,
     thumbnail_name,
 )
 from modelpool.actors.outputs.place import file_name as file_name
 from modelpool.actors.outputs.place import plain as plain
 from modelpool.actors.outputs.write_failures import check_writable, output_failure
 from modelpool.actors.request.json_text import parse_json
+from modelpool.actors.request.labels import Labels, output_key
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import ImagePixels
 
@@ -72,7 +75,9 @@ class OutputFolder:
         self.path = Path(path)
         self._thumbnail_pixels = thumbnail_pixels
         self._manifest = Manifest(self.path / MANIFEST_NAME)
+        #: by key, and the key of each listed file
         self._entries: dict[str, ManifestEntry] = {}
+        self._keys: dict[str, str] = {}
         #: lines of the manifest that cannot be used: their number, and the first of them
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
@@ -87,15 +92,16 @@ class OutputFolder:
             raise OutputFailed(f"{self.manifest_path}: {self.damaged_lines[0]}")
 
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
-        """Write and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
+        """Write and list an output, unless the file of an equal recipe and id is complete. A damaged file is replaced.
         `content` is what `encoded` returns for it, if it is known already.
         """
-        digest, pixels = image.recipe.digest, array_of_output(image.output)
-        path = self.path / file_name(image.recipe)
-        content = encoded(image.output, image.recipe) if content is None else content
+        pixels = array_of_output(image.output)
+        path = self.path / possible_names(image.recipe, image.labels)[0]
+        content = encoded(image.output, image.recipe, image.labels) if content is None else content
         with self._failures_named(path), self._locked():
             self._read_new_entries()
-            listed = self._entries.get(digest)
+            listed = self._entries.get(image.key)
+            path = self._free_path(image) if listed is None else path
             if listed is not None:  # under another name, perhaps, of an earlier version
                 path = self.path / listed.file
             if listed is None or content_problem(path, listed):
@@ -139,8 +145,8 @@ class OutputFolder:
         return bool(self.kept())
 
     def finished(self) -> dict[str, Path]:
-        """Return the listed and complete files by the digest of their recipe, in order of creation."""
-        return {digest: self.path / kept.entry["file"] for digest, kept in self.kept().items()}
+        """Return the listed and complete files by their keys, in order of creation."""
+        return {key: self.path / kept.entry["file"] for key, kept in self.kept().items()}
 
     def kept(self) -> dict[str, KeptImage]:
         """Return `finished` with the manifest entries. A file counts if it has the listed size."""
@@ -149,7 +155,7 @@ class OutputFolder:
             path = self.path / entry.file
             if not size_problem(path, entry):
                 file_bytes = path.stat().st_size if entry.file_bytes is None else entry.file_bytes
-                kept[entry.digest] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
+                kept[entry.key] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, file_bytes)
         return kept
 
     def entries(self) -> tuple[ManifestEntry, ...]:
@@ -187,8 +193,12 @@ class OutputFolder:
             listed = 0
             for path in sorted(self.path.iterdir()):
                 found = unlisted_output(path)
-                if found is not None and found.digest not in self._entries and path.name == file_name(found):
-                    self._append_found(path, found)
+                if found is None:
+                    continue
+                labels = labels_in(path)
+                key = output_key(found.digest, labels.id)
+                if key not in self._entries and path.name in possible_names(found, labels):
+                    self._append_found(path, found, labels)
                     listed += 1
         return moved, listed
 
@@ -205,30 +215,53 @@ class OutputFolder:
         return path
 
     def _append(self, path: Path, image: FinishedOutput, facts: StoredFacts) -> ManifestEntry:
-        return self._append_entry(path, image.recipe, facts, about_generation(image))
+        return self._append_entry(path, image.recipe, facts, about_generation(image), image.key)
 
-    def _append_found(self, path: Path, recipe: Recipe) -> None:
+    def _append_found(self, path: Path, recipe: Recipe, labels: Labels) -> None:
         """List a complete file that was found."""
         content = path.read_bytes()
         pixels = pixels_sha256(read_content(path)) if is_lossless(path) else ""
         facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels)
-        self._append_entry(path, recipe, facts, about_found_file())
+        key = output_key(recipe.digest, labels.id)
+        self._append_entry(path, recipe, facts, about_found_file(labels), key)
 
-    def _append_entry(self, path: Path, recipe: Recipe, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
+    def _append_entry(
+        self, path: Path, recipe: Recipe, facts: StoredFacts, about: Mapping[str, Any], key: str
+    ) -> ManifestEntry:
         if self._run == 0:
             self._run = 1 + max((entry.run for entry in self._entries.values()), default=0)
         self._manifest.repair()
         self._manifest.append(entry_fields(recipe, path.name, self._run, facts, about))
         self._read_new_entries()
-        return self._entries[recipe.digest]
+        return self._entries[key]
 
     def _read_new_entries(self) -> None:
         if self._manifest.is_replaced():
-            self._entries, self.damaged_lines, self.damaged_line_count = {}, [], 0
+            self._entries, self._keys, self.damaged_lines, self.damaged_line_count = {}, {}, [], 0
         for line in self._manifest.read_new():
             entry = self._parsed(line)
             if entry is not None:
-                self._entries[entry.digest] = entry
+                self._note(entry)
+
+    def _note(self, entry: ManifestEntry) -> None:
+        self._entries[entry.key] = entry
+        self._keys[entry.file] = entry.key
+
+    def _free_path(self, image: FinishedOutput) -> Path:
+        """Return the first of the possible paths of a new output that is not another file's. Requires the lock."""
+        names = possible_names(image.recipe, image.labels)
+        if not image.labels.name:
+            return self.path / names[0]
+        free = (name for name in names if self._keys.get(name, image.key) == image.key and self._is_own(name, image))
+        return self.path / next(free, names[-1])
+
+    def _is_own(self, name: str, image: FinishedOutput) -> bool:
+        """Whether there is no file of this name, or only what a killed run left of this output."""
+        path = self.path / name
+        if name in self._keys or not path.exists():
+            return True
+        found = unlisted_output(path)
+        return found is not None and output_key(found.digest, labels_in(path).id) == image.key
 
     def _parsed(self, line: Line) -> ManifestEntry | None:
         """Parse a line; None, after noting it, if it cannot be used."""

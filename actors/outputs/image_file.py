@@ -1,7 +1,8 @@
 """Encodes an image as a PNG, WebP, JPEG or AVIF file with its recipe, and reads recipes and A1111 parameters back.
 
 Two texts are written: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the
-complete recipe as JSON, which is authoritative. Knows recipes; not folders, manifests or where anything ran.
+complete recipe as JSON, which is authoritative; a third one, `modelpool-request`, has the labels of the request as
+JSON, if there are any. Knows recipes; not folders, manifests or where anything ran.
 
 The form of `parameters` (facts from files that the web UI wrote): the prompt, with LoRAs as <lora:name:strength>; a
 line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
@@ -20,11 +21,13 @@ from pathlib import Path
 from PIL import Image, PngImagePlugin
 
 from modelpool.actors.graph.recipe import IMAGE_FORMAT, Recipe
+from modelpool.actors.outputs.image_metadata import LABELS_KEY as LABELS_KEY
 from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY
 from modelpool.actors.outputs.image_metadata import RECIPE_KEY as RECIPE_KEY
 from modelpool.actors.outputs.image_metadata import check_jpeg_metadata, exif_of, texts_of_image, xmp_of
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
@@ -45,14 +48,14 @@ class Parameters:
     values: Mapping[str, str]
 
 
-def encode_image(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
-    """Encode pixels (uint8 RGB) in the format and quality of `recipe`, with both texts. Equal pixels and recipes give
+def encode_image(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
+    """Encode pixels (uint8 RGB) in the format and quality of `recipe`, with these texts. Equal pixels and recipes give
     equal bytes. Raises UnusableField if the format cannot hold the texts.
     """
     if recipe.ending == IMAGE_FORMAT:
-        return encode_png(pixels_HWC, recipe)
+        return encode_png(pixels_HWC, recipe, labels)
     quality = recipe.quality or DEFAULT_QUALITY[recipe.ending]
-    exif, xmp = exif_of(_storable(parameters_text(recipe))), xmp_of(json.dumps(recipe.as_json()))
+    exif, xmp = exif_of(_storable(parameters_text(recipe))), xmp_of(json.dumps(recipe.as_json()), labels.as_text())
     image, buffer = Image.fromarray(pixels_HWC), io.BytesIO()
     match recipe.ending:
         case "jpg":
@@ -77,11 +80,13 @@ def encode_thumbnail(pixels_HWC: PixelArray, longest_side: int) -> bytes:
     return buffer.getvalue()
 
 
-def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
-    """Encode exactly these pixels (uint8 RGB) as a PNG with both texts."""
+def encode_png(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
+    """Encode exactly these pixels (uint8 RGB) as a PNG with these texts."""
     texts = PngImagePlugin.PngInfo()
     texts.add_text(PARAMETERS_KEY, _storable(parameters_text(recipe)))
     texts.add_text(RECIPE_KEY, json.dumps(recipe.as_json()))
+    if text := labels.as_text():
+        texts.add_text(LABELS_KEY, text)
     buffer = io.BytesIO()
     Image.fromarray(pixels_HWC).save(buffer, format="PNG", pnginfo=texts)
     return buffer.getvalue()
@@ -126,6 +131,15 @@ def read_recipe(path: str | Path) -> Recipe:
         return recipe_from_text(text)
     except UserError as error:
         raise UserError(f"{path}: the recipe in this image cannot be read ({error})") from error
+
+
+def read_labels(path: str | Path) -> Labels:
+    """Read the labels in a PNG: none if it has none that can be used. Raises UserError if it is not an image."""
+    text = texts_of_image(Path(path)).get(LABELS_KEY)
+    try:
+        return NO_LABELS if text is None else labels_from_json(parse_json(text.encode("utf-8", "surrogatepass")))
+    except NotJson:
+        return NO_LABELS
 
 
 def _pairs(recipe: Recipe) -> dict[str, str]:

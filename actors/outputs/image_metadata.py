@@ -14,8 +14,8 @@ from PIL import Image
 
 from modelpool.pool.core.errors import UserError, unusable_field
 
-#: the keys of the two texts
-PARAMETERS_KEY, RECIPE_KEY = "parameters", "modelpool"
+#: the keys of the texts
+PARAMETERS_KEY, RECIPE_KEY, LABELS_KEY = "parameters", "modelpool", "modelpool-request"
 #: the formats that Pillow names so
 _READ_FORMATS = ("PNG", "WEBP", "JPEG", "AVIF")
 #: EXIF: pointer to the Exif fields, and the field UserComment, which begins with the name of its encoding. Source:
@@ -25,7 +25,7 @@ _UTF_16 = b"UNICODE\0"
 #: bytes of a JPEG segment after its length and the name of its content. Source: ITU-T T.81, B.1.1.4; XMP part 3, 1.1.3
 _MOST_JPEG_XMP, _MOST_JPEG_EXIF = 65_533 - 29, 65_533 - 6
 _NAMESPACE = "urn:modelpool:xmp"
-_RECIPE = re.compile(rf"<modelpool:{RECIPE_KEY}>(.*?)</modelpool:{RECIPE_KEY}>", re.DOTALL)
+_ELEMENT = re.compile(rf"<modelpool:({RECIPE_KEY}|{LABELS_KEY})>(.*?)</modelpool:\1>", re.DOTALL)
 
 
 def is_image(start: bytes) -> bool:
@@ -42,12 +42,14 @@ def exif_of(parameters: str) -> bytes:
     return exif.tobytes()
 
 
-def xmp_of(recipe: str) -> bytes:
-    """Return an XMP packet with this text."""
+def xmp_of(recipe: str, labels: str = "") -> bytes:
+    """Return an XMP packet with these texts, as far as they are not empty."""
+    texts = {name: text for name, text in ((RECIPE_KEY, recipe), (LABELS_KEY, labels)) if text}
+    elements = "".join(f"<modelpool:{name}>{escape(text)}</modelpool:{name}>" for name, text in texts.items())
     return (
         '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF '
         f'xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description xmlns:modelpool="{_NAMESPACE}" '
-        f'rdf:about=""><modelpool:{RECIPE_KEY}>{escape(recipe)}</modelpool:{RECIPE_KEY}></rdf:Description></rdf:RDF>'
+        f'rdf:about="">{elements}</rdf:Description></rdf:RDF>'
         '</x:xmpmeta><?xpacket end="r"?>'
     ).encode()
 
@@ -60,8 +62,8 @@ def check_jpeg_metadata(exif: bytes, xmp: bytes) -> None:
 
 
 def texts_of_image(path: Path) -> dict[str, str]:
-    """Return the texts in an image by `PARAMETERS_KEY` and `RECIPE_KEY`; of a PNG all of them. Raises UserError for a
-    file that is missing, damaged or in another format.
+    """Return the texts in an image by `PARAMETERS_KEY`, `RECIPE_KEY` and `LABELS_KEY`; of a PNG all of them. Raises
+    UserError for a file that is missing, damaged or in another format.
     """
     try:
         with Image.open(path) as image:
@@ -84,7 +86,5 @@ def _texts_of_exif_and_xmp(image: Image.Image) -> dict[str, str]:
     if isinstance(comment, bytes) and comment.startswith(_UTF_16):
         texts[PARAMETERS_KEY] = comment.removeprefix(_UTF_16).decode("utf-16-be", "replace")
     xmp = image.info.get("xmp", b"")
-    found = _RECIPE.search(xmp.decode("utf-8", "replace") if isinstance(xmp, bytes) else str(xmp))
-    if found is not None:
-        texts[RECIPE_KEY] = unescape(found[1])
-    return texts
+    found = _ELEMENT.finditer(xmp.decode("utf-8", "replace") if isinstance(xmp, bytes) else str(xmp))
+    return texts | {name: unescape(text) for name, text in (match.groups() for match in found)}

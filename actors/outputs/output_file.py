@@ -13,6 +13,7 @@ from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
 from modelpool.actors.outputs.image_file import encode_image
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.outputs.video import VideoKind, encode_video
+from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, FloatArray, ImagePixels, Output, PixelArray, VideoFrames
 
@@ -29,10 +30,11 @@ _LONGEST_TITLE = 200
 class FinishedOutput:
     """An output of the pool, with facts about its generation.
 
-    index    position in its submission
+    index    position of its request in the command or call, from 0
     worker   the worker that sampled it
     seconds  of its own tasks together
     tasks    a dataclass for each task; written to the manifest, values with `words` as these
+    labels   of its request
     """
 
     recipe: Recipe
@@ -42,20 +44,21 @@ class FinishedOutput:
     worker: str
     seconds: float
     tasks: tuple[DataclassInstance, ...] = ()
+    labels: Labels = NO_LABELS
 
     @property
     def key(self) -> str:
         """What identifies it among the outputs of a place."""
-        return self.recipe.digest
+        return output_key(self.recipe.digest, self.labels.id)
 
 
-def encoded(output: Output, recipe: Recipe) -> bytes:
-    """Encode an output as a file of the format in `recipe`, with the recipe in it. Raises UnusableField for values
-    that the format cannot hold.
+def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
+    """Encode an output as a file of the format in `recipe`, with the recipe in it; images have the labels, too.
+    Raises UnusableField for values that the format cannot hold.
     """
     match output:
         case ImagePixels():
-            return encode_image(output.pixels_HWC, recipe)
+            return encode_image(output.pixels_HWC, recipe, labels)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
             return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
 from modelpool.actors.outputs.output_file import FinishedOutput
+from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
+from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.settings.output_address import OutputAddress
 
 if TYPE_CHECKING:
@@ -112,7 +114,7 @@ class OutputPlace(Protocol):
         """Check that outputs can be written."""
 
     def write(self, image: FinishedOutput, content: bytes | None = None) -> WrittenOutput:
-        """Store and list an output, unless the file of an equal recipe is complete. A damaged file is replaced.
+        """Store and list an output, unless the file of an equal recipe and id is complete. A damaged file is replaced.
         `content` is what `encoded` returns for it, if it is known already.
         """
 
@@ -120,7 +122,7 @@ class OutputPlace(Protocol):
         """Complete what is written in parts. Called when the writer ends; writing afterwards is allowed."""
 
     def kept(self) -> dict[str, KeptImage]:
-        """Return the listed and complete files by the digest of their recipe. A file counts if it has the listed
+        """Return the listed and complete files by their keys (`output_key`). A file counts if it has the listed
         size.
         """
 
@@ -148,10 +150,35 @@ class OutputPlace(Protocol):
         """Return a context in which a file of this place is on a disk of this machine."""
 
 
-def file_name(recipe: Recipe) -> str:
-    """Return 'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes."""
+def file_name(recipe: Recipe, labels: Labels = NO_LABELS) -> str:
+    """Return 'a-red-circle-7-1f2e3d4c.png': readable, and different for different recipes and ids."""
     slug = re.sub(r"[^a-z0-9]+", "-", recipe.prompt.lower()).strip("-")[:_SLUG_CHARACTERS].strip("-")
-    return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{recipe.digest[:8]}.{recipe.ending}"
+    key = output_key(recipe.digest, labels.id)
+    return f"{slug or kind_of_recipe(recipe)}-{recipe.seed}-{key[:8]}.{recipe.ending}"
+
+
+def name_values(request: GenerateRequest, recipe: Recipe, index: int) -> dict[str, str | int | None]:
+    """Return the values of `NAME_FIELDS` for an output."""
+    return {
+        "id": request.id,
+        "index": index,
+        "line": request.line,
+        "seed": recipe.seed,
+        "prompt": recipe.prompt[:_SLUG_CHARACTERS].strip() or kind_of_recipe(recipe),
+        "model": recipe.model,
+        "width": recipe.width,
+        "height": recipe.height,
+        "steps": recipe.steps,
+        "digest": recipe.digest[:8],
+    }
+
+
+def possible_names(recipe: Recipe, labels: Labels) -> tuple[str, ...]:
+    """Return file names for an output, the best first: a later one if an earlier one is taken by another output."""
+    if not labels.name:
+        return (file_name(recipe, labels),)
+    key = output_key(recipe.digest, labels.id)
+    return tuple(f"{labels.name}{end}.{recipe.ending}" for end in ("", f"-{key[:8]}", f"-{key}"))
 
 
 def thumbnail_name(file: str) -> str:
@@ -182,6 +209,7 @@ def about_generation(image: FinishedOutput) -> dict[str, Any]:
     """Return the fields of a manifest entry about the generation of an output."""
     return {
         "index": image.index,
+        **image.labels.as_json(),
         "job_id": image.job_id,
         "worker": image.worker,
         "seconds": round(image.seconds, 4),
@@ -189,9 +217,9 @@ def about_generation(image: FinishedOutput) -> dict[str, Any]:
     }
 
 
-def about_found_file() -> dict[str, Any]:
-    """Return these fields for a file that was found: who generated it is not known any more."""
-    return {"index": 0, "worker": "", "seconds": 0.0, "tasks": []}
+def about_found_file(labels: Labels = NO_LABELS) -> dict[str, Any]:
+    """Return these fields for a file that was found, with its labels: who generated it is not known any more."""
+    return {"index": 0, **labels.as_json(), "worker": "", "seconds": 0.0, "tasks": []}
 
 
 def plain(value: DataclassInstance) -> dict[str, Any]:

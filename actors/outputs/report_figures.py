@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.request.labels import NO_LABELS, Labels
 from modelpool.scheduler.record.event_log import LogEntry
 from modelpool.scheduler.tables.messages import EndWorker, Outcome, ResolveJob, StartWorker, WorkerDown
 
@@ -56,6 +57,7 @@ class ReportOutput:
     job_id: str
     seconds: float
     tasks: tuple[ReportTask, ...]
+    labels: Labels = NO_LABELS
 
     @property
     def own_tasks(self) -> tuple[ReportTask, ...]:
@@ -161,6 +163,7 @@ def report_figures(
             job_id if isinstance(job_id, str) else "",
             float(seconds) if isinstance(seconds, int | float) else 0.0,
             tasks or (),
+            entry.labels,
         )
         name = group_name(entry.recipe)
         groups.setdefault(name, []).append(output)

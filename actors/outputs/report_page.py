@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from html import escape
@@ -118,13 +119,18 @@ def _figure(output: ReportOutput, local_file: LocalFile) -> str:
     lines = "".join(f"<li>{escape(line)}</li>" for line in _task_lines(output))
     why = f"<details><summary>why and how long</summary><ul>{lines}</ul></details>" if lines else ""
     facts = escape(f"seed {recipe.seed}, {recipe.steps} steps, {output.seconds:.2f} s")
-    caption = f'{label}<br><span class="faint">{facts}<br>{escape(output.file)}</span>'
+    name = f"<b>{escape(output.labels.id)}</b><br>" if output.labels.id else ""
+    caption = f'{name}{label}<br><span class="faint">{facts}<br>{escape(output.file)}</span>'
     return f"<figure>{shown}<figcaption>{caption}</figcaption>{why}</figure>"
 
 
 def _task_lines(output: ReportOutput) -> Iterator[str]:
     if output.job_id:
         yield f"job {output.job_id}"
+    if output.labels.line is not None:
+        yield f"line {output.labels.line} of the job file"
+    if output.labels.metadata is not None:
+        yield f"metadata: {json.dumps(output.labels.metadata, ensure_ascii=False)}"
     for task in output.tasks:
         if task.shared:
             yield f"{task.stage}: shared with an earlier job"

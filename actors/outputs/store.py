@@ -1,11 +1,11 @@
-"""`OutputStore`: finished outputs in an object store, below one URL: an object per recipe, and a manifest in parts.
+"""`OutputStore`: finished outputs in an object store, below one URL: an object per recipe and id, and a manifest.
 
 Rules
 1. An object under its final name is complete, since stores write an object completely or not at all.
 2. An output is created, never replaced (`ObjectPrefix.create`): of two writers the first one counts, and a process that
    was replaced long ago can change nothing. Only an object that is not the output that it is listed as is replaced.
 3. An output counts as finished when its entry exists and its object has the size in it. An entry is a record of its
-   own, created after the object: `manifest/DIGEST.json`. What a killed run has stored without a record is listed when
+   own, created after the object: `manifest/KEY.json`. What a killed run has stored without a record is listed when
    the next run begins.
 4. After `MERGED_RECORDS` of them a writer merges its records to a part, `manifest/part-*.jsonl`, and then removes them.
    An entry may be in a part and a record: the one of the latest run counts. A reader that finds a listed record
@@ -27,7 +27,7 @@ from typing import Any
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
-from modelpool.actors.outputs.file_content import is_lossless, pixels_sha256, read_content, unlisted_output
+from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output
 from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded
@@ -40,10 +40,11 @@ from modelpool.actors.outputs.place import (
     about_found_file,
     about_generation,
     entry_fields,
-    file_name,
+    possible_names,
     thumbnail_name,
 )
 from modelpool.actors.request.json_text import parse_json
+from modelpool.actors.request.labels import output_key
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import ImagePixels
 
@@ -56,7 +57,7 @@ MERGED_RECORDS = 1000
 MOST_LISTINGS = 20
 #: stored outputs without a record that a new run lists: more than any run has unlisted
 MOST_FOUND = 256
-#: what `file_name` returns
+#: what `file_name` returns; files of other names are found by the request that they are for
 _OUTPUT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
 
 
@@ -106,31 +107,47 @@ class OutputStore:
         with self._first_read:
             if not self._is_read:
                 self.entries()
-        listed, is_complete = self._latest(recipe.digest)
+        listed, is_complete = self._latest(image.key)
         if listed is not None and is_complete:
             return self._written(listed, pixels.nbytes)
-        content = encoded(image.output, recipe) if content is None else content
-        if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
-            thumbnail = encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels)
-            self._objects.create(thumbnail_name(file_name(recipe)), thumbnail)
+        content = encoded(image.output, recipe, image.labels) if content is None else content
         facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
         about = about_generation(image)
-        if listed is None and not self._objects.create(file_name(recipe), content):
-            stored = self._objects.read_one(file_name(recipe))
-            found = None if stored is None or stored == content else self._facts_of(file_name(recipe), stored, recipe)
-            if found is not None:  # of a run that was killed before it listed it, or of another writer
-                facts, about = found, about_found_file()
-            elif stored != content:
-                self.entries()  # another writer may have listed it, and merged that
-                listed = self._listed(recipe.digest)
-                self._objects.replace(file_name(recipe), content)
-        elif listed is not None:
-            self._objects.replace(listed.file, content)
+        name = "" if listed is None else listed.file
         if listed is None:
-            listed = self._list(recipe, file_name(recipe), facts, about)
+            name, found, is_stored = self._create(image, content)
+            if found is not None:  # of a run that was killed before it listed it, or of another writer
+                facts, about = found, about_found_file(image.labels)
+            elif not is_stored:
+                self.entries()  # another writer may have listed it, and merged that
+                listed = self._listed(image.key)
+                self._objects.replace(name, content)
+        else:
+            self._objects.replace(name, content)
+        if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
+            thumbnail = encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels)
+            self._objects.create(thumbnail_name(name), thumbnail)
+        if listed is None:
+            listed = self._list(recipe, name, facts, about)
         elif not facts.are_listed(listed):
             listed = self._list_again(recipe, listed.file, facts, about)
         return self._written(listed, pixels.nbytes)
+
+    def _create(self, image: FinishedOutput, content: bytes) -> tuple[str, StoredFacts | None, bool]:
+        """Store a new output under the first of its possible names that is not another output's. Return the name; the
+        facts of the object, if it was stored before with other bytes; and whether it is stored: not if something else
+        is under the last name.
+        """
+        names = possible_names(image.recipe, image.labels)
+        for name in names:
+            if self._objects.create(name, content):
+                return name, None, True
+            stored = self._objects.read_one(name)
+            if stored == content:
+                return name, None, True
+            if (facts := self._facts_of(name, stored, image.key)) is not None:
+                return name, facts, True
+        return names[-1], None, False
 
     def kept(self) -> dict[str, KeptImage]:
         """See `OutputPlace`. Lists stored outputs that a killed run has not listed."""
@@ -142,7 +159,7 @@ class OutputStore:
             size_bytes = sizes.get(entry.file)
             if size_bytes is not None and size_bytes == entry.file_bytes:
                 path = self.path_of(entry.file)
-                kept[entry.digest] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, size_bytes)
+                kept[entry.key] = KeptImage(path, entry.recipe, entry.pixels_sha256, entry.fields, size_bytes)
         return kept
 
     def has_outputs(self) -> bool:
@@ -233,26 +250,27 @@ class OutputStore:
         with self._lock:
             return sorted(self._entries.values(), key=lambda entry: (entry.run, entry.index))
 
-    def _listed(self, digest: str) -> ManifestEntry | None:
+    def _listed(self, key: str) -> ManifestEntry | None:
         with self._lock:
-            return self._entries.get(digest)
+            return self._entries.get(key)
 
-    def _latest(self, digest: str) -> tuple[ManifestEntry | None, bool]:
+    def _latest(self, key: str) -> tuple[ManifestEntry | None, bool]:
         """Return the entry of an output, and whether its object is what the entry lists. Reads what other writers have
         listed before it finds an object damaged: one of them may have replaced it by other bytes.
         """
-        listed = self._listed(digest)
+        listed = self._listed(key)
         if listed is None or not self.problem(listed):
             return listed, listed is not None
         self.entries()
-        latest = self._listed(digest)
+        latest = self._listed(key)
         return latest, latest is not None and latest != listed and not self.problem(latest)
 
     def _list(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> ManifestEntry:
         """Create the record of an output; return the entry that counts, which may be another writer's. One that lists
         other content than the object has is replaced.
         """
-        name, fields = f"{MANIFEST_FOLDER}{recipe.digest}.json", self._fields(recipe, file, facts, about)
+        key, fields = _key(recipe, about), self._fields(recipe, file, facts, about)
+        name = f"{MANIFEST_FOLDER}{key}.json"
         line = _line(fields)
         is_new = self._objects.create(name, line)
         content = line if is_new else self._objects.read_one(name)
@@ -261,7 +279,7 @@ class OutputStore:
                 self._take_in(name, content)
             if is_new:
                 self._records[name] = line
-            found = self._entries.get(recipe.digest)
+            found = self._entries.get(key)
             full = len(self._records) >= MERGED_RECORDS
         if full:
             self._merge()
@@ -276,7 +294,7 @@ class OutputStore:
             fields["run"] = self._run = max(self._run, 1 + self._latest_run())
         self._create_part(_line(fields))
         with self._lock:
-            return self._entries[recipe.digest]
+            return self._entries[_key(recipe, about)]
 
     def _fields(self, recipe: Recipe, file: str, facts: StoredFacts, about: Mapping[str, Any]) -> dict[str, Any]:
         with self._lock:
@@ -318,9 +336,9 @@ class OutputStore:
                 if len(self.damaged_lines) < MOST_DAMAGED_LINES:
                     self.damaged_lines.append(f"{name}, line {number}: {problem}")
                 continue
-            known = self._entries.get(entry.digest)
+            known = self._entries.get(entry.key)
             if known is None or entry.run >= known.run:
-                self._entries[entry.digest] = entry
+                self._entries[entry.key] = entry
 
     def _take_apart(self, name: str) -> None:
         """Move the damaged lines of an object of the manifest below `DAMAGED_FOLDER`; the others become a part."""
@@ -345,21 +363,24 @@ class OutputStore:
         count = 0
         for name, content in self._objects.read({name: sizes[name] for name in names[:most]}):
             with _local_copy(name, content) as path:
-                recipe = unlisted_output(path)
-                if recipe is None or file_name(recipe) != name or self._listed(recipe.digest) is not None:
+                recipe, labels = unlisted_output(path), labels_in(path)
+                if recipe is None or name not in possible_names(recipe, labels):
+                    continue
+                if self._listed(output_key(recipe.digest, labels.id)) is not None:
                     continue
                 facts = _facts(path, content)
-            self._list(recipe, name, facts, about_found_file())
+            self._list(recipe, name, facts, about_found_file(labels))
             count += 1
         return count
 
-    def _facts_of(self, name: str, content: bytes | None, recipe: Recipe) -> StoredFacts | None:
-        """Return the facts of a stored object if it is a complete output of `recipe`."""
+    def _facts_of(self, name: str, content: bytes | None, key: str) -> StoredFacts | None:
+        """Return the facts of a stored object if it is the complete output with this key."""
         if content is None:
             return None
         with _local_copy(name, content) as path:
             found = unlisted_output(path)
-            return _facts(path, content) if found is not None and found.digest == recipe.digest else None
+            is_it = found is not None and output_key(found.digest, labels_in(path).id) == key
+            return _facts(path, content) if is_it else None
 
     def _written(self, entry: ManifestEntry, array_bytes: int) -> WrittenOutput:
         return WrittenOutput(self.path_of(entry.file), entry.pixels_sha256, array_bytes, entry.file_bytes or 0)
@@ -371,6 +392,10 @@ def _local_copy(name: str, content: bytes) -> Iterator[Path]:
         path = Path(folder) / name
         path.write_bytes(content)
         yield path
+
+
+def _key(recipe: Recipe, about: Mapping[str, Any]) -> str:
+    return output_key(recipe.digest, about.get("id") or "")
 
 
 def _facts(path: Path, content: bytes) -> StoredFacts:

@@ -136,6 +136,7 @@ class ControllerActor(Controller):
             checkpoints=_archive(plan.checkpoints),
             epoch=epoch,
             traces=None if plan.traces is None else open_traces(plan.traces, name),
+            output=plan.output,
         )
         self._ray_metrics = RayMetrics(name)
         self._metrics_seconds = plan.metrics_seconds

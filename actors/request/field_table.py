@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
+from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import (
@@ -36,6 +37,8 @@ MAX_NOISE_LEVEL = 350
 MAX_CLIP_SKIP = 30
 #: bounds of a request; far above what models generate in one run
 MAX_FRAMES, MAX_FRAME_RATE, MAX_SECONDS = 1 << 14, 240.0, 3600.0
+#: outputs of one request, and lines of a job file
+MAX_OUTPUTS, MAX_LINE = 1000, 10**9
 #: the latest version of requests: that of fields that were added after the first release
 LATEST = 2
 
@@ -511,6 +514,32 @@ _ROWS = (
         unit="s",
         since=1,
         option=Option("--deadline", "TIME", "Target completion time: 45s, 10m, 2h (default: none).", SCHEDULING),
+    ),
+    RequestField(
+        "n",
+        "Number of outputs, with consecutive seeds: one request becomes `n` of them. diffusers calls it "
+        "`num_images_per_prompt`. Not over HTTP.",
+        1,
+        check=Whole(1, MAX_OUTPUTS),
+    ),
+    RequestField(
+        "id",
+        "Text that identifies the request for you: up to 200 printable characters. Its output carries it: in the "
+        "manifest, in PNG files, in results and in `--json`. Equal requests with different ids are computed once and "
+        "have a file each. Does not change the output.",
+        check=checked_id,
+    ),
+    RequestField(
+        "metadata",
+        f"JSON values that the output carries, as `id`: up to {MAX_METADATA_BYTES >> 10} KiB. Does not change the "
+        "output.",
+        check=checked_metadata,
+    ),
+    RequestField(
+        "line",
+        "Line of the job file that the request is from, from 1; `modelpool batch` and `submit` set it. Does not change "
+        "the output.",
+        check=Whole(1, MAX_LINE),
     ),
 )
 

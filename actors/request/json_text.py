@@ -22,7 +22,7 @@ class NotJson(UserError):
     """A text that is not a JSON value, or one that is longer or deeper than any of ours. The message says where."""
 
 
-def parse_json(text: bytes, max_bytes: int = MAX_BYTES) -> Any:
+def parse_json(text: bytes, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
     """Parse one JSON value in UTF-8. Numbers are finite, no object has a key twice, and all characters are complete.
 
     Raises NotJson.
@@ -36,12 +36,12 @@ def parse_json(text: bytes, max_bytes: int = MAX_BYTES) -> Any:
     except json.JSONDecodeError as error:
         raise NotJson(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep(max_depth) from None
     except NotJson:
         raise
     except ValueError:  # an integer that Python refuses to parse
         raise NotJson("found a number with too many digits") from None
-    _check_depth(value)
+    _check_depth(value, max_depth)
     _check_characters(value)
     return value
 
@@ -57,14 +57,14 @@ def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _too_deep() -> NotJson:
-    return NotJson(f"found more than {MAX_DEPTH} lists or objects in each other")
+def _too_deep(max_depth: int) -> NotJson:
+    return NotJson(f"found more than {max_depth} lists or objects in each other")
 
 
-def _check_depth(value: object) -> None:
+def _check_depth(value: object, max_depth: int) -> None:
     """Raise NotJson for a value that recursive code could not handle."""
     level: list[object] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(max_depth + 1):
         level = [
             item
             for container in level
@@ -73,7 +73,7 @@ def _check_depth(value: object) -> None:
         ]
         if not level:
             return
-    raise _too_deep()
+    raise _too_deep(max_depth)
 
 
 def _check_characters(value: object) -> None:

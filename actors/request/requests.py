@@ -5,8 +5,9 @@ Checks names and numbers; whether a model exists and supports a field is checked
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Set
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     Field,
@@ -34,12 +35,25 @@ from modelpool.actors.request.image_fields import (
     checked_strength,
     skipped_steps,
 )
+from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
 from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
 from modelpool.pool.sampling.names import resolve_sampler, resolve_schedule_name
+
+#: names of diffusers that a request accepts for its own
+DIFFUSERS_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "negative_prompt": "negative",
+        "guidance_scale": "cfg",
+        "num_inference_steps": "steps",
+        "num_images_per_prompt": "n",
+    }
+)
+#: seeds are below this, and continue at 0
+_SEEDS = 2**64
 
 
 class LoraChoice(Strict):
@@ -74,7 +88,8 @@ def _field(name: str) -> Any:
 
 class GenerateRequest(Strict):
     """One image, video or audio clip to generate. The fields are described in docs/reference/requests.md. Those that
-    only some models support may be in a mapping `options` instead, as in `options={"motion": 127}`.
+    only some models support may be in a mapping `options` instead, as in `options={"motion": 127}`. Four fields may
+    have their names of diffusers: negative_prompt, guidance_scale, num_inference_steps and num_images_per_prompt.
 
     Raises UserError (a ValueError) naming the field, the value found and the value expected.
     """
@@ -97,6 +112,10 @@ class GenerateRequest(Strict):
     priority: int = _field("priority")
     user: str | None = _field("user")
     deadline: float | None = _field("deadline")
+    n: int = _field("n")
+    id: str | None = _field("id")
+    metadata: Any = _field("metadata")
+    line: int | None = _field("line")
     #: an `ImageSource` of `actors.request.image_fields` after validation
     image: Any = _field("image")
     mask: Any = _field("mask")
@@ -126,6 +145,20 @@ class GenerateRequest(Strict):
     noise_level: int | None = _field("noise_level")
     decoder: Decoder | None = _field("decoder")
     low_noise: LowNoiseRun | None = _field("low_noise")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_names(cls, fields: Any) -> Any:
+        """Replace the names of diffusers. Each field may have one of its two names."""
+        if not isinstance(fields, Mapping) or not any(name in fields for name in DIFFUSERS_NAMES):
+            return fields
+        own = {name: value for name, value in fields.items() if name not in DIFFUSERS_NAMES}
+        for alias, name in DIFFUSERS_NAMES.items():
+            if alias in fields:
+                if name in own:
+                    raise unusable_field(alias, fields[alias], f"it or {name}, which is the same field, not both")
+                own[name] = fields[alias]
+        return own
 
     @model_validator(mode="before")
     @classmethod
@@ -227,6 +260,28 @@ class GenerateRequest(Strict):
         default = DEFAULT_STRENGTH if self.mask is None else DEFAULT_MASKED_STRENGTH
         return skipped_steps("strength", self.strength or default, self.steps, rounds_up)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Only fields that are set: a request has some fifty."""
+        return ((name, value) for name, value in super().__repr_args__() if name in self.model_fields_set)
+
+    def expanded(self) -> tuple[GenerateRequest, ...]:
+        """Return `n` requests for one output each, with consecutive seeds; without a seed, they have none either."""
+        if self.n == 1:
+            return (self,)
+        seeds = [None if self.seed is None else (self.seed + place) % _SEEDS for place in range(self.n)]
+        return tuple(self._changed({"n": 1, "seed": seed}, unset={"n"}) for seed in seeds)
+
+    def without_labels(self) -> GenerateRequest:
+        """Return the request without the fields that only its output carries, as if they had not been set."""
+        if LABEL_FIELDS.isdisjoint(self.model_fields_set):
+            return self
+        return self._changed(dict.fromkeys(LABEL_FIELDS), unset=LABEL_FIELDS)
+
+    def _changed(self, values: Mapping[str, Any], unset: Set[str]) -> GenerateRequest:
+        changed = self.model_copy(update=values)
+        changed.model_fields_set.difference_update(unset)
+        return changed
+
     @model_validator(mode="after")
     def _names(self) -> GenerateRequest:
         resolve_sampling(self.sampler, self.schedule)
@@ -242,3 +297,21 @@ def resolve_sampling(sampler: str, schedule: str | None) -> tuple[str, str]:
     if schedule is None:
         return key, default_schedule
     return key, resolve_schedule_name(schedule)
+
+
+#: what is accepted as a request
+RequestLike: TypeAlias = GenerateRequest | Mapping[str, Any]
+
+
+def request_of(value: object, field: str = "requests") -> GenerateRequest:
+    """Return a request, given as one or as a mapping of its fields. Raises UserError; for another type it names
+    `field`.
+    """
+    if isinstance(value, GenerateRequest):
+        return value
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise unusable_field(field, name, "names of fields of a request")
+        return GenerateRequest(**value)
+    raise unusable_field(field, type(value).__name__, "a GenerateRequest, or a dict of its fields")

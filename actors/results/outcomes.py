@@ -5,6 +5,7 @@ Shape legend: H W pixel height and width, C colour channels (3).
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -66,11 +67,11 @@ class TaskSummary:
     resumed: str = ""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class OutputResult:
     """The output of one job.
 
-    index    position in its submission, from 0
+    index    position of its request in the call of `submit`, from 0
     request  as submitted, with the seed that was used
     path     where it was written; None if it was not, or to an object store
     url      where it was written to an object store; "" otherwise
@@ -97,8 +98,29 @@ class OutputResult:
         """The seed of the noise."""
         return self.recipe.seed
 
+    @property
+    def id(self) -> str | None:
+        """The id of its request."""
+        return self.request.id
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+    @property
+    def metadata(self) -> Any:
+        """The metadata of its request: JSON values."""
+        return self.request.metadata
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.job_id}: {', '.join(self._facts())}>"
+
+    def _facts(self) -> list[str]:
+        """Return what identifies it, for people."""
+        facts = [] if self.id is None else [f"id {self.id!r}"]
+        facts += [f"{self.recipe.width}x{self.recipe.height}"] if self.recipe.width else []
+        facts += [f"{self.recipe.frames} frames"] if self.recipe.frames else []
+        where = str(self.path or self.url)
+        return [*facts, f"seed {self.seed}", *([where] if where and where != "None" else [])]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class ImageResult(OutputResult):
     """One finished image. The pixels of a written image are read from its file when they are first used, which raises
     OutputFailed if that is gone.
@@ -117,8 +139,14 @@ class ImageResult(OutputResult):
 
         return Image.fromarray(self.pixels)
 
+    def _repr_png_(self) -> bytes:
+        """The image, for notebooks."""
+        buffer = io.BytesIO()
+        self.pil.save(buffer, format="PNG")
+        return buffer.getvalue()
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class VideoResult(OutputResult):
     """One finished video: frames [T, H, W, 3] and frames per second. If a program is more than 1 GiB of written results
     behind, the frames are those of the file, which most formats do not keep exactly.
@@ -142,7 +170,7 @@ class VideoResult(OutputResult):
         return write_video(path, self.frames, self.frame_rate, **texts_of(self.recipe))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class AudioResult(OutputResult):
     """One finished audio clip: samples [S, channels] in -1 to 1, and samples per second. If a program is more than
     1 GiB of written results behind, the samples are those of the file, of 16 bits.
@@ -195,16 +223,28 @@ class JobFailure:
         """Whether the job was cancelled."""
         return self.kind is RunErrorKind.CANCELLED
 
+    @property
+    def id(self) -> str | None:
+        """The id of its request."""
+        return None if self.request is None else self.request.id
+
+    @property
+    def metadata(self) -> Any:
+        """The metadata of its request: JSON values."""
+        return None if self.request is None else self.request.metadata
+
 
 class JobFailed(RuntimeError):
-    """Raised instead of a result; `failure` has the reason."""
+    """Raised instead of a result; `failure` has the reason. `others` more jobs of the submission have failed."""
 
-    def __init__(self, failure: JobFailure) -> None:
-        super().__init__(f"job {failure.job_id}: {failure.kind.value}: {failure.message}")
+    def __init__(self, failure: JobFailure, others: int = 0) -> None:
+        more = f" (and {others} more failed)" if others else ""
+        super().__init__(f"job {failure.job_id}: {failure.kind.value}: {failure.message}{more}")
         self.failure = failure
+        self.others = others
 
-    def __reduce__(self) -> tuple[type[JobFailed], tuple[JobFailure]]:
-        return type(self), (self.failure,)
+    def __reduce__(self) -> tuple[type[JobFailed], tuple[JobFailure, int]]:
+        return type(self), (self.failure, self.others)
 
 
 class PoolLost(RuntimeError):

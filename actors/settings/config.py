@@ -16,10 +16,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
+from modelpool.actors.request.name_template import NameTemplate
 from modelpool.actors.request.qos import check_user
 from modelpool.actors.request.strict import Strict
 from modelpool.actors.settings.group_sections import GROUPS, autoscaling_of, describe_groups, node_groups
-from modelpool.actors.settings.output_address import OutputAddress, output_address
+from modelpool.actors.settings.output_address import OutputAddress, OutputDefaults, absolute_address, output_address
 from modelpool.actors.settings.separate_models import SeparateModel, separate_models
 from modelpool.actors.settings.serve_section import ServeSection
 from modelpool.pool.core.assembly import Assembly
@@ -285,17 +286,30 @@ class ClusterSection(Strict):
 class OutputSection(Strict):
     """Files that are written to disk.
 
-    folder  for finished outputs, or a URL such as s3://bucket/folder; by default none
+    folder  for finished outputs, or a URL such as s3://bucket/folder; by default none. A driver that connects to the
+            pool uses it, too: a path is one of its own machine
+    name    names of the files, as in "{id}-{seed}" (`actors.outputs.name_template`); by default prompt, seed and digest
     record  the scheduler's event log, on the controller's node (see [cluster]); by default none
     """
 
     folder: Path | str | None = None
+    name: str | None = None
     record: Path | None = None
 
     @field_validator("folder")
     @classmethod
     def _address(cls, value: Path | str | None) -> OutputAddress | None:
         return None if value is None else output_address(value, "folder")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name(cls, value: Any) -> str | None:
+        return None if value is None else NameTemplate.of(value).text
+
+    @property
+    def defaults(self) -> OutputDefaults:
+        """The settings that drivers of the pool use."""
+        return OutputDefaults(None if self.folder is None else absolute_address(self.folder), self.name)
 
 
 class ObservabilitySection(Strict):

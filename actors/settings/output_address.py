@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,6 +12,19 @@ from modelpool.pool.fetch.source_url import EXTRAS, FILE_SCHEME, HTTP_SCHEMES, i
 
 #: a path of this machine, or a URL as text
 OutputAddress: TypeAlias = Path | str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDefaults:
+    """Where drivers of a pool write outputs unless they choose another place, and the template of the names of files;
+    None: nowhere, and the usual names.
+    """
+
+    folder: OutputAddress | None = None
+    name: str | None = None
+
+
+NO_OUTPUT = OutputDefaults()
 
 #: what pathlib makes of a URL
 _FLATTENED = re.compile(rf"({'|'.join(EXTRAS)}|memory):/[^/]")

@@ -37,7 +37,7 @@ from modelpool.pool.registry.folders import (
     with_configured,
 )
 from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
-from modelpool.pool.registry.kinds import LORAS, MODELS, WITH_COMPONENTS, FileKind
+from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, WITH_COMPONENTS, FileKind
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
 from modelpool.pool.registry.names import folded, named, shortest_names
@@ -162,7 +162,7 @@ class Registry:
         records = self._records()
         aliases = self.aliases()
         kinds = {file.path: self.kind(file) for file in found.files}
-        names = _names(kinds, {folded(alias.name) for alias in aliases})
+        names = _names(kinds, self._alias_names(found))
         entries, refused = [], list(found.refused)
         for file in found.files:
             facts, hashes = self.facts(file), self._known_hashes(file, records.get(str(file.real_path)))
@@ -187,7 +187,7 @@ class Registry:
         """Return every file that is of one of `kinds`, or may be but cannot be read, by its shortest name."""
         found = self.scan()
         of_kind = {file.path: file for file in found.files if self.kind(file) in kinds}
-        names = _names(dict.fromkeys(of_kind), {folded(alias.name) for alias in self.aliases()})
+        names = _names(dict.fromkeys(of_kind), self._alias_names(found))
         return tuple(sorted(((names[path], file) for path, file in of_kind.items()), key=lambda item: item[0]))
 
     def facts(self, file: WeightsFile) -> FileSummary:
@@ -202,7 +202,8 @@ class Registry:
         return self.facts(file).kind or file.folder_kind
 
     def find(self, name: str, kinds: Collection[FileKind | None] = ANY_KIND, what: str = "file") -> WeightsFile:
-        """Return the one file of `kinds` that `name` means: a path, an alias, a name, or a hash as Civitai writes them.
+        """Return the one file of `kinds` that `name` means: a path, an alias of a known file, a name, or a hash as
+        Civitai writes them.
 
         `what` is the user's term for these kinds. Raises UnknownName, AmbiguousName, or CorruptFile for a file that
         cannot be read: UnsafeFile for one that may not be.
@@ -214,10 +215,14 @@ class Registry:
         found = self.scan()
         files = {file.path: file for file in found.files}
         alias = next((a for a in self.aliases() if folded(a.name) == folded(name)), None)
-        if alias is not None:
-            candidates = self._alias_targets(alias, found)
+        candidates = [files[path] for path in named(name, files) if isinstance(path, Path)]
+        targets = [] if alias is None else self._alias_targets(alias, found)
+        if alias is not None and (targets or not candidates):
+            candidates = targets
+            if not targets:
+                where = "no file with that hash is known" if alias.sha256 else "it is not among the known model files"
+                raise UnknownName(f"the alias {alias.name!r} stands for {alias.target}: {where}")
         else:
-            candidates = [files[path] for path in named(name, files) if isinstance(path, Path)]
             if not any(self._is_usable(file, kinds) for file in candidates):
                 candidates += self._with_hash(name, found)
         usable = [file for file in candidates if self._is_usable(file, kinds)]
@@ -226,6 +231,18 @@ class Registry:
         if not usable:
             raise self._not_found(name, what, kinds, found, candidates)
         return usable[0]
+
+    def find_model(self, name: str) -> WeightsFile:
+        """Return the checkpoint or diffusion model that `name` means. Raises as `find`."""
+        return self.find(name, MODELS, "model")
+
+    def find_lora(self, name: str) -> WeightsFile:
+        """Return the LoRA that `name` means. Raises as `find`."""
+        return self.find(name, LORAS, "LoRA")
+
+    def find_controlnet(self, name: str) -> WeightsFile:
+        """Return the ControlNet that `name` means. Raises as `find`."""
+        return self.find(name, CONTROLNETS, "ControlNet")
 
     def hashes(self, file: WeightsFile, with_data: bool = False, on_bytes: OnBytes = lambda count: None) -> FileHashes:
         """Return the hashes of `file`, reading all of it unless they are known; `with_data` includes AutoV3.
@@ -321,15 +338,15 @@ class Registry:
         return len({self.hashes(file).sha256 for file in files}) == 1
 
     def _alias_targets(self, alias: Alias, found: FolderScan) -> list[WeightsFile]:
-        """Return the files of an alias. Raises UnknownName if none exists."""
+        """Return the files of an alias."""
         if alias.sha256:
-            files = self._with_hash(alias.sha256, found)
-        else:
-            files = [file for file in found.files if alias.path in (str(file.path), str(file.real_path))]
-        if not files:
-            where = "no file with that hash is known" if alias.sha256 else "it is not among the known model files"
-            raise UnknownName(f"the alias {alias.name!r} stands for {alias.target}: {where}")
-        return files
+            return self._with_hash(alias.sha256, found)
+        return [file for file in found.files if alias.path in (str(file.path), str(file.real_path))]
+
+    def _alias_names(self, found: FolderScan) -> set[str]:
+        """Return the aliases that stand for one of these files: others hide no file, since a pool may have other models
+        than the user's other commands."""
+        return {folded(alias.name) for alias in self.aliases() if self._alias_targets(alias, found)}
 
     def _with_hash(self, name: str, found: FolderScan) -> list[WeightsFile]:
         """Return the files with the hash `name`, among known hashes."""

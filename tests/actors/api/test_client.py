@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from modelpool.actors.api import jobs as jobs_module
+from modelpool.actors.api import followed_jobs as jobs_module
 from modelpool.actors.api.client import CHUNK, ModelPool, WorkersFailed
-from modelpool.actors.api.jobs import MOST_REPEATS
+from modelpool.actors.api.followed_jobs import MOST_REPEATS
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.outputs.folder import file_name, pixels_sha256
@@ -184,8 +184,14 @@ def test_a_generator_that_ends_badly_leaves_nothing_behind(pool, how) -> None:
 
 
 def test_what_is_no_request_is_refused(pool) -> None:
-    with pytest.raises(UnusableField, match="requests: found 'dict', expected GenerateRequest"):
-        pool.submit([{"model": "shapes", "prompt": "p"}])
+    for wrong in (None, 5, "a red circle", [5], [request(), "a red circle"], object()):
+        with pytest.raises(UnusableField, match=r"requests: found .*, expected a GenerateRequest"):
+            pool.submit(wrong)
+    with pytest.raises(UnusableField, match="requests: found 5, expected names of fields"):
+        pool.submit({5: "a red circle"})
+    with pytest.raises(UnusableField, match="output: found 5, expected a folder"):
+        pool.submit(request(), output=5)
+    assert pool.status().tasks_total == 0
 
 
 def test_recipes_are_told_without_making_anything(pool) -> None:
@@ -264,7 +270,7 @@ def test_an_interrupt_while_waiting_leaves_jobs_that_can_be_cancelled_and_read()
 def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_heard(endless_pool) -> None:
     # Python's handler runs when the main thread wakes: a signal between its last look and its sleep wakes nobody
     jobs = endless_pool.submit(request(ENDLESS))
-    sleep, sleeps = jobs._changed.wait, []
+    sleep, sleeps = jobs._followed._changed.wait, []
 
     def counted(timeout=None) -> bool:
         sleeps.append(timeout)
@@ -272,7 +278,7 @@ def test_waiting_sleeps_in_pieces_so_that_an_interrupt_that_came_just_before_is_
             raise KeyboardInterrupt
         return sleep(timeout)
 
-    jobs._changed.wait = counted
+    jobs._followed._changed.wait = counted
     with pytest.raises(KeyboardInterrupt):
         next(jobs.images())
     with pytest.raises(TimeoutError):
@@ -360,7 +366,7 @@ def test_written_images_are_not_kept_in_the_object_store(tmp_path, monkeypatch) 
     with open_pool(output=tmp_path) as pool:
         jobs = pool.submit([request(seed=seed) for seed in range(4)])
         jobs.wait(60)
-        assert [ready.job.result for ready in jobs._waiting] == [None] * 4
+        assert [ready.job.result for ready in jobs._followed._waiting] == [None] * 4
         monkeypatch.setattr(pool._connection, "fetch", None)
         for image in jobs.images():
             assert (image.pixels == expected(request(seed=image.seed))).all()
@@ -374,9 +380,9 @@ def test_written_videos_are_exact_until_too_many_wait(tmp_path, monkeypatch) -> 
         wanted = [request(model=VIDEOS, seed=seed, format="gif", frames=5) for seed in range(3)]
         jobs = pool.submit(wanted)
         jobs.wait(60)
-        assert (jobs._kept_bytes > 0) == (jobs_module.MOST_KEPT_BYTES > 0)
+        assert (jobs._followed._kept_bytes > 0) == (jobs_module.MOST_KEPT_BYTES > 0)
         found = sorted(jobs.videos(), key=lambda video: video.index)
-        assert (jobs._kept_bytes, len(jobs._kept)) == (0, 0)
+        assert (jobs._followed._kept_bytes, len(jobs._followed._kept)) == (0, 0)
         return found
 
     with open_pool(output=tmp_path) as pool:
@@ -459,7 +465,7 @@ def fail_in_the_middle(pool, folder: FailingFolder, how: str, count: int = 40):
     first = [next(results) for _ in range(3)]
     folder.fail(how)
     CountedEngine.permits.release(2)
-    until(lambda: jobs.progress().held or jobs._given_up)
+    until(lambda: jobs.progress().held or jobs._followed._given_up)
     until(lambda: not any(pool.status().waiting.values()))
     CountedEngine.permits.release(1000)
     return jobs, results, first
@@ -656,7 +662,7 @@ def test_an_image_that_was_lost_is_generated_again(pool) -> None:
     """Its node can go between the end of the job and the moment at which the driver fetches it."""
     jobs = pool.submit([request(seed=1), request(seed=2)])
     jobs.wait(60)
-    gone = jobs._waiting[0].job
+    gone = jobs._followed._waiting[0].job
     gone.result.lost = True
     images = {image.index: image for image in jobs.results()}
     assert sorted(images) == [0, 1]

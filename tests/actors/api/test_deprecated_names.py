@@ -8,7 +8,6 @@ import pytest
 
 import modelpool
 from modelpool.actors.api.jobs import Jobs
-from modelpool.actors.wire.messages import ClientId, SubmissionId
 
 
 @pytest.mark.parametrize(("old", "new"), [("FilmResult", "VideoResult"), ("SoundResult", "AudioResult")])
@@ -27,7 +26,7 @@ def test_all_public_names_are_sorted_and_can_be_imported() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [("films", "videos"), ("sounds", "audios")])
 def test_an_old_method_of_jobs_delegates_and_warns(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = Jobs(cast(Any, None), ClientId("client"), SubmissionId("submission"), None, on_over=lambda: None)
+    jobs = Jobs(cast(Any, None))
     results = iter(("one", "two"))
     monkeypatch.setattr(jobs, new, lambda: results)
     with pytest.warns(DeprecationWarning, match=rf"Jobs\.{old}\(\) is deprecated; use Jobs\.{new}\(\)"):

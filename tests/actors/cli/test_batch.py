@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -50,11 +51,11 @@ def test_a_batch_says_at_the_end_where_each_job_ran_and_why(command: Command) ->
     ended = command(*ARGUMENTS, "--json", pool=FakePool())
     told = [line for line in ended.err.splitlines() if line.startswith("job ")]
     assert told[:2] == [
-        "job 1: encode gpu-0 (all resident), sample gpu-0 "
+        "job 0: encode gpu-0 (all resident), sample gpu-0 "
         "(upload 4.0 MiB, 1 patch switch, would have waited 2.1 s for gpu-9)",
-        "job 2: encode gpu-0 (all resident), sample gpu-1 (all resident)",
+        "job 1: encode gpu-0 (all resident), sample gpu-1 (all resident)",
     ]
-    assert [line.split(":")[0] for line in told] == ["job 1", "job 2", "job 3", "job 4"]
+    assert [line.split(":")[0] for line in told] == ["job 0", "job 1", "job 2", "job 3"]
     for made in (ended.objects, OutputFolder(Path("p")).kept().values()):
         for image in made:
             tasks = image["tasks"] if isinstance(image, dict) else image.entry["tasks"]
@@ -240,3 +241,32 @@ def test_a_file_that_is_not_there_is_one_line_and_no_pool(command: Command) -> N
     ended = command("batch", "none.jsonl", "--out", "p")
     assert (ended.code, ended.opened) == (2, ())
     assert ended.err == "modelpool: none.jsonl: cannot be read (No such file or directory)\n"
+
+
+def test_ids_lines_and_names_match_outputs_to_lines_also_when_a_batch_is_resumed(command: Command, jobs: Path) -> None:
+    rows = [{"prompt": "a", "id": "first", "metadata": {"row": 1}}, {"prompt": "a"}, {"prompt": "a", "id": "third"}]
+    jobs.write_text("\n".join(json.dumps({**row, "seed": 5}) for row in rows))
+    ended = command(*ARGUMENTS, "--json", "--name", "{id}", pool=FakePool())
+    assert ended.code == 1
+    assert "jobs.jsonl:2: id: missing; --name {id} needs it" in ended.err
+    found = {one["index"]: one for one in ended.objects}
+    assert [(found[i]["id"], found[i].get("metadata"), found[i]["line"]) for i in (0, 1)] == [
+        ("first", {"row": 1}, 1),
+        ("third", None, 3),
+    ]
+    jobs.write_text("\n".join(json.dumps({**row, "seed": 5, "id": row.get("id", "second")}) for row in rows))
+    pool = FakePool()
+    resumed = command(*ARGUMENTS, "--json", pool=pool)
+    assert [one.id for one in pool.submitted] == ["second"]
+    assert {one["index"]: (one["id"], one["skipped"]) for one in resumed.objects} == {
+        0: ("first", True),
+        1: ("second", False),
+        2: ("third", True),
+    }
+
+
+def test_a_wrong_name_is_refused_before_the_file_is_read(command: Command, jobs: Path) -> None:
+    jobs.unlink()
+    ended = command(*ARGUMENTS, "--name", "{ids}")
+    assert ended.code == 2
+    assert "unknown field of --name 'ids'; did you mean 'id'? Known: digest, " in ended.err

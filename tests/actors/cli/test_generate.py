@@ -87,6 +87,7 @@ def test_what_is_not_said_is_left_to_the_request(command: Command) -> None:
 
 def test_the_options_of_a_pool_reach_its_opening(command: Command, tmp_path: Path) -> None:
     said = ["--gpus", "2", "--device", "sim", "--vram", "64MiB", "--config", "my.toml"]
+    Path("my.toml").write_text("")
     ended = command("generate", "x", *said, "--vram-policy", "low", "--reserve-vram", "1GiB", "--allow-pickle")
     [options] = ended.opened
     assert options.allow_pickle
@@ -227,7 +228,7 @@ def test_failed_jobs_are_listed_and_the_exit_code_is_1(command: Command) -> None
 
     ended = command("generate", "a red circle", "--seed", "7", "-n", "3", "--json", pool=FakePool(fails=fails))
     assert ended.code == 1
-    assert "[2/3] failed: image 2: 'a red circle' (seed 8): out_of_vram: planted trouble" in ended.err
+    assert "[2/3] failed: image 1: 'a red circle' (seed 8): out_of_vram: planted trouble" in ended.err
     assert "2 images in 12.5 s" in ended.err
     assert "1 failed" in ended.err
     assert sorted(o["index"] for o in ended.objects) == [0, 2]

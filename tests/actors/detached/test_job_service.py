@@ -209,6 +209,18 @@ def test_jobs_run_without_their_driver(service: Service) -> None:
     again.close()
 
 
+def test_labels_outlive_the_driver_and_name_the_outputs(service: Service) -> None:
+    """Also when the same recipe has two ids."""
+    wanted = [GenerateRequest(model="shapes", prompt="a", seed=1, steps=2, id=name, line=7) for name in ("x", "y")]
+    other = {"model": "shapes", "prompt": "b", "metadata": [1]}
+    jobs = service.pool.submit_detached([*wanted, other], output=service.out)
+    assert jobs.wait(60).succeeded == 3
+    outcomes = list(jobs.outcomes())
+    assert [(each.labels.id, each.labels.line) for each in outcomes] == [("x", 7), ("y", 7), ("", None)]
+    entries = {entry.file: entry.labels for entry in OutputFolder(service.out).entries()}
+    assert [entries[each.file] for each in outcomes] == [each.labels for each in outcomes]
+
+
 def test_the_pool_has_a_window_of_a_long_submission(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_service, "LEAST_WINDOW", 8)
     monkeypatch.setattr(job_service, "WINDOW", 16)

@@ -48,11 +48,16 @@ def events_of(server: str, submission: dict[str, Any], **headers: str) -> list[t
 
 
 def test_jobs_are_followed_to_their_outputs(server: str) -> None:
-    submission = submitted(server, [REQUEST, {**REQUEST, "seed": 2}])
+    about = {"id": "second", "metadata": {"row": [2]}}
+    submission = submitted(server, [REQUEST, {**REQUEST, "seed": 2, **about}])
     assert (submission["jobs"], submission["state"], submission["detached"]) == (2, "active", False)
     events = events_of(server, submission)
     ends = [data for kind, data in events if kind == "job"]
     assert sorted(end["index"] for end in ends) == [0, 1]
+    assert [{name: end.get(name) for name in about} for end in ends if end["index"] == 1] == [about]
+    assert all("id" not in end for end in ends if end["index"] == 0)
+    several = requests.post(f"{server}/api/jobs", json={**REQUEST, "num_images_per_prompt": 2}, timeout=60)
+    assert (several.status_code, "requests[0].n: found 2" in several.text) == (400, True)
     assert events[-1] == ("end", {**events[-1][1], "state": "ended", "succeeded": 2, "failed": 0})
     image = requests.get(server + ends[0]["url"], timeout=60)
     assert image.headers["content-type"] == "image/png"

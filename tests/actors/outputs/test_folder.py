@@ -27,7 +27,10 @@ from modelpool.actors.outputs.folder import (
     write_atomically,
 )
 from modelpool.actors.outputs.image_file import read_recipe
+from modelpool.actors.outputs.report_figures import report_figures
+from modelpool.actors.outputs.report_page import report_page
 from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.actors.request.labels import Labels
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import ImagePixels
 from tests.actors.outputs.test_image_file import RECIPE
@@ -465,3 +468,32 @@ def test_a_recipe_and_its_twin_with_other_versions_are_the_same_image(tmp_path: 
     newer: Recipe = dataclasses.replace(RECIPE, versions={"modelpool": "9.9"})
     assert out.write(dataclasses.replace(image(), recipe=newer)).path == first
     assert len(manifest_lines(tmp_path)) == 1
+
+
+def test_a_file_that_is_not_ours_keeps_the_name_that_was_asked_for(tmp_path) -> None:
+    (tmp_path / "same.png").write_bytes(b"mine")
+    out = OutputFolder(tmp_path)
+    wanted = dataclasses.replace(image(), labels=Labels("a", name="same"))
+    path = out.write(wanted).path
+    assert (tmp_path / "same.png").read_bytes() == b"mine"
+    assert path.name == f"same-{wanted.key[:8]}.png"
+
+
+def test_a_file_of_a_killed_run_is_found_again_with_its_labels(tmp_path) -> None:
+    wanted = dataclasses.replace(image(), labels=Labels("a", [1], 7, "same"))
+    path = OutputFolder(tmp_path).write(wanted).path
+    (tmp_path / "manifest.jsonl").unlink()
+    assert OutputFolder(tmp_path).write(wanted).path == path
+    (tmp_path / "manifest.jsonl").unlink()
+    assert OutputFolder(tmp_path).repair_manifest() == (0, 1)
+    (entry,) = OutputFolder(tmp_path).entries()
+    assert (entry.key, entry.labels) == (wanted.key, Labels("a", [1], 7))
+
+
+def test_a_report_names_the_ids_of_outputs(tmp_path) -> None:
+    out = OutputFolder(tmp_path)
+    out.write(dataclasses.replace(image(), labels=Labels("<mine>", {"row": 5}, 7)))
+    page = report_page("Report", report_figures(out.entries()), out.local_file)
+    assert "<b>&lt;mine&gt;</b>" in page
+    assert "metadata: {&quot;row&quot;: 5}" in page
+    assert "line 7 of the job file" in page

@@ -27,6 +27,7 @@ from modelpool.actors.outputs.output_file import encoded
 from modelpool.actors.outputs.place import file_name
 from modelpool.actors.outputs.store import DAMAGED_FOLDER, MANIFEST_FOLDER, OutputStore
 from modelpool.actors.outputs.write_failures import FolderFailed
+from modelpool.actors.request.labels import Labels
 from modelpool.actors.settings.output_address import output_address
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import ImagePixels
@@ -469,3 +470,23 @@ def test_credentials_are_in_no_object(server: Any) -> None:
     assert not any(b"hidden-test-key" in content for content in contents)
     (line,) = (json.loads(content) for content in contents if content.startswith(b"{"))
     assert line["file"] == file_name(image().recipe)
+
+
+def test_equal_recipes_with_other_ids_and_taken_names_are_objects_of_their_own(any_url: str) -> None:
+    """Written by two processes that do not know of each other, and once more after a loss of the record."""
+    wanted = [dataclasses.replace(image(), labels=Labels(name, {"row": 1}, 3, "same")) for name in ("a", "b", "")]
+    paths = [opened(any_url).write(one).path for one in wanted]
+    assert len(set(paths)) == 3
+    assert str(paths[0]).endswith("/same.png")
+    assert [opened(any_url).write(one).path for one in wanted] == paths
+    kept = opened(any_url).kept()
+    assert {one.entry.get("id"): one.entry["metadata"] for one in kept.values()} == {
+        "a": {"row": 1},
+        "b": {"row": 1},
+        None: {"row": 1},
+    }
+    assert set(kept) == {one.key for one in wanted}
+    store = ObjectPrefix(any_url)
+    store.remove([f"manifest/{wanted[1].key}.json"])
+    assert opened(any_url).write(wanted[1]).path == paths[1]
+    assert len(opened(any_url).entries()) == 3

@@ -194,3 +194,18 @@ def test_hashes_are_kept_up_to_a_number(registry: Registry, base: Path, monkeypa
     for number in (1, 2, 3, 1, 4, 5):
         store.save_hashes(f"/{number}", record)
     assert set(store.hashes()) == {"/1", "/4", "/5"}, "written again is new again"
+
+
+def test_an_alias_of_an_unknown_file_hides_no_model(registry: Registry, base: Path, tmp_path: Path) -> None:
+    """A pool of `--pool` has its own folders, and the aliases of the user who started it."""
+    add_location(registry, base)
+    set_alias(registry, "mine", "base")
+    pool_folder = tmp_path / "of the pool"
+    own = write_weights(pool_folder / "mine.safetensors")
+    remove(registry, str(base))
+    pool = Registry(registry.store, [ModelLocation(pool_folder)])
+    assert pool.find("mine").path == own
+    assert [entry.name for entry in pool.listing().entries] == ["mine"]
+    own.unlink()
+    with pytest.raises(UnknownName, match=r"the alias 'mine' stands for .*: it is not among the known model files"):
+        pool.find("mine")
