@@ -172,7 +172,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException
     elif point == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     elif point == "sync_folder":
-        monkeypatch.setattr(whole_file, "_sync_folder", fail)
+        monkeypatch.setattr(whole_file, "sync_folder", fail)
     else:
         monkeypatch.setattr(folder_module.Manifest, "append", fail)
     if isinstance(failure, Killed):
