@@ -25,7 +25,7 @@ if not (Path(__file__).parent / "pool" / "__init__.py").is_file():
 
 if TYPE_CHECKING:
     from modelpool.actors.api.client import DeadlineTooSoon, ModelPool, PartialLora, WorkersFailed
-    from modelpool.actors.api.jobs import Job, Jobs
+    from modelpool.actors.api.jobs import JobHandle, Jobs
     from modelpool.actors.request.control_fields import Control
     from modelpool.actors.request.image_fields import Hires, Region
     from modelpool.actors.request.requests import GenerateRequest, LoraChoice
@@ -40,9 +40,9 @@ __all__ = [
     "GenerateRequest",
     "Hires",
     "ImageResult",
-    "Job",
     "JobFailed",
     "JobFailure",
+    "JobHandle",
     "Jobs",
     "LoraChoice",
     "ModelPool",
@@ -65,7 +65,7 @@ _HOMES = {
     "AudioResult": "modelpool.actors.results.outcomes",
     "JobFailed": "modelpool.actors.results.outcomes",
     "JobFailure": "modelpool.actors.results.outcomes",
-    "Job": "modelpool.actors.api.jobs",
+    "JobHandle": "modelpool.actors.api.jobs",
     "Jobs": "modelpool.actors.api.jobs",
     "LoraChoice": "modelpool.actors.request.requests",
     "ModelPool": "modelpool.actors.api.client",

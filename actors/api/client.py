@@ -174,11 +174,13 @@ class ModelPool:
         cls, name: str | None = None, *, namespace: str | None = None, output: str | Path | None = None
     ) -> ModelPool:
         """Join a pool of the Ray cluster in which this code runs: from a Ray task, an actor or a job, on any node.
-        `name` and `namespace` are those in `[cluster]` of the pool's configuration. Otherwise as `connect`.
+        `name` and `namespace` are those in `[cluster]` of the pool's configuration. Outputs are written only where
+        `output` or `submit` names a place, since each node has its own folders. Otherwise as `connect`.
         """
         from modelpool.actors.api.opening import join_connected
 
-        return cls._open(join_connected(namespace, name), output_address(output) if output else None)
+        address = output_address(output) if output else None
+        return cls._open(join_connected(namespace, name), OutputDefaults(address))
 
     def submit(
         self,

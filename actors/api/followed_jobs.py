@@ -402,7 +402,7 @@ class FollowedJobs:
             self._note_over()
 
     def fail(self, problem: Exception) -> None:
-        """Cancel all jobs, as no more requests can be taken; `results` raises `problem`. For `RequestStream`."""
+        """Cancel all jobs, since no more requests can be taken; `results` raises `problem`."""
         with self._changed:
             self._stream_problem = self._stream_problem or problem
             self._cancelled = self._sealed = True
@@ -420,6 +420,12 @@ class FollowedJobs:
         """Cancel everything, since the call that submits it raises. Called by `ModelPool.submit`."""
         self._release()
         self._cancel(withdraw=False)
+
+    @property
+    def unended_count(self) -> int:
+        """Number of requests so far whose jobs have not ended."""
+        with self._changed:
+            return self._expected - self._ended
 
     @property
     def is_sealed(self) -> bool:

@@ -1,5 +1,5 @@
-"""`Jobs` and `Job`: one submission and one of its jobs. Iterate over the outputs, wait, watch, and cancel, from any
-thread or from asyncio.
+"""`Jobs` and `JobHandle`: one submission and one of its jobs. Iterate over the outputs, wait, watch, and cancel, from
+any thread or from asyncio.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kind = TypeVar("Kind", bound=OutputResult)
 _DRAW_SECONDS = 0.5
 
 
-class Job:
+class JobHandle:
     """One job of a submission: `jobs[3]`. `await job` returns its output, as `result`."""
 
     def __init__(self, followed: FollowedJobs, position: int) -> None:
@@ -122,16 +122,16 @@ class Jobs:
         return True
 
     @overload
-    def __getitem__(self, position: int) -> Job: ...
+    def __getitem__(self, position: int) -> JobHandle: ...
     @overload
-    def __getitem__(self, position: slice) -> tuple[Job, ...]: ...
-    def __getitem__(self, position: int | slice) -> Job | tuple[Job, ...]:
+    def __getitem__(self, position: slice) -> tuple[JobHandle, ...]: ...
+    def __getitem__(self, position: int | slice) -> JobHandle | tuple[JobHandle, ...]:
         count = len(self)
         if isinstance(position, slice):
-            return tuple(Job(self._followed, place) for place in range(*position.indices(count)))
+            return tuple(JobHandle(self._followed, place) for place in range(*position.indices(count)))
         if not -count <= position < count:
             raise IndexError(f"jobs[{position}]: the submission has {count} jobs")
-        return Job(self._followed, position % count)
+        return JobHandle(self._followed, position % count)
 
     def __iter__(self) -> Iterator[ImageResult]:
         for result in self.results():

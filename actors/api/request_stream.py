@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -28,6 +29,9 @@ from modelpool.pool.specs.spec import TaskId
 Decide: TypeAlias = Callable[[int, Recipe | UserError], bool]
 
 
+#: once so many jobs wait or run, checks take half of the pool's time at most: it also has to start tasks
+AHEAD_JOBS = 512
+MOST_PAUSE_SECONDS = 1.0
 #: longest wait for a call of the pool when it is closed
 STOP_SECONDS = 10.0
 
@@ -88,10 +92,13 @@ class RequestStream:
         try:
             for chunk in chunks:
                 self._jobs.wait_while_held()
+                began = time.monotonic()
                 with self._calling:
                     if not self._jobs.add(chunk):
                         return
                     self._submit(chunk)
+                if self._jobs.unended_count > AHEAD_JOBS and not self._hold:
+                    time.sleep(min(time.monotonic() - began, MOST_PAUSE_SECONDS))
             if self._hold:
                 with self._calling:
                     self._queue(frozenset(), hold=False)

@@ -79,7 +79,7 @@ class NameCheck:
         if self._registry is not None:
             problem = self._checked.get((kind, name), lambda: self._problem(kind, name))
             if problem is not None:
-                raise problem
+                raise problem.with_traceback(None)  # else it would grow with each line of a batch
 
     def _problem(self, kind: str, name: str) -> UserError | None:
         registry = self._registry

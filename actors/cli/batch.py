@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: lines that the pool checks together at first, so that the first task starts at once
 FIRST_CHUNK = 8
+#: invalid lines that are printed; more of them have a common cause
+MOST_REPORTED = 1000
 
 BATCH_HELP = (
     "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
@@ -97,14 +99,17 @@ def batch(
 
     output = output_address(out, "--out")
     defaults = dict(fields) if model is None else {**fields, "model": model}
-    GenerateRequest(**{"model": "any", "prompt": "", **defaults})  # report a bad option once, not for every line
     template = None if name is None else NameTemplate.of(name, "--name")
+    options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
     check_outputs(output)
     session = session_of(context)
     layout = layout_of(shards, shard_format, thumbnails)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
+    names = session.check_names(where)
+    if model is not None:
+        names.check(options_alone)  # report a bad option once, not for every line
     console = user_console()
-    lines = _ValidLines(job_file, defaults, seed, session.check_names(where), console, template)
+    lines = _ValidLines(job_file, defaults, seed, names, console, template)
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
             raise typer.Exit(2)
@@ -151,7 +156,10 @@ class _ValidLines:
             problem = line.message if isinstance(line, BrokenLine) else self._problem(line.labelled, not place)
             if problem or isinstance(line, BrokenLine):
                 self.invalid_count += 1
-                say(self._console, f"{self._path}:{line.number}: {problem}", "red")
+                if self.invalid_count <= MOST_REPORTED:
+                    say(self._console, f"{self._path}:{line.number}: {problem}", "red")
+                if self.invalid_count == MOST_REPORTED:
+                    say(self._console, f"{self._path}: further invalid lines are only counted", "red")
                 continue
             yield WantedOutput(place, line.labelled, f"{self._path}:{line.number}: ")
             place += 1

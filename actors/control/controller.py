@@ -32,6 +32,7 @@ from modelpool.actors.control.growth import workers_for_gpus
 from modelpool.actors.control.job_qos import with_qos, with_request_qos
 from modelpool.actors.control.node_watch import ClusterNodes, NodeWatch
 from modelpool.actors.control.parked_jobs import WINDOW, JobPack, ParkedJobs, QueuedJob, packs_of
+from modelpool.actors.control.pool_log import PoolLog
 from modelpool.actors.control.recorder import Recorder
 from modelpool.actors.control.status import (
     FailedJob,
@@ -183,14 +184,16 @@ class Controller:
         epoch: int = 0,
         traces: TraceExport | None = None,
         output: OutputDefaults = NO_OUTPUT,
+        log: PoolLog | None = None,
     ) -> None:
         """`budget_bytes` is the workers' memory budget if it is known before they start. `name` is the pool's, `node`
         the node of this process. Without `nodes`, no node is watched. An `elastic` pool has a worker for each GPU of
         the cluster, as nodes join and leave. Without `facts`, users read nothing about nodes. `pins` are
         models and replicas to pin at the start. With `heartbeat_seconds`, silent workers are asked whether they
         answer at this interval, and given up if they do not. `checkpoints` keeps the states of sampling runs. `epoch`
-        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job.
-        `output` is for drivers that connect.
+        is larger than that of every earlier controller of the pool. `traces` receives the spans of each job, and `log`
+        entries about jobs, workers and failures. `output` is for drivers that
+        connect.
         """
         self._state = state
         self._fleet = fleet
@@ -222,6 +225,7 @@ class Controller:
         #: the latest failed jobs: time, id and message, oldest first
         self._failures: deque[tuple[float, JobId, str]] = deque(maxlen=FAILURES_KEPT)
         self._traces = traces
+        self._log = log
         if traces is not None:
             traces.follow(state.demand)
         self._checkpoints = checkpoints or CheckpointArchive()
@@ -263,6 +267,8 @@ class Controller:
         log, and UserError for a model to pin.
         """
         self._opened_at = self._clock.now()
+        if self._log is not None:
+            self._log.started(self._name, self._epoch)
         self._recorder.open()
         await self._checkpoints.open()
         taken_over = await self._fleet.take_over()  # first: their leases run
@@ -864,6 +870,8 @@ class Controller:
         self._metrics.note(event, commands)
         if self._traces is not None:
             self._traces.note(event, commands)
+        if self._log is not None:
+            self._log.note(event, commands)
 
     def _note_change(self) -> None:
         self._changed.set()

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -265,7 +265,7 @@ class Journal:
             (submission_id, after_place, count),
         )
         return tuple(
-            RequestOutcome(submission_id, int(place), Outcome(outcome), *rest, labels_in_text(request))
+            replace(RequestOutcome(submission_id, int(place), Outcome(outcome), *rest), labels=labels_in_text(request))
             for place, outcome, *rest, request in rows
         )
 

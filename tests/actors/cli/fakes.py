@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from modelpool.actors.api.start_checks import NameCheck
 from modelpool.actors.control.status import PoolStatus, WorkerStatus
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
@@ -242,3 +243,20 @@ class FakePool:
             return recipe_for(request)
         except UserError as error:
             return error
+
+
+class KnownNames(NameCheck):
+    """Knows these models."""
+
+    def __init__(self, *models: str) -> None:
+        super().__init__(None)
+        self._models = models
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise UnknownName for another model."""
+        if request.model not in self._models:
+            raise unknown_name("model", request.model, self._models)
+
+    def model_names(self) -> tuple[str, ...]:
+        """Return them."""
+        return self._models
