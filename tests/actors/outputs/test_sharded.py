@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -15,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from modelpool.actors.outputs.file_content import labels_in
 from modelpool.actors.outputs.layout import LayoutKind, OutputLayout, declare_layout
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.open_outputs import existing_outputs, open_outputs
 from modelpool.actors.outputs.output_file import encoded
 from modelpool.actors.outputs.place import OutputPlace
 from modelpool.actors.outputs.sharded import ShardedOutputs
+from modelpool.actors.request.labels import Labels
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import UserError
 from tests.actors.outputs.test_folder import image
@@ -240,3 +243,33 @@ def test_thumbnails_are_next_to_the_images(tmp_path: Path, where: str) -> None:
     with Image.open(io.BytesIO(objects(address).read_one(name) or b"")) as thumbnail:
         assert (thumbnail.size, thumbnail.format) == ((4, 4), "WEBP")
     assert len(open_outputs(address).kept()) == 1
+
+
+@pytest.mark.parametrize("kind", [LayoutKind.WEBDATASET, LayoutKind.PARQUET])
+def test_the_id_of_a_request_is_the_key_in_a_shard(tmp_path: Path, kind: LayoutKind) -> None:
+    """An id that a key cannot have, or that is there twice, gets the digest; equal requests have an output each."""
+    address = tmp_path / "outputs"
+    place = opened(address, kind)
+    for label_id in ("cat-17", "a.b/c", "dog"):
+        place.write(dataclasses.replace(image(1), labels=Labels(id=label_id, metadata={"row": label_id})))
+    place.finish()
+    digest = image(1).recipe.digest[:8]
+    if kind is LayoutKind.PARQUET:
+        rows = pq.read_table(address / "shard-000000.parquet").to_pylist()
+        found = {row["key"]: json.loads(row["metadata"])["row"] for row in rows}
+    else:
+        with tarfile.open(address / "shard-000000.tar") as tar:
+            names = [name for name in tar.getnames() if name.endswith(".json")]
+            entries = {name.removesuffix(".json"): tar.extractfile(name) for name in names}
+            found = {key: json.load(file)["metadata"]["row"] for key, file in entries.items() if file is not None}
+    assert found == {"cat-17": "cat-17", f"a-b-c-{digest}": "a.b/c", "dog": "dog"}
+    assert len(opened(address, kind).kept()) == 3
+
+
+@pytest.mark.parametrize("ending", ["webp", "jpg", "avif"])
+def test_labels_are_in_every_image_format(tmp_path: Path, ending: str) -> None:
+    labels = Labels(id="cat <17>", metadata={"row": [1, None]}, line=3)
+    recipe = dataclasses.replace(image().recipe, format=ending)
+    path = tmp_path / f"image.{ending}"
+    path.write_bytes(encoded(image().output, recipe, labels))
+    assert labels_in(path) == labels
