@@ -8,10 +8,11 @@ Knows fields, not which models exist. Rules
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from modelpool.pool.core.errors import UserError
 
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
+#: largest file whose lines are counted before they are read, which takes about a second
+MAX_COUNTED_BYTES = 1 << 30
+#: files whose lines are rows
+_COUNTED = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +57,51 @@ class JobFile:
 
 
 def read_job_file(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
-    """Read the requests of a job file, at an address of `read_rows`. `defaults` fill in missing
+    """Read all requests of a file; see `job_lines`."""
+    lines: list[JobLine] = []
+    broken: list[BrokenLine] = []
+    for line in job_lines(path, defaults, seed):
+        if isinstance(line, JobLine):
+            lines.append(line)
+        else:
+            broken.append(line)
+    return JobFile(path, tuple(lines), tuple(broken))
+
+
+def job_lines(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterator[JobLine | BrokenLine]:
+    """Yield the requests of a job file at an address of `read_rows`, as they are read. `defaults` fill in missing
     fields; `seed` varies the seeds of lines without one.
 
     Raises UserError if the whole file is unusable: missing, empty, of another kind, or with an unknown column.
     """
-    lines: list[JobLine] = []
-    broken: list[BrokenLine] = []
-    occurrences: Counter[str] = Counter()
+    occurrences: Counter[bytes] = Counter()
+    number = 0
     for number, found in read_rows(path):
         if isinstance(found, str):
-            broken.append(BrokenLine(number, _shortened(found)))
+            yield BrokenLine(number, _shortened(found))
             continue
         try:
             request = GenerateRequest(**{**defaults, **found})
         except UserError as error:
             hint = "" if "model" in {**defaults, **found} else "; --model NAME is for all lines without one"
-            broken.append(BrokenLine(number, _shortened(f"{error}{hint}")))
+            yield BrokenLine(number, _shortened(f"{error}{hint}"))
             continue
-        lines.append(JobLine(number, _seeded(request, seed, occurrences)))
-    if not lines and not broken:
+        yield JobLine(number, _seeded(request, seed, occurrences))
+    if not number:
         raise UserError(f"{path}: no lines; expected one request per line")
-    return JobFile(path, tuple(lines), tuple(broken))
+
+
+def line_count(address: str | Path) -> int | None:
+    """Return about how many requests a file has, for the display of progress; None if counting would take long."""
+    path = Path(address)
+    if path.suffix.lower() not in _COUNTED:
+        return None
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size <= MAX_COUNTED_BYTES:
+            with path.open("rb") as file:
+                count = sum(1 for line in file if line.strip())
+            return count - 1 if path.suffix.lower() in (".csv", ".tsv") else count
+    return None
 
 
 def _shortened(message: str) -> str:
@@ -84,12 +112,13 @@ def _shortened(message: str) -> str:
     return f"{message[:half]} ... {message[-half:]}"
 
 
-def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[str]) -> GenerateRequest:
+def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) -> GenerateRequest:
     if request.seed is not None:
         return request
     # if they are not used, seeds stay what they were
     unset = {name for name in LATER_FIELDS if getattr(request, name) == GenerateRequest.model_fields[name].default}
     content = json.dumps(request.model_dump(exclude={"seed", *QOS_FIELDS, *unset}))
-    digest = hashlib.sha256(f"{seed} {occurrences[content]} {content}".encode()).digest()
-    occurrences[content] += 1
+    key = hashlib.sha256(content.encode()).digest()  # a batch may have millions of long prompts
+    digest = hashlib.sha256(f"{seed} {occurrences[key]} {content}".encode()).digest()
+    occurrences[key] += 1
     return request.model_copy(update={"seed": int.from_bytes(digest[:4])})
