@@ -6,6 +6,9 @@ Imports Ray immediately: import this module after a session is open.
 from __future__ import annotations
 
 import asyncio
+import cProfile
+import io
+import pstats
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,6 +29,8 @@ from modelpool.pool.specs.spec import JobId, Stage
 from tests.actors.fakes import MODELS, FakeCatalog
 
 POLL_SECONDS = 60.0
+#: functions that a profile shows
+PROFILED = 60
 
 
 class PricedController(ControllerActor):
@@ -37,6 +42,18 @@ class PricedController(ControllerActor):
     async def cpu_seconds(self) -> float:
         """Return the CPU seconds of this process so far, for all threads."""
         return time.process_time()
+
+    async def profile(self) -> None:
+        """Begin to profile the event loop's thread; `profiled` ends it."""
+        self._profile = cProfile.Profile(time.thread_time)
+        self._profile.enable()
+
+    async def profiled(self) -> str:
+        """Return the functions with most CPU time of their own since `profile`, as text."""
+        self._profile.disable()
+        text = io.StringIO()
+        pstats.Stats(self._profile, stream=text).sort_stats("tottime").print_stats(PROFILED)
+        return text.getvalue()
 
     async def relay(self) -> None:
         """Make an empty call to a worker."""

@@ -1,6 +1,7 @@
 """Compares the cost of a task through the pool's controller with empty actor calls, on one local Ray.
 
     python -m benchmarks.task_price [--workers N] [--calls N] [--images N] [--rounds N] [--run-ms X] [--send-ahead X]
+        [--profile]
 
 Prints a Markdown table. The engines do nothing; Ray, the core, the controller, the dispatcher, the workers and the
 client are the real ones. The rows are:
@@ -17,6 +18,8 @@ client are the real ones. The rows are:
 4. A batch: tasks per second accepted (until `submit` returns, all checked and queued), and completed; and how long a
    worker does nothing between two tasks of it. With `--run-ms`, each run waits for that time, so that workers, and not
    the cores of a small machine, limit the batch. `--send-ahead` sets `send_ahead_seconds`; 0 turns it off.
+
+`--profile` also prints the functions of the controller's event loop with most CPU time in one more batch.
 
 Rounds of all rows take turns; each figure is the median of the rounds, with minimum and maximum.
 """
@@ -138,6 +141,14 @@ class Measured:
         self.rows[DONE].idle_ms.append(self._workers / done * 1e3 - self._run_ms)
         self.rows[ACCEPTED].a_second.append(accepted)
 
+    def profile(self) -> str:
+        """Return a profile of the controller during a batch."""
+        import ray
+
+        ray.get(self._controller.profile.remote())
+        self._batch(next(self._labels))
+        return ray.get(self._controller.profiled.remote())
+
     def _cpu_seconds(self) -> float:
         """Return the CPU seconds of the controller's process."""
         import ray
@@ -220,7 +231,13 @@ def table(rows: dict[str, Figures]) -> str:
 
 
 def measure(
-    workers: int, calls: int, images: int, rounds: int, run_ms: int, send_ahead_seconds: float
+    workers: int,
+    calls: int,
+    images: int,
+    rounds: int,
+    run_ms: int,
+    send_ahead_seconds: float,
+    is_profiled: bool = False,
 ) -> dict[str, Figures]:
     """Open a pool, measure it `rounds` times, and close it."""
     from modelpool.actors.ray.ray_session import open_session
@@ -244,6 +261,8 @@ def measure(
             for _ in range(rounds):
                 gc.collect()
                 measured.round()
+            if is_profiled:
+                print(measured.profile())
         return measured.rows
     finally:
         session.close()
@@ -258,8 +277,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--run-ms", type=int, default=0, help="length of a run of a batch and of the calls before it")
     parser.add_argument("--send-ahead", type=float, default=SchedulerConfig().send_ahead_seconds)
+    parser.add_argument("--profile", action="store_true", help="profile the controller during a batch")
     wanted = parser.parse_args()
-    rows = measure(wanted.workers, wanted.calls, wanted.images, wanted.rounds, wanted.run_ms, wanted.send_ahead)
+    rows = measure(
+        wanted.workers,
+        wanted.calls,
+        wanted.images,
+        wanted.rounds,
+        wanted.run_ms,
+        wanted.send_ahead,
+        wanted.profile,
+    )
     load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
     print(f"{wanted.workers} workers, {wanted.rounds} rounds, {os.cpu_count()} cores, load {load}\n")
     print(table(rows))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs Debian packages whose programs some tests use: prometheus (tests/actors/metrics). Does nothing if they are
-# there. Where it cannot install one it says so and ends with success: the tests that need it are skipped with a reason.
+# Installs Debian packages whose programs some tests use: prometheus (tests/actors/metrics) and chromium
+# (tests/actors/http/test_page_browser.py). Does nothing if they are there. Where it cannot install one it says so and
+# ends with success: the tests that need it are skipped with a reason.
 set -uo pipefail
 
 ensure() {
@@ -17,3 +18,4 @@ ensure() {
 }
 
 ensure prometheus prometheus
+ensure chromium chromium

@@ -41,8 +41,8 @@ def serve(
     config: options.Config = None,
     pool: options.PoolName = None,
 ) -> None:
-    """Serve the HTTP interfaces (native, OpenAI, A1111, ComfyUI) of a running pool (--pool), or of a pool that ends
-    with this command. Keys and limits are in [serve] of the configuration.
+    """Serve a web page and the HTTP interfaces (native, OpenAI, A1111, ComfyUI) of a running pool (--pool), or of a
+    pool that ends with this command. Keys and limits are in [serve] of the configuration.
     """
     from modelpool.actors.cli.open_pool import OUTPUT_FOLDER, settings_for
     from modelpool.actors.cli.run_jobs import started

@@ -488,7 +488,8 @@ class Controller:
             if (pin := known.get(weights.keys)) is not None
         ]
         failures = tuple(FailedJob(job_id, message, now - at) for at, job_id, message in self._failures)
-        status = replace(status, pins=tuple(pins), failures=failures)
+        by_model = waiting_by_model(self._state.demand.tasks.values())
+        status = replace(status, pins=tuple(pins), failures=failures, waiting_by_model=by_model)
         return with_parked(status, self._parked.waiting(), len(self._parked))
 
     async def metrics(self) -> tuple[MetricFamily, ...]:

@@ -20,7 +20,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from modelpool.actors.control.fleet import Clock, InputsLost, RunCall, SentBatch, SentRun, WorkerFleet, WorkerLost
+from modelpool.actors.control.fleet import (
+    Clock,
+    InputsLost,
+    RunCall,
+    SentBatch,
+    SentRun,
+    SentRuns,
+    WorkerFleet,
+    WorkerLost,
+)
 from modelpool.actors.control.heartbeats import Heartbeats, patience_seconds
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.task_store import TaskStore
@@ -58,6 +67,10 @@ from modelpool.scheduler.tables.messages import (
 
 logger = logging.getLogger(__name__)
 
+#: a call of several runs that takes this long is asked for those that are over, then at intervals that double: some ten
+#: times as long as such calls should take
+OVERDUE_CALL_SECONDS = 0.5
+
 
 class _LiveWorker:
     """A running worker: its runs with their progress, in the order in which it begins them, and the residency it last
@@ -67,14 +80,21 @@ class _LiveWorker:
         self.spec = spec
         self.residency = residency or Residency(spec.capacity_bytes)
         self.runs: dict[TaskId, StepDone] = {}
-        #: the one of them that begins when the others have ended; None if all have begun
-        self.queued: TaskId | None = None
+        #: those of them that begin when the others have ended, one after the other
+        self.queued: dict[TaskId, None] = {}
         #: waits for the end of the run that was sent last
         self.last_wait: asyncio.Task[None] | None = None
         #: components whose files it has checked
         self.checked: set[ComponentKey] = set()
         #: the number of a load without a run that is under way; 0 if there is none
         self.load = 0
+
+    def end(self, task_id: TaskId) -> None:
+        """Forget a run. After the last one that had begun, the next begins by itself."""
+        del self.runs[task_id]
+        self.queued.pop(task_id, None)
+        if self.queued and len(self.queued) == len(self.runs):
+            del self.queued[next(iter(self.queued))]
 
 
 class Dispatcher:
@@ -143,7 +163,10 @@ class Dispatcher:
     def running(self) -> tuple[StepDone, ...]:
         """Return the active runs and their progress."""
         return tuple(
-            step for worker in self._live.values() for task_id, step in worker.runs.items() if task_id != worker.queued
+            step
+            for worker in self._live.values()
+            for task_id, step in worker.runs.items()
+            if task_id not in worker.queued
         )
 
     def post(self, event: Event) -> None:
@@ -155,7 +178,10 @@ class Dispatcher:
         try:
             while self._inbox:
                 for command in _starts_first(self._handle(self._inbox.popleft())):
-                    self._execute(command)
+                    if isinstance(command, list):
+                        self._run_in_order(command)
+                    else:
+                        self._execute(command)
         except Exception as mistake:
             self._break(mistake)
         finally:
@@ -377,7 +403,7 @@ class Dispatcher:
             return
         self._fleet.end(worker_id, incarnation)
         for task_id in lost.runs:
-            self._tasks.abandon(task_id, "" if task_id == lost.queued else f"{worker_id}: {loss.reason}")
+            self._tasks.abandon(task_id, "" if task_id in lost.queued else f"{worker_id}: {loss.reason}")
         self._troubles[worker_id] = loss.reason
         self.post(WorkerDown(self.now, worker_id, incarnation, loss.reason, loss.cause))
 
@@ -402,12 +428,19 @@ class Dispatcher:
             return
         request, inputs = self._begin(command, worker)
         run = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
-        previous = worker.last_wait
         if command.queued:
-            worker.queued = command.task_id
-        if previous is not None and previous.done():
-            previous = None
+            worker.queued[command.task_id] = None
+        previous = worker.last_wait
         worker.last_wait = self._spawn(self._wait_for(command, worker, run, request.run, previous))
+
+    def _run_in_order(self, commands: Sequence[RunTask]) -> None:
+        """Send several queued tasks of one worker in one call."""
+        worker = self._live[commands[0].worker_id]
+        calls = [self._begin(command, worker) for command in commands]
+        worker.queued.update((command.task_id, None) for command in commands)
+        run = self._fleet.run_in_order(worker.spec.worker_id, worker.spec.incarnation, calls)
+        previous = worker.last_wait
+        worker.last_wait = self._spawn(self._wait_in_order(commands, calls, worker, run, previous))
 
     def _run_batch(self, commands: Sequence[RunTask], worker: _LiveWorker) -> None:
         calls = [self._begin(command, worker) for command in commands]
@@ -445,9 +478,7 @@ class Dispatcher:
         if self._live.get(worker.spec.worker_id) is not worker or known is None or known.run != run:
             return
         self._heard((worker.spec.worker_id, worker.spec.incarnation))
-        del worker.runs[task_id]
-        if worker.queued == task_id:
-            worker.queued = None
+        worker.end(task_id)
         self._tasks.abandon(task_id)
         self.post(TaskRevoked(self.now, worker.spec.worker_id, worker.spec.incarnation, task_id, attempt))
         self._tasks.settle(task_id)
@@ -523,6 +554,76 @@ class Dispatcher:
         else:
             self._end_run(report, run.result, worker, number)
 
+    async def _wait_in_order(
+        self,
+        commands: Sequence[RunTask],
+        calls: Sequence[RunCall],
+        worker: _LiveWorker,
+        run: SentRuns,
+        previous: asyncio.Task[None] | None,
+    ) -> None:
+        """As `_wait_for`, for several runs of one call. If the call fails, each is sent again alone: one of them, or an
+        input of one, is the cause."""
+        try:
+            reports = await self._reports_in_order(commands, calls, worker, run, previous)
+        except WorkerLost as raised:
+            self._lose(worker.spec.worker_id, worker.spec.incarnation, Loss(str(raised), raised.cause))
+            return
+        except Exception as raised:
+            logger.info("a call of %d runs failed, which are sent again: %s", len(calls), raised)
+            for command, (request, inputs) in zip(commands, calls, strict=True):
+                known = worker.runs.get(command.task_id)
+                if self._live.get(command.worker_id) is worker and known is not None and known.run == request.run:
+                    alone = self._fleet.run(command.worker_id, command.incarnation, request, inputs)
+                    await self._wait_for(command, worker, alone, request.run, previous)
+            return
+        if previous is not None and not previous.done():
+            await asyncio.wait((previous,))
+        self._end_in_order(commands, calls, worker, reports, run.results)
+
+    async def _reports_in_order(
+        self,
+        commands: Sequence[RunTask],
+        calls: Sequence[RunCall],
+        worker: _LiveWorker,
+        run: SentRuns,
+        previous: asyncio.Task[None] | None,
+    ) -> Sequence[TaskReport | None]:
+        """Wait for the reports of a call. If one of its runs takes long, ask for those that are over, and end them."""
+        reports = asyncio.ensure_future(run.reports)
+        seconds = OVERDUE_CALL_SECONDS
+        try:
+            while not (await asyncio.wait((reports,), timeout=seconds))[0]:
+                seconds *= 2.0
+                if self._live.get(worker.spec.worker_id) is not worker or not (previous is None or previous.done()):
+                    continue
+                numbers = [request.run for request, _ in calls]
+                over = self._fleet.over_in_order(worker.spec.worker_id, worker.spec.incarnation, numbers)
+                try:
+                    found = await over.reports
+                except Exception as failed:  # whatever it means for the worker, the call itself says so, too
+                    logger.info("a worker does not answer which runs of a call are over: %s", failed)
+                    continue
+                self._end_in_order(commands, calls, worker, found, over.results)
+        finally:
+            reports.cancel()
+        return reports.result()
+
+    def _end_in_order(
+        self,
+        commands: Sequence[RunTask],
+        calls: Sequence[RunCall],
+        worker: _LiveWorker,
+        reports: Sequence[TaskReport | None],
+        results: Sequence[ResultRef],
+    ) -> None:
+        """End the first runs of a call, as many as there are reports."""
+        for command, (request, _), report, result in zip(commands, calls, reports, results, strict=False):
+            if report is None:
+                self._end_revoked(command.task_id, command.attempt, request.run, worker)
+            else:
+                self._end_run(report, result, worker, request.run)
+
     async def _wait_for_all(
         self, commands: Sequence[RunTask], worker: _LiveWorker, run: SentBatch, numbers: Sequence[int]
     ) -> None:
@@ -547,9 +648,7 @@ class Dispatcher:
             return  # answered by the worker's loss, or by its revocation
         self._heard((worker.spec.worker_id, worker.spec.incarnation))
         worker.residency = report.residency
-        del worker.runs[report.task_id]
-        if len(worker.runs) <= 1:
-            worker.queued = None  # it has begun
+        worker.end(report.task_id)
         if report.error is None:
             worker.checked.update(self._tasks.components(report.task_id))
         elif report.error.components:  # the file may come, and must be checked then
@@ -577,13 +676,25 @@ class Dispatcher:
             self._on_broken("".join(traceback.format_exception(mistake)))
 
 
-def _starts_first(commands: list[Command]) -> list[Command]:
+def _starts_first(commands: list[Command]) -> Sequence[Command | list[RunTask]]:
     """Return the commands with those last for which no worker waits: what informs drivers, and frees results. A task
-    that starts reads none of these results, and their order stays."""
+    that starts reads none of these results, and their order stays. Tasks that are sent in one call become a list."""
     if not any(isinstance(command, RunTask) for command in commands):
         return commands
-    first, last = list[Command](), list[Command]()
+    first, last = list[Command | list[RunTask]](), list[Command | list[RunTask]]()
+    #: places in `first` of the latest queued tasks, by worker
+    places: dict[WorkerId, int] = {}
     for command in commands:
+        if isinstance(command, RunTask) and command.queued:
+            if command.joins:
+                place = places[command.worker_id]
+                call = first[place]
+                if isinstance(call, list):
+                    call.append(command)
+                elif isinstance(call, RunTask):
+                    first[place] = [call, command]
+                continue
+            places[command.worker_id] = len(first)
         can_wait = isinstance(command, ResolveJob) or (
             isinstance(command, ReleaseResult) and task_of_state(command.task_id) is None
         )

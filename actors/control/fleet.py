@@ -19,7 +19,7 @@ from modelpool.pool.loading.file_parts import FilePart
 from modelpool.pool.specs.spec import TaskId, TaskReport, WorkerId
 from modelpool.scheduler.tables.messages import LossCause
 
-#: a run to send as part of a batch: the request, and references to its inputs
+#: a run to send with others: the request, and references to its inputs
 RunCall: TypeAlias = tuple[RunRequest, Sequence[ResultRef]]
 
 
@@ -55,6 +55,15 @@ class SentBatch:
     results: Sequence[ResultRef]
 
 
+@dataclass(frozen=True, slots=True)
+class SentRuns:
+    """Runs that were sent in one call: one report and one result for each, in order, as in `SentRun`. The reports come
+    when all have ended. If the call fails, none of them has a report."""
+
+    reports: Awaitable[Sequence[TaskReport | None]]
+    results: Sequence[ResultRef]
+
+
 class WorkerFleet(Protocol):
     """Starts, uses and ends workers."""
 
@@ -87,6 +96,14 @@ class WorkerFleet(Protocol):
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[ResultRef]) -> SentRun:
         """Send a run to a started worker, which begins it after those that it was sent before."""
+
+    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
+        """Send several runs to a started worker, which begins them one after the other, after those that it was sent
+        before. Each can be revoked until it begins."""
+
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        """Ask a worker for those of the runs of one call that are over while others still run: the reports are those of
+        the first runs, which may be fewer. None of them if the call has ended."""
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """Send a batch to a started worker."""

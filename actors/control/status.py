@@ -156,6 +156,7 @@ class PoolStatus:
     restarts     number of worker restarts
     seconds      since the pool was opened
     waiting_by_user  user -> stage -> tasks that have not started
+    waiting_by_model model -> stage -> such tasks in the core: without those of parked jobs
     seconds_by_user  user -> GPU-seconds used, including loads
     deadlines_met, deadlines_missed  jobs with a deadline that met or missed it, since the start
     record       the event log file, on the controller's node, or why recording stopped; "" if recording is off
@@ -190,6 +191,7 @@ class PoolStatus:
     left_seconds: float | None = None
     failures: tuple[FailedJob, ...] = ()
     scaling: NodeCosts | None = None
+    waiting_by_model: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

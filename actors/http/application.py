@@ -18,8 +18,10 @@ from modelpool.actors.http.a1111_api import a1111_router
 from modelpool.actors.http.comfy_api import comfy_router
 from modelpool.actors.http.comfy_prompts import ComfyPrompts
 from modelpool.actors.http.gate import Gate
+from modelpool.actors.http.live_view import LiveView
 from modelpool.actors.http.native_api import native_router, request_schemas
 from modelpool.actors.http.openai_api import openai_router
+from modelpool.actors.http.page_api import page_router
 from modelpool.actors.http.ports import HttpPool
 from modelpool.actors.http.problems import HttpProblem, problem_body
 from modelpool.actors.http.services import Services
@@ -48,6 +50,7 @@ def application(
 
     prompts = ComfyPrompts()
     services = Services(pool, settings, folder, secret or secrets.token_bytes(32), has_siblings)
+    live = LiveView(services)
     background: set[asyncio.Task[None]] = set()
 
     def start(work: Coroutine[Any, Any, None]) -> None:
@@ -62,11 +65,13 @@ def application(
         yield
         for task in tuple(background):
             task.cancel()
+        await live.close()
         await prompts.close()
         await services.submissions.close()
 
     app = FastAPI(title=TITLE, version=__version__, lifespan=lifespan)
     webhooks = Webhooks(settings.webhook_secret)
+    app.include_router(page_router(services, live))
     app.include_router(native_router(services, webhooks, start))
     app.include_router(openai_router(services))
     app.include_router(a1111_router(services))

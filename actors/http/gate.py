@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 CALLER = "modelpool.caller"
 #: beginning of signed addresses, which need no key
 SIGNED_PATH = "/files/"
+#: the files of the web page, which ask for a key themselves and hold no data
+PAGE_PATH, PAGE_FILES_PATH = "/", "/page/"
 #: names of this machine, under which a server without keys may be called
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 #: close code of a web socket that is refused by policy. Source: RFC 6455, section 7.4.1
@@ -56,7 +58,7 @@ class Gate:
 
     def _checked(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         _check_origin(headers, self._settings)
-        if scope["path"].startswith(SIGNED_PATH):
+        if scope["path"].startswith((SIGNED_PATH, PAGE_FILES_PATH)) or scope["path"] == PAGE_PATH:
             return Caller()
         caller = self._access.caller(headers)
         self._access.admit_call(caller)

@@ -7,9 +7,10 @@ slow one keeps nothing, and sees the latest progress and every end.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,15 +82,27 @@ class HttpSubmission:
     """One submission. Everything but `cancel` belongs to the event loop."""
 
     def __init__(
-        self, submission_id: str, owner: str, interface: str, total: int, cancel: Callable[[], object], detached: bool
+        self,
+        submission_id: str,
+        owner: str,
+        interface: str,
+        total: int,
+        cancel: Callable[[], object],
+        detached: bool,
+        requests: Sequence[GenerateRequest] = (),
+        numbers: Iterator[int] | None = None,
     ) -> None:
+        """`requests` is empty if another server took them. `numbers` gives each end one, in the order of all ends."""
         self.id = submission_id
+        self.requests = tuple(requests)
         self.owner = owner
         self.interface = interface
         self.total = total
         self.detached = detached
         self.created_at = time.time()
         self.ends: list[JobEnd] = []
+        #: of each of `ends`: its number, and when this server saw it, in seconds since 1970
+        self.end_marks: list[tuple[int, float]] = []
         self.running: tuple[RunningTask, ...] = ()
         #: why no more jobs start, or ""
         self.held = ""
@@ -99,6 +112,8 @@ class HttpSubmission:
         #: called after `note` with the number of jobs that have ended since
         self.on_ended: Callable[[HttpSubmission, int], None] = lambda submission, count: None
         self._by_index: dict[int, JobEnd] = {}
+        self._counts: Counter[str] = Counter()
+        self._numbers = itertools.count() if numbers is None else numbers
         self._cancel = cancel
         self._changed = asyncio.Event()
 
@@ -115,7 +130,11 @@ class HttpSubmission:
     @property
     def counts(self) -> Counter[str]:
         """Ended jobs by state."""
-        return Counter(end.state for end in self.ends)
+        return self._counts.copy()
+
+    def request_of(self, index: int) -> GenerateRequest | None:
+        """Return the request of a job; None if it is not known."""
+        return self.requests[index] if 0 <= index < len(self.requests) else None
 
     def end_of(self, index: int) -> JobEnd | None:
         """Return the end of a job; None if it has not ended."""
@@ -126,6 +145,9 @@ class HttpSubmission:
         before = self.unfinished
         new = [end for end in ends if end.index not in self._by_index]
         self.ends += new
+        at = time.time()
+        self.end_marks += ((next(self._numbers), at) for _ in new)
+        self._counts.update(end.state for end in new)
         self._by_index.update((end.index, end) for end in new)
         self.lost = self.lost or lost
         self.running, self.held = (() if self.over else running), held
@@ -174,12 +196,15 @@ class Submissions:
         #: jobs that have not ended, by owner
         self._unfinished: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._end_numbers = itertools.count()
 
     async def submit(self, requests: Sequence[GenerateRequest], owner: str, interface: str) -> HttpSubmission:
         """Queue requests in the pool. Raises UserError, and PoolLost."""
         user = owner or None
         jobs = await asyncio.to_thread(self._pool.submit, list(requests), output=self._folder, user=user)
-        submission = HttpSubmission(jobs.id, owner, interface, len(requests), jobs.cancel, detached=False)
+        submission = HttpSubmission(
+            jobs.id, owner, interface, len(requests), jobs.cancel, False, requests=requests, numbers=self._end_numbers
+        )
         follower = _Follower(submission, jobs, asyncio.get_running_loop(), self._start)
         self._add(submission)
         jobs.watch(follower.wake)
@@ -199,7 +224,7 @@ class Submissions:
             jobs_id=submission_id,
             user=owner or None,
         )
-        return await self._adopt(jobs, owner, interface)
+        return await self._adopt(jobs, owner, interface, requests)
 
     async def find(self, submission_id: str, owner: str) -> HttpSubmission:
         """Return a submission of `owner`, also a detached one of an earlier server. Raises HttpProblem (404)."""
@@ -236,12 +261,16 @@ class Submissions:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _adopt(self, jobs: HttpDetachedJobs, owner: str, interface: str) -> HttpSubmission:
+    async def _adopt(
+        self, jobs: HttpDetachedJobs, owner: str, interface: str, requests: Sequence[GenerateRequest] = ()
+    ) -> HttpSubmission:
         if (known := self._known.get(jobs.id)) is not None:
             return known
         progress = await asyncio.to_thread(jobs.progress)
         total = progress.record.request_count
-        submission = HttpSubmission(jobs.id, owner, interface, total, jobs.cancel, detached=True)
+        submission = HttpSubmission(
+            jobs.id, owner, interface, total, jobs.cancel, True, requests=requests, numbers=self._end_numbers
+        )
         submission.created_at = progress.record.created_at
         if (known := self._known.get(jobs.id)) is not None:  # another call was faster
             return known

@@ -79,7 +79,7 @@ class JobTraces:
         self._tasks: dict[TaskId, _TaskRuns] = {}
         self._running: dict[WorkerId, dict[TaskId, None]] = {}
         #: runs that busy workers begin by themselves, unless they are revoked, with the time since when they could run
-        self._queued: dict[WorkerId, tuple[RunTask, float]] = {}
+        self._queued: dict[WorkerId, dict[TaskId, tuple[RunTask, float]]] = {}
 
     def note(self, event: Event, commands: Sequence[Command]) -> list[JobTrace]:
         """Note an event that the core has handled, and its commands; return the jobs that it ended."""
@@ -115,7 +115,8 @@ class JobTraces:
 
     def _run_sent(self, command: RunTask, at: float) -> None:
         if command.queued:
-            self._queued[command.worker_id] = command, at - self._demand.tasks[command.task_id].queue_seconds
+            ready_at = at - self._demand.tasks[command.task_id].queue_seconds
+            self._queued.setdefault(command.worker_id, {})[command.task_id] = command, ready_at
             return
         mates = [(mate.task_id, mate.attempt) for mate in command.batch_mates]
         for task_id, attempt in ((command.task_id, command.attempt), *mates):
@@ -129,22 +130,29 @@ class JobTraces:
             self._running.setdefault(command.worker_id, {})[task_id] = None
 
     def _begin_queued(self, worker_id: WorkerId, at: float) -> None:
-        if worker_id in self._queued:
-            command, ready_at = self._queued.pop(worker_id)
+        """Begin the first queued run of a worker, if there is one."""
+        queue = self._queued.get(worker_id)
+        if queue:
+            command, ready_at = queue.pop(next(iter(queue)))
+            if not queue:
+                del self._queued[worker_id]
             self._begin(command, command.task_id, command.attempt, ready_at, at)
 
     def _task_revoked(self, event: TaskRevoked) -> None:
-        queued = self._queued.get(event.worker_id)
-        if queued is not None and queued[0].task_id == event.task_id:
-            del self._queued[event.worker_id]
-        else:  # the run before it had ended: it seemed to begin
-            self._end(event.task_id, event.worker_id, event.at, "revoked", "", NO_COST)
+        queue = self._queued.get(event.worker_id, {})
+        if event.task_id in queue:
+            del queue[event.task_id]
+            if not queue:
+                del self._queued[event.worker_id]
+            return
+        self._end(event.task_id, event.worker_id, event.at, "revoked", "", NO_COST)  # it seemed to begin
+        if event.worker_id not in self._running:
+            self._begin_queued(event.worker_id, event.at)
 
     def _run_ended(self, event: RunEnded) -> None:
         report = event.report
         error = report.error
-        queued = self._queued.get(report.worker_id)
-        if queued is not None and queued[0].task_id == report.task_id:
+        if report.task_id in self._queued.get(report.worker_id, ()):
             self._begin_queued(report.worker_id, event.at)  # it ended before the core knew of its begin
         if error is None:
             self._end(report.task_id, report.worker_id, event.at, "succeeded", "", report.cost)

@@ -65,7 +65,7 @@ class _Worker:
     busy_since  start of the oldest of its current runs without a pause; meaningful while there are runs
     """
 
-    __slots__ = ("busy_seconds", "busy_since", "held_bytes", "incarnation", "queued", "runs")
+    __slots__ = ("busy_seconds", "busy_since", "held_bytes", "incarnation", "queue", "runs")
 
     def __init__(self, incarnation: int, busy_seconds: float) -> None:
         self.incarnation = incarnation
@@ -73,8 +73,8 @@ class _Worker:
         self.busy_since = 0.0
         self.busy_seconds = busy_seconds
         self.held_bytes: dict[ComponentKey, int] = {}
-        #: sent ahead: begins when the runs have ended, unless it is revoked
-        self.queued: _QueuedRun | None = None
+        #: sent ahead: they begin in this order when the runs have ended, unless they are revoked
+        self.queue: dict[TaskId, _QueuedRun] = {}
 
     def ended(self, task_id: TaskId, at: float) -> Stage | None:
         """Forget a run; return its stage, or None if it is unknown."""
@@ -277,7 +277,7 @@ class PoolMetrics:
         worker = self._workers.get(report.worker_id)
         if worker is None or worker.incarnation != report.incarnation:
             return  # its loss was counted
-        if worker.queued is not None and worker.queued.task_id == report.task_id:
+        if report.task_id in worker.queue:
             self._begin_queued(worker, event.at)  # it ended before the core knew of its begin
         stage = worker.ended(report.task_id, event.at)
         if stage is None:
@@ -360,7 +360,7 @@ class PoolMetrics:
             task = self._live_tasks[task_id]
             run = _QueuedRun(task_id, attempt, task.spec.stage, at - task.queue_seconds)
             if command.queued:
-                worker.queued = run
+                worker.queue[task_id] = run
             else:
                 self._begin(worker, run, at)
 
@@ -374,18 +374,17 @@ class PoolMetrics:
             metrics.retries += 1
 
     def _begin_queued(self, worker: _Worker, at: float) -> None:
-        if worker.queued is not None:
-            run, worker.queued = worker.queued, None
-            self._begin(worker, run, at)
+        if worker.queue:
+            self._begin(worker, worker.queue.pop(next(iter(worker.queue))), at)
 
     def _task_revoked(self, event: TaskRevoked) -> None:
         worker = self._workers.get(event.worker_id)
         if worker is None or worker.incarnation != event.incarnation:
             return
-        if worker.queued is not None and worker.queued.task_id == event.task_id:
-            worker.queued = None
-        else:  # the run before it had ended: it seemed to begin
+        if worker.queue.pop(event.task_id, None) is None:  # the run before it had ended: it seemed to begin
             worker.ended(event.task_id, event.at)
+            if not worker.runs:
+                self._begin_queued(worker, event.at)
 
     def _job_ended(self, command: ResolveJob, at: float) -> None:
         self._jobs[command.outcome] += 1
@@ -415,7 +414,7 @@ class PoolMetrics:
 
     def _lose(self, worker: _Worker, at: float) -> None:
         """Count what an ended worker was running as lost; what it had not begun runs elsewhere."""
-        worker.queued = None
+        worker.queue.clear()
         for task_id in tuple(worker.runs):
             stage = worker.ended(task_id, at)
             if stage is not None:

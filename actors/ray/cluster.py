@@ -56,7 +56,7 @@ from modelpool.actors.worker.worker_lease import LeaseWatch, WorkerLease
 from modelpool.actors.worker.worker_process import WorkerProcess
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import Result, RunState
-from modelpool.pool.specs.spec import NodeId, WorkerId
+from modelpool.pool.specs.spec import NodeId, TaskReport, WorkerId
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.tables.config import CORE_GC_OBJECTS
 
@@ -253,6 +253,15 @@ class GpuWorkerActor(GpuWorker):
         report, result = self.run(wanted, *map(result_of, inputs))
         return packed(report), packed_result(result, report.result_bytes)
 
+    def run_in_order_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
+        """As `run_in_order`, packed; see `RayFleet.run_in_order`."""
+        return _packed_runs(*self.run_in_order(unpacked(requests), *map(result_of, inputs)))
+
+    def over_in_order_packed(self, runs: tuple[int, ...], epoch: int = 0) -> tuple[bytes | Result | None, ...]:
+        """As `over_in_order`, packed; see `RayFleet.over_in_order`."""
+        reports, results = self.over_in_order(runs, epoch)
+        return *_packed_runs(reports, results), *[None] * (len(runs) - len(results))
+
     def run_batch_packed(self, requests: bytes, *inputs: Result | bytes) -> tuple[bytes | Result | None, ...]:
         """As `run_together`, packed; see `RayFleet.run_together`."""
         wanted: Sequence[RunRequest] = unpacked(requests)
@@ -261,6 +270,16 @@ class GpuWorkerActor(GpuWorker):
         reports, results = self.run_batch(wanted, *map(result_of, inputs))
         sized = zip(reports, results, strict=True)
         return packed(reports), *(packed_result(result, report.result_bytes) for report, result in sized)
+
+
+def _packed_runs(
+    reports: Sequence[TaskReport | None], results: Sequence[Result | None]
+) -> tuple[bytes | Result | None, ...]:
+    """Return the packed reports, then each result, packed if it is small."""
+    sized = zip(reports, results, strict=True)
+    return packed(reports), *(
+        None if report is None else packed_result(result, report.result_bytes) for report, result in sized
+    )
 
 
 def _archive(settings: CheckpointSettings | None) -> CheckpointArchive | None:

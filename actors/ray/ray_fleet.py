@@ -29,7 +29,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from modelpool.actors.control.cluster_view import ClusterView, launch_failure, start_obstacle
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.succession import WorkerOrigin, successor
 from modelpool.actors.ray.actor_options import COMPUTE, CONTROL, WATCH, WorkerNeeds
@@ -76,6 +76,8 @@ class _Worker:
     trace: str
     #: the remote method that runs a task, bound once
     run: Any
+    #: the remote method that runs several, bound once for each number of tasks: at most `send_ahead.MOST_IN_CALL`
+    run_in_order: dict[int, Any] = field(default_factory=dict, repr=False)
     node: NodeId = NO_NODE
     #: its process, once it has answered
     process: WorkerProcess | None = None
@@ -361,6 +363,25 @@ class RayFleet:
         worker = self._workers[worker_id, incarnation]
         report, result = worker.run.remote(packed(request), *inputs)
         return SentRun(self._awaited(worker, report), result)
+
+    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
+        """See `WorkerFleet`. One call, as `run_batch`."""
+        worker = self._workers[worker_id, incarnation]
+        call = worker.run_in_order.get(len(calls))
+        if call is None:
+            method = worker.handle.run_in_order_packed
+            call = method.options(concurrency_group=COMPUTE, num_returns=1 + len(calls))
+            worker.run_in_order[len(calls)] = call
+        refs = [ref for _, inputs in calls for ref in inputs]
+        reports, *results = call.remote(packed(tuple(request for request, _ in calls)), *refs)
+        return SentRuns(self._awaited(worker, reports), results)
+
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        """See `WorkerFleet`."""
+        worker = self._workers[worker_id, incarnation]
+        call = worker.handle.over_in_order_packed.options(concurrency_group=CONTROL, num_returns=1 + len(runs))
+        reports, *results = call.remote(tuple(runs), self._epoch)
+        return SentRuns(self._awaited(worker, reports), results)
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentBatch:
         """See `WorkerFleet`. One call: all inputs are its arguments, and each result is a separate value."""

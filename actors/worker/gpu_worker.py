@@ -204,6 +204,9 @@ class GpuWorker:
         self._stops: dict[int, None] = {}
         #: runs to stop between two steps, with their state; likewise
         self._pauses: dict[int, None] = {}
+        #: the runs of the current call of several, and the answers of those that are over; replaced atomically, and the
+        #: answers grow by single appends
+        self._in_order: tuple[list[int], list[tuple[TaskReport | None, Result | None]]] | None = None
         #: replaced with the controller
         self._revoked = RevokedRuns()
         self._ended = threading.Event()
@@ -290,6 +293,36 @@ class GpuWorker:
             outcome = self._explained(request.task, _as_failure(raised))
         return self._report(request, _with_fetch(outcome, fetched), self._storage_bytes() - read_before, state)
 
+    def run_in_order(
+        self, requests: Sequence[RunRequest], *inputs: Result
+    ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
+        """Run one attempt of each request, one after the other; `may_start` is not called before. `inputs` are as for
+        `run_batch`. Returns a report and a result for each, as `run`; None for those that were revoked, and for those
+        after the loss of the GPU, which do not start. Raises OlderEpoch."""
+        answers: list[tuple[TaskReport | None, Result | None]] = []
+        self._in_order = ([request.run for request in requests], answers)
+        rest = iter(inputs)
+        try:
+            for request in requests:
+                own = tuple(islice(rest, _input_count(request)))
+                can_start = not self._ended.is_set() and self.may_start(request)
+                answers.append(self.run(request, *own) if can_start else (None, None))
+        finally:
+            self._in_order = None
+        return tuple(report for report, _ in answers), tuple(result for _, result in answers)
+
+    def over_in_order(
+        self, runs: Sequence[int], epoch: int = 0
+    ) -> tuple[tuple[TaskReport | None, ...], tuple[Result | None, ...]]:
+        """Return what `run_in_order` will return for the first of these runs, those that are over by now. Returns at
+        once, on any thread. Raises OlderEpoch."""
+        self._lease.check(epoch)
+        in_order = self._in_order
+        if in_order is None or in_order[0] != list(runs):
+            return (), ()
+        answers = tuple(in_order[1])
+        return tuple(report for report, _ in answers), tuple(result for _, result in answers)
+
     def run_batch(
         self, requests: Sequence[RunRequest], *inputs: Result
     ) -> tuple[tuple[TaskReport, ...], tuple[Result | None, ...]]:
@@ -302,7 +335,7 @@ class GpuWorker:
         assert self._engine is not None, "start comes before run"
         members, rest = [], iter(inputs)
         for request in requests:
-            own, sent = _split_inputs(request, tuple(islice(rest, len(request.task.needs) + request.resume)))
+            own, sent = _split_inputs(request, tuple(islice(rest, _input_count(request))))
             state = self._checkpoints.resume(request, sent)
             members.append(BatchMember(request.task, request.work, own, self._hooks(request), state))
         outcomes: Sequence[Outcome]
@@ -527,6 +560,11 @@ class GpuWorker:
         """Return a callback that saves the state between two steps, unless another controller took over meanwhile."""
         save = self._checkpoints.callback(request)
         return lambda states: save(states) if self._is_current(request) else None
+
+
+def _input_count(request: RunRequest) -> int:
+    """Return the number of inputs that travel with a request."""
+    return len(request.task.needs) + request.resume
 
 
 def _split_inputs(request: RunRequest, inputs: tuple[Result, ...]) -> tuple[TaskInputs, RunState | None]:

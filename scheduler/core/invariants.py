@@ -12,6 +12,7 @@ from modelpool.pool.plan.eviction_plan import Resident, needed_bytes, plan
 from modelpool.pool.specs.execution_modes import choose_mode
 from modelpool.pool.specs.spec import JobId, OomStep, Stage
 from modelpool.scheduler.core.queue_invariants import validate_fair_queue
+from modelpool.scheduler.core.send_ahead import MOST_QUEUED
 from modelpool.scheduler.core.state import SchedulerState
 from modelpool.scheduler.core.wakeups import LEAST_TICK_SECONDS
 from modelpool.scheduler.costs.predict import predict
@@ -123,14 +124,14 @@ def _task(state: SchedulerState, task: Task) -> None:
     assert 0 <= task.passed < state.config.overtaking_limit + 1, _story(state, name, f"was passed {task.passed} times")
     if task.worker_id is not None:
         worker = state.worker_table.workers[task.worker_id]
-        queued = None if worker.queued is None else worker.queued.task_id
-        assert name == queued or name in worker.task_ids, _story(
-            state, name, f"is on {worker.name}, which runs {worker.task_ids} and then {queued}"
+        queue = {queued.task_id: queued for queued in worker.queue}
+        assert (name in queue) != (name in worker.task_ids), _story(
+            state, name, f"is on {worker.name}, which runs {worker.task_ids} and then {list(queue)}"
         )
-        is_revoked = worker.queued is not None and worker.queued.is_revoked
+        is_revoked = name in queue and queue[name].is_revoked
         expected = (TaskStatus.QUEUED, TaskStatus.STOPPING) if is_revoked else (TaskStatus.QUEUED,)
-        assert name != queued or task.status in expected, _story(state, name, f"is queued, and {task.status.value}")
-        assert name == queued or task.status is not TaskStatus.QUEUED, _story(state, name, "is queued nowhere")
+        assert name not in queue or task.status in expected, _story(state, name, f"is queued, and {task.status.value}")
+        assert name in queue or task.status is not TaskStatus.QUEUED, _story(state, name, "is queued nowhere")
         assert worker.incarnation == task.incarnation, _story(state, name, "is on a worker that was lost")
 
 
@@ -141,16 +142,7 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
     assert (worker.task_id is not None) == (worker.status is WorkerState.BUSY), _story(state, name, "runs what?")
     assert worker.wanted or worker.status in (WorkerState.STARTING, WorkerState.BUSY), _story(state, name, "lingers")
     assert worker.incarnation == state.worker_table.incarnations[name], _story(state, name, "has an old number")
-    assert worker.queued is None or worker.status is WorkerState.BUSY, _story(
-        state, name, "has a next task, and no run"
-    )
-    assert (worker.queued is not None) == (name in state.worker_table.with_queued), _story(state, name, "what is next?")
-    if worker.queued is not None:
-        task = state.demand.tasks[worker.queued.task_id]
-        assert task.worker_id == name, _story(state, name, f"runs {task.name} next, which is on {task.worker_id}")
-        assert state.send_ahead.seconds, _story(state, name, "has a next task")
-        stays = worker.wanted and worker.drain_deadline is None and state.ends_at is None
-        assert stays or worker.queued.is_revoked, _story(state, name, "ends, and has a next task")
+    _queue(state, worker)
     limit = state.config.start_retry_limit
     given_up = worker.status is WorkerState.GIVEN_UP
     assert given_up == (worker.failures >= limit) or up, _story(state, name, f"failed {worker.failures} times")
@@ -178,6 +170,24 @@ def _worker(state: SchedulerState, worker: Worker) -> None:
         if tasks[0].cost_class.needed_bytes > worker.residency.capacity_bytes:
             return  # it was queued when there was more memory
     assert worker.used_bytes + running_bytes <= worker.residency.capacity_bytes, _story(state, name, "is overfull")
+
+
+def _queue(state: SchedulerState, worker: Worker) -> None:
+    name, queue = worker.worker_id, worker.queue
+    assert not queue or worker.status is WorkerState.BUSY, _story(state, name, "has queued tasks, and no run")
+    assert bool(queue) == (name in state.worker_table.with_queued), _story(state, name, "what is next?")
+    assert not queue or state.send_ahead.seconds, _story(state, name, "has queued tasks")
+    assert len(queue) <= MOST_QUEUED, _story(state, name, f"has {len(queue)} queued tasks")
+    assert abs(worker.queued_seconds - sum(queued.seconds for queued in queue)) < 1e-6, _story(
+        state, name, f"counts {worker.queued_seconds} s of queued tasks"
+    )
+    stays = worker.wanted and worker.drain_deadline is None and state.ends_at is None
+    for queued in queue:
+        task = state.demand.tasks[queued.task_id]
+        assert task.worker_id == name, _story(state, name, f"runs {task.name} later, which is on {task.worker_id}")
+        assert stays or queued.is_revoked, _story(state, name, "ends, and has a queued task")
+        assert worker.is_barred or not queued.is_revoked, _story(state, name, "may be sent tasks behind a revoked one")
+        assert not (queued.joins and task.alone), _story(state, name, f"runs {task.name} with others again")
 
 
 def _backlog(state: SchedulerState) -> None:

@@ -1,15 +1,18 @@
-"""Sends a busy worker its next task shortly before the end of its run, so that it need not wait for a message.
+"""Sends a busy worker its next tasks shortly before the end of its run, so that it need not wait for a message.
 
-The core plans two tasks of a worker at most: the one that runs, and a queued one. Rules
-1. A worker is sent a queued task if its run should end within `send_ahead_seconds`, and if placement would start that
-   task there now if the run had ended. Not for runs that are so long that the message does not matter.
+The core plans the run of a worker and a queue of tasks after it. Rules
+1. A worker is sent a queued task if its run and those queued before should end within `send_ahead_seconds`, and if
+   placement would start that task there now if the worker was idle. Long runs are thus followed by one queued task,
+   and short ones by several. Not for runs that are so long that the message does not matter.
 2. Only tasks whose weights are all resident then, and of the highest priority that waits: a load may be worth less
    after the run than it seems now. No urgent task waits, and none that one worker is reserved for. Not with batches,
    whose mates gather as late as possible.
-3. A queued task is asked back if no job needs it, a task of higher priority or an urgent one waits that fits there, its
+3. A queue is filled again when half of it is left, and the worker with the least work goes first. Short tasks that are
+   queued by one event are sent in one call (`Calls`): a call costs more CPU time than all else about a task.
+4. A queued task is asked back if no job needs it, a task of higher priority or an urgent one waits that fits there, its
    worker will end, or another worker is idle while the run before it takes longer than expected. After that the worker
    is sent no other before the end of its run.
-4. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
+5. Until the answer, it counts as queued. One that is not revoked in time runs: it cannot be told from one that was not
    asked back.
 
 Pure state; no clock.
@@ -17,27 +20,56 @@ Pure state; no clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
-from modelpool.pool.specs.spec import TaskId
+from modelpool.pool.specs.spec import TaskId, WorkerId
 from modelpool.scheduler.placement.rules import PlacementDecision
 from modelpool.scheduler.queue.demand import Demand
 from modelpool.scheduler.tables.config import SchedulerConfig
 from modelpool.scheduler.tables.jobs import Task
 from modelpool.scheduler.tables.messages import Command, RevokeTask
 from modelpool.scheduler.tables.story import Story
-from modelpool.scheduler.tables.workers import Worker, WorkerTable
+from modelpool.scheduler.tables.workers import QueuedTask, Worker, WorkerTable
 
 #: busy workers, earliest end first, that are considered after each event, and those that placement is asked for
 MOST_CONSIDERED = 64
 MOST_ASKED = 4
+#: queued tasks of a worker, and those of one call: half of them, so that the worker has others while the next are sent
+MOST_QUEUED = 16
+MOST_IN_CALL = MOST_QUEUED // 2
+#: expected seconds of a queue with which it is filled again, and of a call, as shares of `send_ahead_seconds`. The ends
+#: of a call are reported together; then others are left, and the first report is late by at most that time. A call is
+#: the smaller one, so that the queue is low when only the last call of it is left
+REFILL_SHARE = 0.5
+CALL_SHARE = 0.4
 #: runs longer than this many times `send_ahead_seconds` get no tick of their own: a message is less than a thousandth
 #: of them
 LONG_RUNS = 40.0
 
 
+class Calls:
+    """The calls with which one event sends queued tasks: short ones for the same worker are sent together. Tasks that
+    failed before are sent alone, so that they affect no others and a crash shows its cause."""
+
+    def __init__(self, send_ahead_seconds: float) -> None:
+        self._most_seconds = CALL_SHARE * send_ahead_seconds
+        #: tasks and expected seconds of the latest call of each worker that others may join
+        self._open: dict[WorkerId, tuple[int, float]] = {}
+
+    def join(self, worker: Worker, task: Task, seconds: float) -> bool:
+        """Add a task of this expected length to the latest call for `worker`; return whether it joins others."""
+        if task.alone or task.failures or task.memory_failures or task.crashed or task.oom_steps or task.kept:
+            self._open.pop(worker.worker_id, None)
+            return False
+        count, before_seconds = self._open.get(worker.worker_id, (0, 0.0))
+        joins = 0 < count < MOST_IN_CALL and before_seconds + seconds <= self._most_seconds
+        self._open[worker.worker_id] = (count + 1, before_seconds + seconds) if joins else (1, seconds)
+        return joins
+
+
 class SendAhead:
-    """Chooses the workers that are sent a queued task, and asks tasks back. Appends its commands to `out`."""
+    """Chooses the workers that are sent queued tasks, and asks tasks back. Appends its commands to `out`."""
 
     def __init__(
         self, config: SchedulerConfig, story: Story, worker_table: WorkerTable, demand: Demand, out: list[Command]
@@ -57,12 +89,25 @@ class SendAhead:
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
             if end - at > self.seconds:
                 break
-            is_free = worker.queued is None and not worker.is_barred and worker.drain_deadline is None
-            if is_free and at - end <= self.seconds:
+            if worker.is_barred or worker.drain_deadline is not None or at - end > self.seconds:
+                continue
+            if not worker.queue or self._is_low(worker, at):
                 found.append(worker)
                 if len(found) == MOST_ASKED:
                     break
         return found
+
+    def _is_low(self, worker: Worker, at: float) -> bool:
+        """Return whether the queue of a worker is filled again."""
+        return (
+            len(worker.queue) <= MOST_QUEUED - MOST_IN_CALL
+            and _left_seconds(worker, at) + worker.queued_seconds <= REFILL_SHARE * self.seconds
+        )
+
+    def has_room(self, worker: Worker, at: float) -> bool:
+        """Return whether a queue that is being filled takes one more task."""
+        is_soon = _left_seconds(worker, at) + worker.queued_seconds <= self.seconds
+        return is_soon and len(worker.queue) < MOST_QUEUED
 
     def next_at(self, at: float) -> float:
         """Return when the next run is so near its end that its worker may be sent a task; infinity if none is."""
@@ -70,7 +115,7 @@ class SendAhead:
             return inf
         asked = 0
         for end, _, worker in self._worker_table.worker_index.busy[:MOST_CONSIDERED]:
-            if end - at > self.seconds and worker.queued is None and worker.task_id is not None:
+            if end - at > self.seconds and not worker.queue and worker.task_id is not None:
                 if end - self._demand.tasks[worker.task_id].started_at <= LONG_RUNS * self.seconds:
                     return end - self.seconds
                 asked += 1
@@ -96,28 +141,38 @@ class SendAhead:
         for task_id in unneeded:
             self._revoke_unneeded(task_id)
         next_check = inf
+        backlog, is_any_idle = self._demand.backlog, self._worker_table.worker_index.idle_count > 0
+        must_compare = bool(backlog.urgent) or (backlog.count > 0 and self._demand.fair_queue.has_priorities)
         for worker in self._worker_table.with_queued.values():
-            queued = worker.queued
-            assert queued is not None, f"{worker.name} has no queued task"
-            if queued.is_revoked:
+            reason = ""
+            if is_ending:
+                reason = "the pool ends"
+            elif not worker.wanted or worker.drain_deadline is not None:
+                reason = f"{worker.worker_id} will end"
+            elif is_any_idle:
+                late_at = self._late_at(worker)
+                if at >= late_at:
+                    reason = f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
+                elif any(not queued.is_revoked for queued in worker.queue):
+                    next_check = min(next_check, late_at)
+            if not reason and not must_compare:
                 continue
-            reason = self._reason(worker, self._demand.tasks[queued.task_id], at, is_ending)
-            if reason:
-                self._revoke(worker, reason)
-            elif self._worker_table.worker_index.idle_count and worker.expected_end is not None:
-                next_check = min(next_check, worker.expected_end + self.seconds)
+            for queued in worker.queue:
+                if not queued.is_revoked:
+                    first = reason or self._what_goes_first(worker, self._demand.tasks[queued.task_id], at)
+                    if first:
+                        self._revoke(worker, queued, first)
         return next_check
 
-    def _reason(self, worker: Worker, task: Task, at: float, is_ending: bool) -> str:
-        """Return why the queued task of a worker should not start there; "" if it should."""
-        if is_ending:
-            return "the pool ends"
-        if not worker.wanted or worker.drain_deadline is not None:
-            return f"{worker.worker_id} will end"
+    def _late_at(self, worker: Worker) -> float:
+        """Return when the run of a worker takes longer than expected, also if it is reported with others."""
+        if worker.expected_end is None:
+            return -inf
+        return worker.expected_end + self.seconds + sum([queued.seconds for queued in worker.joined])
+
+    def _what_goes_first(self, worker: Worker, task: Task, at: float) -> str:
+        """Return why another task should start there before a queued one; "" if none should."""
         backlog = self._demand.backlog
-        is_late = worker.expected_end is None or at >= worker.expected_end + self.seconds
-        if is_late and self._worker_table.worker_index.idle_count:
-            return f"{worker.worker_id} is busy for longer than expected, and another worker is idle"
         if backlog.count and self._demand.fair_queue.has_priorities:
             oldest = backlog.oldest(worker.capacity_bytes or 0)
             if oldest is not None and oldest.priority > task.priority:
@@ -131,14 +186,22 @@ class SendAhead:
     def _revoke_unneeded(self, task_id: TaskId) -> None:
         task = self._demand.tasks.get(task_id)
         worker = None if task is None or task.worker_id is None else self._worker_table.workers.get(task.worker_id)
-        queued = None if worker is None else worker.queued
-        if worker is not None and queued is not None and queued.task_id == task_id and not queued.is_revoked:
-            self._revoke(worker, "no job needs it")
+        for queued in () if worker is None else worker.queue:
+            if worker is not None and queued.task_id == task_id and not queued.is_revoked:
+                self._revoke(worker, queued, "no job needs it")
 
-    def _revoke(self, worker: Worker, reason: str) -> None:
-        queued = worker.queued
-        assert queued is not None, f"{worker.name} has no queued task"
+    def _revoke(self, worker: Worker, queued: QueuedTask, reason: str) -> None:
         task = self._demand.tasks[queued.task_id]
         queued.is_revoked = worker.is_barred = True
         self._story.note(task, f"asked back from {worker.worker_id}: {reason}")
         self._out.append(RevokeTask(worker.worker_id, worker.incarnation, queued.task_id, task.attempt))
+
+
+def soonest_free(workers: Sequence[Worker]) -> Worker:
+    """Return the worker with the least work in front of another queued task; of equal ones the first."""
+    return min(workers, key=lambda worker: (worker.expected_end or 0.0) + worker.queued_seconds)
+
+
+def _left_seconds(worker: Worker, at: float) -> float:
+    """Return the seconds until the run of a worker should have ended; 0 if it takes longer than expected."""
+    return max(0.0, (worker.expected_end or 0.0) - at)

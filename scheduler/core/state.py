@@ -10,7 +10,8 @@ Commands, which the shell carries out in the order of the list:
     EndWorker      end that incarnation if it still exists; no answer is expected, later messages from it are dropped.
                    It may be running a task (one that hangs): that run is given up with it
     RunTask        send the task with its inputs, all of which the shell holds; answer with one RunEnded, or WorkerDown.
-                   A queued one starts when the run of its worker has ended, without another command
+                   Queued ones start when the run of their worker has ended, one after the other, without another
+                   command. RunEnded comes in that order; it may be late for those that join others
     RevokeTask     take a queued task back; answer with one TaskRevoked, unless it has started
     StopTask       ask the run to stop at its next step; its RunEnded (usually CANCELLED) still follows. If the run has
                    ended already, do nothing. With keep_state its result may be the state of the run
@@ -73,7 +74,7 @@ from modelpool.scheduler.autoscaling.autoscaler import Autoscaler
 from modelpool.scheduler.core.leaving import Leaving
 from modelpool.scheduler.core.preemption import Preemption
 from modelpool.scheduler.core.recovery import Recovery
-from modelpool.scheduler.core.send_ahead import SendAhead
+from modelpool.scheduler.core.send_ahead import Calls, SendAhead, soonest_free
 from modelpool.scheduler.core.snapshot import Snapshot, take_snapshot
 from modelpool.scheduler.core.timeouts import Timeouts
 from modelpool.scheduler.core.unavailable import why_unavailable
@@ -305,25 +306,33 @@ class SchedulerState:
         that placement would start there then."""
         check_at = self.send_ahead.revoke_outdated(self.at, self.ends_at is not None)
         if self.ends_at is None:
-            for worker in self.send_ahead.candidates(self.at):
+            candidates, calls = self.send_ahead.candidates(self.at), Calls(self.send_ahead.seconds)
+            while candidates and self.demand.backlog.count:
+                worker = soonest_free(candidates)
                 self.worker_table.pretend_idle(worker)
                 decision = self._placement(self._query())
                 self.worker_table.stop_pretending(worker)
-                if decision is not None and self.send_ahead.accepts(decision, worker):
-                    self._queue(decision)
+                if decision is None or not self.send_ahead.accepts(decision, worker):
+                    candidates.remove(worker)
+                    continue
+                self._queue(decision, calls)
+                if not self.send_ahead.has_room(worker, self.at):
+                    candidates.remove(worker)
             check_at = min(check_at, self.send_ahead.next_at(self.at))
         if check_at < inf:
             self.ticks.request(check_at - self.at, self.at)
 
-    def _queue(self, decision: PlacementDecision) -> None:
-        """Send the task to a busy worker, which starts it after its run."""
+    def _queue(self, decision: PlacementDecision, calls: Calls) -> None:
+        """Send the task to a busy worker, which starts it after its run and the queued tasks that it has."""
         task, worker = decision.task, decision.worker
         ready_at = task.ready_at
+        joins = calls.join(worker, task, decision.seconds)
         self._leave_backlog(task, worker)
         self._give(task, worker)
-        self.log.move(task, TaskStatus.QUEUED, f"next on {worker.worker_id}, after {worker.task_id}")
+        before = worker.queue[-1].task_id if worker.queue else worker.task_id
+        self.log.move(task, TaskStatus.QUEUED, f"queued on {worker.worker_id}, after {before}")
         self.demand.fair_queue.start(task)
-        self.worker_table.queue(worker, QueuedTask(task.name, decision.seconds, decision.why, ready_at))
+        self.worker_table.queue(worker, QueuedTask(task.name, decision.seconds, decision.why, ready_at, joins))
         self._out.append(
             RunTask(
                 worker_id=worker.worker_id,
@@ -334,11 +343,12 @@ class SchedulerState:
                 oom_steps=task.oom_steps,
                 resume=task.kept is not None,
                 queued=True,
+                joins=joins,
             )
         )
 
     def _start_queued(self, worker: Worker) -> None:
-        """The run of the worker has ended: it has started its queued task, unless that is revoked."""
+        """The run of the worker has ended: it has started its next queued task, unless that is revoked."""
         queued = self.worker_table.unqueue(worker)
         task = self.demand.tasks[queued.task_id]
         start = self._task_start(task, worker, queued.why)
@@ -357,7 +367,8 @@ class SchedulerState:
             assumed = self.costs.residency_after(task.cost_class, worker)
         expected_end = self.at + queued.seconds + (extra_seconds or 0.0)
         self.worker_table.run_started(worker, task.name, assumed, expected_end)
-        worker.is_barred = queued.is_revoked  # whether it runs is not known: nothing can be next
+        # whether a revoked task runs is not known: nothing can be sent
+        worker.is_barred = queued.is_revoked or any(other.is_revoked for other in worker.queue)
         self.prefetch_planner.run_started(worker)
         decision = PlacementDecision(task, worker, queued.seconds, queued.why)
         self.preload_planner.run_started(worker, task.cost_class, decision)
@@ -368,11 +379,16 @@ class SchedulerState:
         if worker is None or task is None or task.attempt != event.attempt or task.worker_id != worker.worker_id:
             return
         note = f"revoked on {worker.worker_id}"
-        if worker.queued is not None and worker.queued.task_id == task.name:
-            self.recovery.came_back(task, self.worker_table.unqueue(worker).ready_at, note)
+        queued = self.worker_table.unqueue_revoked(worker, task.name)
+        if queued is not None:
+            self.recovery.came_back(task, queued.ready_at, note)
         elif worker.task_id == task.name:  # the run before it ended meanwhile
             self.costs.run_failed(worker)
             self.worker_table.run_revoked(worker, self.at)
+            if worker.queue:
+                if worker.queue[0].joins:  # it is the first of that call now
+                    worker.queue[0].joins = False
+                self._start_queued(worker)
             if not worker.wanted:
                 self._update_capacities()
             self.recovery.came_back(task, None, note)
@@ -528,7 +544,9 @@ class SchedulerState:
                 self._stray_state(task_id, task)
             return
         if report.error is not None and report.error.kind is RunErrorKind.WORKER_LOST:
-            self._end_lost_worker(worker, report.error)  # the worker reports its own end
+            for queued in worker.queue:  # the worker reports its own end, and that none of them has started
+                queued.joins = False
+            self._end_lost_worker(worker, report.error)
             return
         if report.error is None:
             self._learn(task, worker, report)
@@ -556,7 +574,7 @@ class SchedulerState:
             self.recovery.stopped(task, kept)
         else:
             self.recovery.ended_badly(task, report.error, self.at, worker.members > 1)
-        if worker.queued is not None and worker.task_id is None:
+        if worker.queue and worker.task_id is None:
             self._start_queued(worker)
         if pool_changed or (report.error is not None and report.error.components):
             self._recheck_waiting()
@@ -709,9 +727,11 @@ class SchedulerState:
         waiting tasks."""
         self._update_capacities()
         returned, self.worker_table.returned = self.worker_table.returned, []
+        may_have_started = [queued for queued in returned if queued.joins]
         for queued in returned:  # first: it has not failed, whatever the loss means for the others
             task = self.demand.tasks.get(queued.task_id)
             if task is not None and task.on_worker:
+                task.alone = task.alone or queued.joins
                 self.recovery.came_back(task, queued.ready_at, "its worker was lost before it started")
         if self.costs.fetched.disks:
             self.costs.keep_disks(self.worker_table.worker_index.on_node)
@@ -719,7 +739,8 @@ class SchedulerState:
             for name in lost:
                 task = self.demand.tasks.get(name)  # it may have been removed with the job of another
                 if task is not None and task.on_worker:
-                    self.recovery.ended_badly(task, error, self.at, len(lost) > 1, cause)
+                    is_shared = len(lost) > 1 or bool(may_have_started)
+                    self.recovery.ended_badly(task, error, self.at, is_shared, cause)
             # the end of one task's jobs may stop the others, which no longer run
             self._out[:] = [c for c in self._out if not (isinstance(c, StopTask) and c.task_id in lost)]
             self._update_capacities()  # the loss may have been forgiven

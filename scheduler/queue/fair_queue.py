@@ -193,10 +193,11 @@ class FairQueue:
         limit = self._limit(task) if self._are_limited else None
         if limit is not None:
             self.limits.start(task, limit)
-            self.limits.settle()
         job = self._jobs[next(iter(task.demand))]
         if scheduled := self.shares.begin(job):
             self._update_positions(scheduled)
+        if self._are_limited:
+            self.limits.settle()
 
     def end(self, task: Task) -> None:
         """The worker no longer has the task."""

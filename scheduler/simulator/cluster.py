@@ -263,7 +263,7 @@ class VirtualCluster(Generic[CoreT_co]):
     def _execute(self, command: Command) -> None:
         match command:
             case RunTask(queued=True):
-                self._machines.live[command.worker_id].queued = command
+                self._machines.live[command.worker_id].queue.append(command)
             case RunTask():
                 self._start_run(command)
             case RevokeTask():
@@ -414,28 +414,27 @@ class VirtualCluster(Generic[CoreT_co]):
                 self._post_checkpoint(batch, report)
 
     def _start_queued(self, worker_id: WorkerId) -> None:
-        """Start the next task of a worker whose run has ended."""
+        """Start the next queued task of a worker whose run has ended."""
         machine = self._machines.live.get(worker_id)
-        if machine is None or machine.batch is not None or machine.queued is None:
+        if machine is None or machine.batch is not None or not machine.queue:
             return
-        command, machine.queued = machine.queued, None
+        command = machine.queue.pop(0)
         has_lost = command.resume and command.task_id not in self.states
         has_lost = has_lost or any(need not in self.held for need in self._tasks[command.task_id][0].needs)
-        self._start_run(replace(command, queued=False, resume=command.resume and not has_lost), has_lost)
+        resume = command.resume and not has_lost
+        self._start_run(replace(command, queued=False, joins=False, resume=resume), has_lost)
 
     def _revoke(self, command: RevokeTask) -> None:
-        """Take back the next task of a worker: it has not started."""
+        """Take back a queued task of a worker: it has not started."""
         machine = self._machines.live.get(command.worker_id)
-        queued = None if machine is None else machine.queued
-        if machine is None or queued is None:
-            return
-        if (queued.incarnation, queued.task_id, queued.attempt) == (
-            command.incarnation,
-            command.task_id,
-            command.attempt,
-        ):
-            machine.queued = None
-            self.post(TaskRevoked(self.now, command.worker_id, command.incarnation, command.task_id, command.attempt))
+        wanted = (command.incarnation, command.task_id, command.attempt)
+        for place, queued in enumerate(() if machine is None else machine.queue):
+            if machine is not None and (queued.incarnation, queued.task_id, queued.attempt) == wanted:
+                del machine.queue[place]
+                self.post(
+                    TaskRevoked(self.now, command.worker_id, command.incarnation, command.task_id, command.attempt)
+                )
+                return
 
     def _stop_run(self, command: StopTask) -> None:
         """Stop that run now: a simulated step takes no time. Its mates continue. The last one leaves the residency that

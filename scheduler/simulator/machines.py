@@ -10,7 +10,7 @@ component costs the same under every policy.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.plan.eviction_plan import Residency, ResidencyPlan, needed_bytes
@@ -112,8 +112,8 @@ class Machine:
     residency: Residency
     #: the current run, the memory that it holds, and the preloads during it
     batch: RunningBatch | None = None
-    #: what it starts after that run
-    queued: RunTask | None = None
+    #: what it starts after that run, in order
+    queue: list[RunTask] = field(default_factory=list)
     held: RunningLease = NOTHING_HELD
     preload: tuple[OverlappedPreload, ...] = ()
     #: a load without a run

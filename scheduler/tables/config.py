@@ -43,9 +43,9 @@ class SchedulerConfig:
     switch_share: float = 0.05
     #: preload weights to GPUs during their runs (`scheduler.placement.preload`)
     upload_ahead: bool = True
-    #: a worker is sent its next task this long before the end of its run, so that it need not wait for a message
-    #: (`scheduler.core.send_ahead`). About the time of some messages under load: what comes later in between is not
-    #: considered. 0: never
+    #: a worker is sent its next tasks this long before the end of its run, so that it need not wait for a message, and
+    #: short ones up to this expected time in all (`scheduler.core.send_ahead`). About the time of some messages under
+    #: load: what comes later in between is not considered. 0: never
     send_ahead_seconds: float = 0.05
     #: stop a run with its state, to resume it later, for a task of higher priority that would otherwise wait longer
     #: than `preemption_wait_seconds` and than the stop and the loads cost

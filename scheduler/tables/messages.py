@@ -319,7 +319,9 @@ class RunTask(WireValue):
     batch_mates  tasks that run in the same batch; each ends with its own RunEnded, and the worker is free after the
                  last of them
     resume       send the state along that the shell holds of the task, and of each batch mate: the run resumes from it
-    queued       the worker runs another task: it starts this one itself when that run has ended
+    queued       the worker runs another task: it starts this one itself when that run, and those queued before, have
+                 ended
+    joins        send it in one call with the task before it, which is queued too; their ends may be reported together
     """
 
     worker_id: Final[WorkerId]
@@ -333,6 +335,7 @@ class RunTask(WireValue):
     batch_mates: Final[tuple[BatchMate, ...]]
     resume: Final[bool]
     queued: Final[bool]
+    joins: Final[bool]
 
     def __init__(
         self,
@@ -347,6 +350,7 @@ class RunTask(WireValue):
         batch_mates: tuple[BatchMate, ...] = (),
         resume: bool = False,
         queued: bool = False,
+        joins: bool = False,
     ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
@@ -359,6 +363,7 @@ class RunTask(WireValue):
         self.batch_mates = batch_mates
         self.resume = resume
         self.queued = queued
+        self.joins = joins
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)

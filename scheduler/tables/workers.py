@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
@@ -116,11 +117,12 @@ class PendingPreload:
 
 @dataclass(slots=True)
 class QueuedTask:
-    """The task that a busy worker starts after its run.
+    """A task that a busy worker starts after its run and the queued tasks before it.
 
     seconds     expected length of its run
     why         the reasons of the decision
     ready_at    as in the task before it was queued
+    joins       it was sent in one call with the task before it, and their ends are reported together
     is_revoked  it was asked back, and the answer is not there
     """
 
@@ -128,6 +130,7 @@ class QueuedTask:
     seconds: float
     why: Why
     ready_at: float | None
+    joins: bool = False
     is_revoked: bool = False
 
 
@@ -161,8 +164,10 @@ class Worker:
     batch_mates: tuple[TaskId, ...] = ()
     #: number of tasks that its current or last run began with
     members: int = 0
-    #: the task that it starts after its run; only while BUSY
-    queued: QueuedTask | None = None
+    #: the tasks that it starts after its run, in order; only while BUSY
+    queue: list[QueuedTask] = field(default_factory=list)
+    #: their expected seconds
+    queued_seconds: float = 0.0
     #: the residency before its run, if that task was queued
     residency_before: Residency | None = None
     #: a task was asked back during its run: it is sent no other one before the end of the run
@@ -257,8 +262,13 @@ class Worker:
             return 0.0
         if self.expected_end is None:
             return None
-        seconds = abs(self.expected_end - at)
-        return seconds if self.queued is None else seconds + self.queued.seconds
+        return abs(self.expected_end - at) + self.queued_seconds
+
+    @property
+    def joined(self) -> list[QueuedTask]:
+        """The queued tasks that were sent in one call with the task that it runs. They may have started, and ended:
+        that is reported with the end of the last one."""
+        return list(takewhile(lambda queued: queued.joins, self.queue))
 
 
 def restart_delay_seconds(config: SchedulerConfig, failures: int) -> float:
@@ -284,9 +294,9 @@ class WorkerTable:
         self.totals = WorkerRunTotals()
         #: index of the usable workers
         self.worker_index = WorkerIndex()
-        #: the workers with a queued task
+        #: the workers with queued tasks
         self.with_queued: dict[WorkerId, Worker] = {}
-        #: queued tasks whose worker was lost; emptied by the core
+        #: queued tasks whose worker was lost; those that join may have started there. Emptied by the core
         self.returned: list[QueuedTask] = []
 
     def want(self, worker_ids: Iterable[WorkerId]) -> None:
@@ -444,16 +454,28 @@ class WorkerTable:
         self._note(worker)
 
     def queue(self, worker: Worker, queued: QueuedTask) -> None:
-        """A busy worker was sent its next task."""
-        worker.queued = queued
+        """A busy worker was sent another task, which it starts after those that it has."""
+        worker.queue.append(queued)
+        worker.queued_seconds += queued.seconds
         self.with_queued[worker.worker_id] = worker
 
-    def unqueue(self, worker: Worker) -> QueuedTask:
-        """Its next task starts, or was revoked."""
-        queued, worker.queued = worker.queued, None
-        assert queued is not None, f"{worker.name} has no queued task"
-        del self.with_queued[worker.worker_id]
+    def unqueue(self, worker: Worker, place: int = 0) -> QueuedTask:
+        """A queued task starts, which is the first, or was revoked."""
+        queued = worker.queue.pop(place)
+        worker.queued_seconds -= queued.seconds
+        if not worker.queue:
+            worker.queued_seconds = 0.0  # without rounding errors
+            del self.with_queued[worker.worker_id]
         return queued
+
+    def unqueue_revoked(self, worker: Worker, task_id: TaskId) -> QueuedTask | None:
+        """Remove a queued task that was revoked, and return it; None if it is not queued there."""
+        for place, queued in enumerate(worker.queue):
+            if queued.task_id == task_id:
+                if place + 1 < len(worker.queue) and not queued.joins:
+                    worker.queue[place + 1].joins = False  # it is the first of that call now
+                return self.unqueue(worker, place)
+        return None
 
     def run_revoked(self, worker: Worker, at: float) -> None:
         """The task that was believed to run had been revoked before it started: nothing runs there."""
@@ -536,16 +558,19 @@ class WorkerTable:
     def _down(self, worker: Worker) -> None:
         worker.task_id = worker.expected_end = worker.loaded_at = worker.drain_deadline = None
         worker.batch_mates, worker.preloaded, worker.loading = (), {}, None
-        if worker.queued is not None:
-            self.returned.append(self.unqueue(worker))
+        joined = len(worker.joined)
+        for place in range(len(worker.queue)):
+            queued = self.unqueue(worker)
+            queued.joins = place < joined
+            self.returned.append(queued)
         worker.update_residency(None)
         self._note(worker)
 
     def _idle(self, worker: Worker, at: float) -> None:
-        """Its run is over; it ends if it is not wanted, unless it has a queued task, which may have started."""
+        """Its run is over; it ends if it is not wanted, unless it has queued tasks, which may have started."""
         worker.idle_since = at
         self._story.move(worker, WorkerState.IDLE)
-        if not worker.wanted and worker.queued is None:
+        if not worker.wanted and not worker.queue:
             self._forget(worker)
         self._note(worker)
 

@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from modelpool.actors.control.catalog_service import CatalogService
 from modelpool.actors.control.cluster_facts import ClusterFacts
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, WorkerLost
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns, WorkerLost
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.node_watch import ClusterNodes
 from modelpool.actors.control.recorder import Recorder
@@ -156,6 +157,8 @@ class FakeFleet:
         self.ended: list[tuple[WorkerId, int]] = []
         #: all attempts ever, in order
         self.sent: list[Sent] = []
+        #: the attempts of each call of several, in order
+        self.joined: list[list[Sent]] = []
         #: what workers were to read ahead, in order
         self.read_ahead_asked: list[tuple[WorkerId, tuple[FilePart, ...]]] = []
         #: what they were to bring beside which runs
@@ -220,13 +223,26 @@ class FakeFleet:
 
     def run(self, worker_id: WorkerId, incarnation: int, request: RunRequest, inputs: Sequence[FakeRef]) -> SentRun:
         worker = self.workers[worker_id, incarnation]
-        assert not worker.queued, f"{worker_id} is sent a third run"
         sent = Sent(
             worker_id, incarnation, request, tuple(inputs), asyncio.get_running_loop().create_future(), FakeRef()
         )
         (worker.queued if worker.running else worker.running).append(sent)
         self.sent.append(sent)
         return SentRun(sent.report, sent.ref)
+
+    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
+        for request, inputs in calls:
+            self.run(worker_id, incarnation, request, inputs)
+        sent = self.sent[-len(calls) :]
+        self.joined.append(sent)
+        return SentRuns(asyncio.gather(*(one.report for one in sent)), [one.ref for one in sent])
+
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        (call,) = [sent for sent in self.joined if [one.request.run for one in sent] == list(runs)]
+        over = list(takewhile(lambda sent: sent.report.done(), call))
+        reports: asyncio.Future[list] = asyncio.get_running_loop().create_future()
+        reports.set_result([sent.report.result() for sent in over])
+        return SentRuns(reports, [sent.ref for sent in over])
 
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
         worker = self.workers[worker_id, incarnation]
@@ -357,7 +373,7 @@ class FakeFleet:
         worker = self.workers[sent.worker_id, sent.incarnation]
         worker.running.remove(sent)
         if not worker.running and worker.queued:
-            worker.running.append(worker.queued.pop())
+            worker.running.append(worker.queued.pop(0))
         if isinstance(answer, Exception):
             sent.report.set_exception(answer)
         else:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from modelpool.actors.api.client import ModelPool
 from modelpool.actors.api.output_writer import HOLD_SECONDS
@@ -19,7 +20,7 @@ from modelpool.actors.control.catalog_service import CatalogService, ListingCata
 from modelpool.actors.control.checkpoint_archive import CheckpointArchive
 from modelpool.actors.control.connection import ResultGone
 from modelpool.actors.control.controller import Controller
-from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun
+from modelpool.actors.control.fleet import InputsLost, RunCall, SentBatch, SentRun, SentRuns
 from modelpool.actors.control.losses import Loss
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.control.succession import WorkerOrigin, successor
@@ -145,22 +146,37 @@ class ThreadFleet:
 
         return SentRun(report(), ref)
 
+    def run_in_order(self, worker_id: WorkerId, incarnation: int, calls: Sequence[RunCall]) -> SentRuns:
+        return SentRuns(*self._sent(worker_id, incarnation, calls, GpuWorker.run_in_order))
+
+    def over_in_order(self, worker_id: WorkerId, incarnation: int, runs: Sequence[int]) -> SentRuns:
+        worker, _ = self.workers[worker_id, incarnation]
+        reports, results = worker.over_in_order(runs, self.epoch)
+        over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        over.set_result(reports)
+        return SentRuns(over, [FakeRef(result) for result in results])
+
     def run_batch(self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall]) -> SentBatch:
+        return SentBatch(*self._sent(worker_id, incarnation, asked, GpuWorker.run_batch))
+
+    def _sent(
+        self, worker_id: WorkerId, incarnation: int, asked: Sequence[RunCall], method: Callable[..., Any]
+    ) -> tuple[Awaitable[Sequence[Any]], list[FakeRef]]:
         worker, thread = self.workers[worker_id, incarnation]
         requests, refs = [request for request, _ in asked], [FakeRef() for _ in asked]
         flat = [given for _, inputs in asked for given in inputs]
 
-        async def reports() -> Sequence[TaskReport]:
+        async def reports() -> Sequence[Any]:
             if any(given.lost for given in flat):
                 raise InputsLost("an input of these tasks is gone")
             loop = asyncio.get_running_loop()
             values = [given.value for given in flat]
-            told, results = await loop.run_in_executor(thread, worker.run_batch, requests, *values)
+            told, results = await loop.run_in_executor(thread, method, worker, requests, *values)
             for ref, result in zip(refs, results, strict=True):
                 ref.value = result
             return told
 
-        return SentBatch(reports(), refs)
+        return reports(), refs
 
     async def revoke(self, worker_id: WorkerId, incarnation: int, run: int) -> bool:
         known = self.workers.get((worker_id, incarnation))

@@ -1,8 +1,8 @@
 """A wheel holds modelpool alone, and works where no checkout is.
 
-Proves: the only top-level folder is modelpool; the packages, the vocabulary and py.typed are in it, tests and
-benchmarks are not; the public API and the command run from it; a policy that only a checkout has is refused with a way
-to get it.
+Proves: the only top-level folder is modelpool; the packages, the vocabulary, the web page and py.typed are in it, tests
+and benchmarks are not; the public API and the command run from it; a policy that only a checkout has is refused with a
+way to get it.
 """
 
 from __future__ import annotations
@@ -69,6 +69,10 @@ def test_the_wheel_holds_modelpool_alone(site: Path) -> None:
     assert inside == expected | {path.name for path in (ROOT / "modelpool").glob("*.py")}
     assert (site / "modelpool" / "py.typed").is_file()
     assert list((site / "modelpool" / "pool" / "text").glob("*.gz"))
+    page = Path("actors", "http", "page")
+    assert sorted(path.name for path in (site / "modelpool" / page).iterdir()) == sorted(
+        path.name for path in (ROOT / page).iterdir()
+    )
 
 
 def test_the_public_api_comes_from_the_wheel(site: Path) -> None:

@@ -164,10 +164,10 @@ class Shell:
     #: starts that were ended; their answers may still come
     given_up: set[tuple[WorkerId, int]] = field(default_factory=set)
     running: dict[WorkerId, Running] = field(default_factory=dict)
-    #: tasks that busy workers start after their runs
-    queued: dict[WorkerId, RunTask] = field(default_factory=dict)
-    #: those of them that the core asked back, without an answer so far
-    asked_back: dict[WorkerId, RunTask] = field(default_factory=dict)
+    #: tasks that busy workers start after their runs, in order; none is empty
+    queued: dict[WorkerId, list[RunTask]] = field(default_factory=dict)
+    #: those of them that the core asked back, without an answer so far; none is empty
+    asked_back: dict[WorkerId, list[RunTask]] = field(default_factory=dict)
     #: those that will not start, of which the core does not know yet
     revoked: list[RunTask] = field(default_factory=list)
     #: loads that the shell owes an answer for; of a worker that is up
@@ -175,6 +175,8 @@ class Shell:
     #: reports of runs that were answered, or whose worker was lost
     old: list[TaskReport] = field(default_factory=list)
     tasks: dict[TaskId, TaskSpec] = field(default_factory=dict)
+    #: those of the latest event
+    _commands: list[Command] = field(default_factory=list)
     #: when Ticks are due that were asked for
     ticks: list[float] = field(default_factory=list)
 
@@ -201,7 +203,7 @@ class Shell:
 
     def feed(self, event: Event) -> list[Command]:
         """Hand an event to the core, check and carry out what it says, check the core."""
-        commands = self.state.handle(event)
+        commands = self._commands = self.state.handle(event)
         for command in commands:
             self._execute(command)
         for command in commands:
@@ -267,6 +269,7 @@ class Shell:
 
     def lacks(self, name: str, *components: ComponentKey) -> list[Command]:
         """Let the run there end because its machine lacks these files."""
+        self._tell_earlier(self.running[WorkerId(name)].command)
         run = self.running.pop(WorkerId(name))
         error = RunError(RunErrorKind.FILE_UNAVAILABLE, f"/models/{components[0]}: no such file", components=components)
         report = _report(run.command, self.up[WorkerId(name)][1], RunCost(), error)
@@ -275,10 +278,12 @@ class Shell:
         self.old.append(report)
         return self.report(report)
 
-    def revoke(self, name: str) -> None:
-        """Take back the task that the core asked back: it will not start. The core does not know yet."""
-        command = self.asked_back.pop(WorkerId(name))
-        assert self.queued.pop(WorkerId(name)) is command
+    def revoke(self, name: str, place: int = 0) -> None:
+        """Take back a task that the core asked back: it will not start. The core does not know yet."""
+        asked = self.asked_back[WorkerId(name)]
+        command = asked[place % len(asked)]
+        _remove(self.asked_back, command)
+        _remove(self.queued, command)
         self.revoked.append(command)
 
     def tell_revoked(self, place: int = 0) -> list[Command]:
@@ -289,11 +294,22 @@ class Shell:
         )
 
     def _start_queued(self, worker_id: WorkerId) -> None:
-        """The run of the worker ended: it starts its next task, whether the core asked that back or not."""
-        self.asked_back.pop(worker_id, None)
-        command = self.queued.pop(worker_id, None)
-        if command is not None:
-            self.running[worker_id] = Running(replace(command, queued=False), self._after(command))
+        """The run of the worker ended: it starts its next task, whether the core asked that back or not. Ends are told
+        in order: if the core believes in a revoked run before the one that ended, it hears of that first."""
+        if worker_id in self.queued:
+            command = self.queued[worker_id][0]
+            _remove(self.queued, command)
+            _remove(self.asked_back, command)
+            self.running[worker_id] = Running(replace(command, queued=False, joins=False), self._after(command))
+
+    def _tell_earlier(self, ended: RunTask) -> None:
+        """The core hears of revocations before the end of a run that it does not believe in before."""
+        while True:
+            worker = self.state.worker_table.workers[ended.worker_id]
+            found = [place for place, one in enumerate(self.revoked) if one.task_id == worker.task_id]
+            if worker.incarnation != ended.incarnation or ended.task_id in worker.task_ids or not found:
+                return
+            self.tell_revoked(found[0])
 
     def _after(self, command: RunTask) -> Residency:
         """The weights after the load of a queued task; as before it if it does not fit there any more, or lacks a
@@ -345,6 +361,7 @@ class Shell:
         """Let the run on this worker end; of a run of several tasks only the one in this place, unless the worker is
         lost with it."""
         worker_id = WorkerId(name)
+        self._tell_earlier(self.running[worker_id].command)
         members = self.running.pop(worker_id).members
         run = members.pop(place % len(members))
         command = run.command
@@ -448,12 +465,12 @@ class Shell:
             case RunTask():
                 self._run(command)
             case RevokeTask():
-                asked = self.queued[command.worker_id]
-                expected = (asked.worker_id, asked.incarnation, asked.task_id, asked.attempt)
-                found = (command.worker_id, command.incarnation, command.task_id, command.attempt)
-                assert expected == found, f"{command}: it has {asked} next"
-                assert command.worker_id not in self.asked_back, f"{command}: for the second time"
-                self.asked_back[command.worker_id] = asked
+                found = (command.incarnation, command.task_id, command.attempt)
+                queue = {(c.incarnation, c.task_id, c.attempt): c for c in self.queued.get(command.worker_id, ())}
+                assert found in queue, f"{command}: it has {list(queue)} next"
+                asked = self.asked_back.setdefault(command.worker_id, [])
+                assert queue[found] not in asked, f"{command}: for the second time"
+                asked.append(queue[found])
             case StopTask():
                 if self._is_revoked(command.worker_id, command.task_id):
                     return  # the core believes that it started
@@ -505,10 +522,13 @@ class Shell:
         assert incarnation == command.incarnation, f"{command}: that incarnation is gone"
         if command.queued:
             assert command.worker_id in self.running, f"{command}: after nothing"
-            assert command.worker_id not in self.queued, f"{command}: it has a next task"
+            queue = self.queued.setdefault(command.worker_id, [])
+            if command.joins:
+                assert queue[-1].incarnation == command.incarnation, f"{command}: joins nothing"
+                assert queue[-1] in self._commands, f"{command}: joins a call that was sent before"
             assert (command.batch_mates, command.fresh, command.needed_next) == ((), False, ()), command
             self._check_start(BatchMate(command.task_id, command.attempt), command)
-            self.queued[command.worker_id] = command
+            queue.append(command)
             return
         assert command.worker_id not in self.running, f"{command}: it is busy"
         assert command.why is not None, f"{command}: no reason"
@@ -574,7 +594,7 @@ class Shell:
         assert not any(one.command.task_id == batch_mate.task_id for r in self.running.values() for one in r.members), (
             command
         )
-        assert all(one.task_id != batch_mate.task_id for one in self.queued.values()), command
+        assert all(one.task_id != batch_mate.task_id for queue in self.queued.values() for one in queue), command
         assert self.held.issuperset(spec.needs), f"{command}: inputs of {batch_mate} are not held"
         assert batch_mate.task_id not in self.held, f"{command}: the result of {batch_mate} is there"
         assert (spec.uses, spec.activation_bytes, spec.together, spec.run_seconds) == (
@@ -606,6 +626,15 @@ class Shell:
         self._unqueue(worker_id)
         run = self.running.pop(worker_id, None)
         self.old += [_report(one.command, one.residency) for one in ([] if run is None else run.members)]
+
+
+def _remove(commands: dict[WorkerId, list[RunTask]], command: RunTask) -> None:
+    """Take a command out of those of its worker, if it is there."""
+    found = [one for one in commands.get(command.worker_id, ()) if one is not command]
+    if found:
+        commands[command.worker_id] = found
+    else:
+        commands.pop(command.worker_id, None)
 
 
 def _way(task: TaskSpec, capacity_bytes: int) -> ExecutionMode:

@@ -41,8 +41,9 @@ def requests(count: int, first: int = 0, **fields: Any) -> tuple[GenerateRequest
 
 
 def started(desk: Desk) -> list[str]:
-    """The prompts of sampling runs, in order."""
-    works = [sent.request for sent in desk.fleet.sent if sent.request.task.stage is Stage.SAMPLE]
+    """The prompts of sampling runs that were not asked back, in order."""
+    sent = [sent for sent in desk.fleet.sent if sent.request.task.stage is Stage.SAMPLE]
+    works = [one.request for one in sent if not one.report.done() or one.report.result() is not None]
     return [f"a {work.work.seed}" for work in works]
 
 

@@ -199,3 +199,78 @@ def test_a_worker_that_dies_loses_both_and_only_one_has_failed() -> None:
         assert lost[Stage.ENCODE] == ()
 
     asyncio.run(talk())
+
+
+async def with_call(desk: Desk) -> tuple[Sent, list[Sent]]:
+    """Run until the worker has queued runs that were sent in one call; return the running one and those."""
+    await desk.open()
+    for n in range(12):
+        await desk.submit(request(f"text {n}", seed=n, cfg=1.0), submission=f"s{n}")
+    while not desk.fleet.joined:
+        await desk.finish(*desk.fleet.running)
+    (running,) = desk.fleet.running
+    return running, desk.fleet.joined[0]
+
+
+def test_images_are_the_same_with_several_runs_in_a_call() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        await with_call(desk)
+        ended = [*desk.ended, *await desk.run_dry()]
+        found = {one.submission_id: one.result.value.pixels_HWC.tobytes() for one in ended}
+        wanted = {f"s{n}": request(f"text {n}", seed=n, cfg=1.0) for n in range(12)}
+        assert found == {name: expected_image(one).pixels_HWC.tobytes() for name, one in wanted.items()}
+
+    asyncio.run(talk())
+
+
+def test_a_call_that_fails_is_sent_again_run_by_run() -> None:
+    """Then the run that cannot be sent fails alone."""
+
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        running, call = await with_call(desk)
+        worker = desk.fleet.workers[running.worker_id, running.incarnation]
+        worker.queued = [sent for sent in worker.queued if sent not in call]
+        before = len(desk.fleet.sent)
+        call[0].report.set_exception(InputsLost("an input of one of them is gone"))
+        await settle()
+        await desk.run_dry()
+        again = [sent.request.run for sent in desk.fleet.sent[before:]]
+        assert [run for run in again if run in {sent.request.run for sent in call}] == [s.request.run for s in call]
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 12
+
+    asyncio.run(talk())
+
+
+def test_a_cancelled_job_ends_from_the_middle_of_a_call() -> None:
+    async def talk() -> None:
+        desk = Desk(config=AHEAD)
+        _, call = await with_call(desk)
+        revoked = call[1]
+        (job_id,) = desk.state.demand.tasks[revoked.task_id].demand
+        await desk.controller.cancel("me", job_id.rpartition("-")[0])
+        await settle()
+        assert revoked not in desk.fleet.queued
+        await desk.run_dry()
+        assert sorted(one.outcome.name for one in desk.ended) == ["CANCELLED"] + ["SUCCEEDED"] * 11
+
+    asyncio.run(talk())
+
+
+def test_a_run_that_takes_long_does_not_keep_back_the_ends_of_its_call(monkeypatch) -> None:
+    async def talk() -> None:
+        monkeypatch.setattr("modelpool.actors.control.dispatcher.OVERDUE_CALL_SECONDS", 0.01)
+        desk = Desk(config=AHEAD)
+        running, call = await with_call(desk)
+        desk.fleet.finish(running)
+        while desk.fleet.running[0] is not call[0]:
+            await desk.finish(desk.fleet.running[0])
+        await desk.finish(call[0])
+        while call[0].task_id in desk.state.demand.tasks:
+            await asyncio.sleep(0.01)
+        assert shown(desk) == [call[1].task_id]
+        await desk.run_dry()
+        assert [one.outcome for one in desk.ended] == [Outcome.SUCCEEDED] * 12
+
+    asyncio.run(talk())

@@ -24,9 +24,9 @@ CONFIG = ROOT / "configs" / "laptop.toml"
 
 
 @contextmanager
-def served(pool: HttpPool, folder: Path, **settings: object) -> Iterator[str]:
-    """The address of a server in a thread of this process, on a free port of loopback."""
-    section = ServeSection(port=0, **settings)
+def served(pool: HttpPool, folder: Path, port: int = 0, **settings: object) -> Iterator[str]:
+    """The address of a server in a thread of this process, on a free port of loopback or on `port`."""
+    section = ServeSection(port=port, **settings)
     listening = listen(section)
     app = application(pool, section, folder)
     config = uvicorn.Config(app, log_level="warning", ws="websockets-sansio", timeout_graceful_shutdown=2)

@@ -305,6 +305,33 @@ def test_several_attempts_come_back_with_a_report_each() -> None:
     assert (results[0].samples_CHW != results[1].samples_CHW).any()
 
 
+def test_runs_of_one_call_come_back_in_order_without_those_that_were_revoked() -> None:
+    bench = Bench()
+    bench.worker.start()
+    requests, inputs = together(bench, "one", "two", FAIL, "four")
+    assert bench.worker.revoke(11)
+    reports, results = bench.worker.run_in_order(requests, *inputs)
+    kinds = [report and (report.error and report.error.kind) for report in reports]
+    assert kinds == [None, None, RunErrorKind.INTERNAL, None]
+    assert [report is None for report in reports] == [False, True, False, False]
+    assert [result is None for result in results] == [False, True, True, False]
+    assert not bench.worker.revoke(13), "it has started"
+    for place in (0, 3):
+        _, lone = bench.worker.run(requests[place], *inputs[2 * place : 2 * place + 2])
+        assert (lone.samples_CHW == results[place].samples_CHW).all()
+
+
+def test_no_run_of_a_call_starts_after_the_loss_of_the_gpu() -> None:
+    import torch
+
+    bench = Bench(RaisingEngine(torch.AcceleratorError("an illegal memory access was encountered")))
+    bench.worker.start()
+    requests, inputs = together(bench, "one", "two")
+    reports, results = bench.worker.run_in_order(requests, *inputs)
+    assert reports[0].error.kind is RunErrorKind.WORKER_LOST
+    assert (reports[1], results) == (None, (None, None))
+
+
 def test_what_no_engine_should_raise_is_reported_by_all() -> None:
     class Broken(FakeEngine):
         def run_batch(self, members, needed_next=()):

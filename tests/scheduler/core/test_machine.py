@@ -377,7 +377,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(number=ANY)
     def revoke(self, number: int) -> None:
         """A queued task is taken back in time; the answer may come after the end of the run before it."""
-        self.shell.revoke(self.pick(self.shell.asked_back, number))
+        self.shell.revoke(self.pick(self.shell.asked_back, number), number)
 
     @precondition(lambda self: self.shell.revoked)
     @rule(number=ANY)
@@ -389,7 +389,7 @@ class CoreMachine(RuleBasedStateMachine):
     def change_while_queued(self, number: int, change: str, seconds: int) -> None:
         """What makes the core ask a queued task back, or loses it, happens to a worker that has one."""
         name = self.pick(self.shell.queued, number)
-        task = self.shell.state.demand.tasks[self.shell.queued[name].task_id]
+        task = self.shell.state.demand.tasks[self.pick([queued.task_id for queued in self.shell.queued[name]], seconds)]
         match change:
             case "cancel":
                 for job_id in list(task.demand):
@@ -510,7 +510,8 @@ def drain(shell: Shell) -> None:
             if key in shell.starting:
                 shell.come_up(key[0])
         for name in list(shell.asked_back):
-            shell.revoke(name)
+            while name in shell.asked_back:
+                shell.revoke(name)
         while shell.revoked:
             shell.tell_revoked()
         for name in list(shell.running):

@@ -40,8 +40,8 @@ def pool(workers: int = 1, send_ahead_seconds: float = 20.0, node: str = "", cap
 
 
 def next_on(shell: Shell, name: str = "a") -> TaskId | None:
-    queued = shell.queued.get(WorkerId(name))
-    return None if queued is None else queued.task_id
+    queue = shell.queued.get(WorkerId(name))
+    return queue[0].task_id if queue else None
 
 
 def wanted(shell: Shell, name: str) -> TaskId:
@@ -130,7 +130,7 @@ def test_a_revoked_task_has_not_failed_and_keeps_its_waiting_time() -> None:
     shell = pool()
     submit(shell, "one")
     submit(shell, "two")
-    ready_at = shell.state.worker_table.workers[WorkerId("a")].queued.ready_at
+    ready_at = shell.state.worker_table.workers[WorkerId("a")].queue[0].ready_at
     submit(shell, "urgent", priority=1)
     shell.revoke("a")
     shell.tell_revoked()
@@ -233,3 +233,91 @@ def test_an_idle_worker_takes_the_next_task_of_one_that_is_late() -> None:
     shell.revoke(late)
     shell.tell_revoked()
     assert shell.on(other) == task_id
+
+
+def queue_on(shell: Shell, name: str = "a") -> list[TaskId]:
+    return [queued.task_id for queued in shell.queued.get(WorkerId(name), [])]
+
+
+def test_short_runs_are_queued_up_to_the_expected_seconds() -> None:
+    """A run of 10 s, and queued ones while the worker has work for 35 s at most in front of another."""
+    shell = pool(send_ahead_seconds=35.0)
+    for number in range(9):
+        submit(shell, f"job {number}")
+    queued = len(queue_on(shell))
+    worker = shell.state.worker_table.workers[WorkerId("a")]
+    assert 1 < queued < 5
+    assert worker.queued_seconds == pytest.approx(queued * RUN_SECONDS)
+    assert worker.wait_seconds(shell.at) == pytest.approx(worker.expected_end - shell.at + queued * RUN_SECONDS)
+    order = [shell.on("a"), *queue_on(shell)]
+    for task_id in order:
+        assert shell.on("a") == task_id
+        shell.finish("a")
+
+
+def test_a_queue_is_filled_by_one_event_and_its_tasks_are_sent_in_one_call() -> None:
+    shell = pool(send_ahead_seconds=100.0)
+    for number in range(30):
+        submit(shell, f"job {number}")
+    filled: list[RunTask] = []
+    while not any(command.joins for command in filled):
+        filled = [c for c in shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS)) if isinstance(c, RunTask)]
+    calls = [command.joins for command in filled]
+    assert not calls[0], "the first begins a call"
+    assert max(len(call) for call in "".join("01"[joins] for joins in calls).split("0")) <= 3, "at most 40 s in a call"
+
+
+def test_the_worker_with_the_least_work_is_filled_first() -> None:
+    shell = pool(workers=2, send_ahead_seconds=60.0)
+    for number in range(8):
+        submit(shell, f"job {number}")
+    assert abs(len(queue_on(shell, "a")) - len(queue_on(shell, "b"))) <= 1
+
+
+def test_tasks_that_may_have_started_on_a_lost_worker_run_alone_afterwards() -> None:
+    """Ends of one call are reported together: any of its tasks may have been the cause. The others were not there."""
+    shell = pool(send_ahead_seconds=100.0)
+    for number in range(30):
+        submit(shell, f"job {number}")
+    worker = shell.state.worker_table.workers[WorkerId("a")]
+    while not worker.joined:
+        shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+    suspects = [worker.task_id, *(queued.task_id for queued in worker.joined)]
+    others = [queued.task_id for queued in worker.queue if queued.task_id not in suspects]
+    shell.lose("a")
+    tasks = shell.state.demand.tasks
+    assert [tasks[task_id].alone for task_id in suspects] == [True] * len(suspects)
+    assert not any(tasks[task_id].alone for task_id in others)
+    assert [tasks[task_id].failures for task_id in suspects] == [1] + [0] * (len(suspects) - 1)
+    shell.come_up("a")
+    while set(suspects) & {name for name, task in tasks.items() if task.status is not TaskStatus.RUNNING}:
+        joined = {command.task_id for queue in shell.queued.values() for command in queue if command.joins}
+        assert not joined & set(suspects)
+        shell.finish("a", cost=RunCost(run_seconds=RUN_SECONDS))
+
+
+def test_a_revocation_in_the_middle_keeps_the_order_of_the_others() -> None:
+    shell = pool(send_ahead_seconds=60.0)
+    for number in range(5):
+        submit(shell, f"job {number}")
+    first, middle, last = queue_on(shell)[:3]
+    name = next(name for name, job in shell.jobs.items() if job.wanted == middle)
+    shell.cancel(name)
+    shell.revoke("a")
+    shell.tell_revoked()
+    assert shell.outcome(name) is Outcome.CANCELLED
+    assert queue_on(shell)[:2] == [first, last]
+
+
+def test_a_revoked_task_that_seemed_to_run_makes_way_for_the_next_one() -> None:
+    shell = pool(send_ahead_seconds=60.0)
+    for number in range(5):
+        submit(shell, f"job {number}")
+    first, second = queue_on(shell)[:2]
+    shell.cancel(next(name for name, job in shell.jobs.items() if job.wanted == first))
+    shell.revoke("a")
+    shell.finish("a")
+    worker = shell.state.worker_table.workers[WorkerId("a")]
+    assert (worker.task_id, shell.on("a")) == (first, second), "the core cannot know better"
+    shell.tell_revoked()
+    assert (worker.task_id, shell.on("a")) == (second, second)

@@ -212,3 +212,18 @@ def test_who_was_held_back_by_a_limit_is_still_hurried_when_it_comes_in() -> Non
     shell.submit(job("urgent", 2, deadline=shell.at + 20.0))
     shell.finish("gpu")
     assert shell.on("gpu") == sample(seed=2).task_id
+
+
+def test_a_start_that_moves_jobs_forward_leaves_none_held_back_without_need() -> None:
+    """A started job gives later jobs of its user a virtual start: they are sorted in again, and the first of them goes
+    to the backlog in the same event, as the invariants that the shell checks demand."""
+    shell = Shell(SchedulerConfig(story_length=None, shares=(UserShare(user=UserId("*"), running_limit=6),)))
+    for seed in range(12):
+        shell.submit(job(f"ann {seed}", seed))
+    for seed in range(12, 24):
+        shell.submit(job(f"bob {seed}", seed, BOB))
+    shell.workers(a=64, b=64)
+    for number in range(48):
+        if shell.running:
+            shell.finish(sorted(shell.running)[number % len(shell.running)])
+    assert set(shell.resolved) == set(shell.jobs)

@@ -1,0 +1,236 @@
+// The dialog of one job: its image, facts and actions, why its tasks ran where they did, and its story.
+
+import { blobOf, call, CallFailed, words } from "./api.js";
+import { byId, h, setText, toast } from "./dom.js";
+import { bytes, measured, plural } from "./format.js";
+import { cancel, retry } from "./jobs.js";
+import { outputPath, Picture } from "./previews.js";
+import { entries } from "./store.js";
+
+const MOST_LINES = 300;
+const MOST_ATTEMPTS = 6;
+const REFRESH_MS = 2000;
+
+let shown = null;
+let timer = 0;
+let fullImage = "";
+
+export function startDetails() {
+  byId("job-dialog").addEventListener("close", () => {
+    clearTimeout(timer);
+    shown?.picture.end();
+    shown = null;
+    if (fullImage) URL.revokeObjectURL(fullImage);
+    fullImage = "";
+  });
+}
+
+/** Open the dialog for a job: an entry of a task or of an end. `reuse(fields)` opens the form with its settings. */
+export function openJob(job, reuse) {
+  const dialog = byId("job-dialog");
+  const picture = new Picture("job-picture");
+  const facts = h("dl", { class: "job-facts" });
+  const actions = h("div", { class: "actions" });
+  const why = h("div", { class: "why" });
+  const story = h("div", { class: "story" });
+  const key = `${job.submission}/${job.index}`;
+  shown = { key, job, picture, facts, actions, why, story, reuse, state: "" };
+  byId("job-body").replaceChildren(
+    h("div", { class: "job-top" }, picture.node, h("div", { class: "job-side" }, facts, actions)),
+    h("section", {}, h("h3", { text: "Why there" }), why),
+    h("details", {}, h("summary", {}, h("h3", { text: "Story" })), story),
+  );
+  if (!dialog.open) dialog.showModal();
+  showJob();
+  refresh(shown);
+}
+
+/** Show what has changed of the job in the open dialog. */
+export function showJob() {
+  if (shown === null) return;
+  const { key, picture } = shown;
+  const end = entries("ends").get(key) ?? (shown.job.state ? shown.job : undefined);
+  const task = end ? undefined : entries("tasks").get(key);
+  const job = end ?? task ?? shown.job;
+  const state = end ? end.state : task ? "running" : "waiting";
+  setText(byId("job-title"), `Job ${job.job}`);
+  showFacts(job, state, task);
+  if (task) picture.follow(task, task.prompt);
+  if (state === shown.state) return;
+  shown.state = state;
+  picture.node.hidden = state === "failed" || state === "cancelled";
+  showActions(job, state);
+  if (state === "succeeded" && job.file) showOutput(shown, job);
+}
+
+function showFacts(job, state, task) {
+  const rows = [
+    ["State", task && task.steps ? `${task.stage}, step ${task.step} of ${task.steps}` : task ? task.stage : state],
+    ["Error", [job.kind, job.message].filter(Boolean).join(": ")],
+    ["Prompt", job.prompt],
+    ["Model", job.model],
+    ["Seed", job.seed === undefined || job.seed === null ? "" : String(job.seed)],
+    ["GPU", job.worker ?? ""],
+    ["GPU time", job.seconds === undefined || job.seconds === null ? "" : measured(job.seconds)],
+    ["File", job.file || job.address || ""],
+  ].filter(([, text]) => text);
+  const text = JSON.stringify(rows);
+  if (shown.facts.dataset.shown === text) return;
+  shown.facts.dataset.shown = text;
+  shown.facts.replaceChildren(...rows.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
+}
+
+function showActions(job, state) {
+  const { actions, reuse } = shown;
+  const submission = entries("submissions").get(job.submission);
+  const alone = submission === undefined || submission.jobs === 1;
+  const buttons = [];
+  if (state === "succeeded" && job.file) {
+    buttons.push(h("button", { type: "button", text: "Download", on: { click: () => download(job) } }));
+  }
+  if ((state === "running" || state === "waiting") && alone) {
+    buttons.push(h("button", { type: "button", text: "Cancel job", on: { click: () => cancel(job.submission) } }));
+  }
+  if ((state === "failed" || state === "cancelled") && alone) {
+    buttons.push(h("button", { type: "button", text: "Retry", on: { click: () => retry(job.submission) } }));
+  }
+  buttons.push(h("button", { type: "button", text: "Use these settings", on: { click: () => use(job, reuse) } }));
+  const focused = actions.contains(document.activeElement);
+  actions.replaceChildren(...buttons);
+  if (focused) buttons[0].focus();
+}
+
+async function use(job, reuse) {
+  try {
+    const path = `/api/jobs/${encodeURIComponent(job.submission)}/requests/${job.index}`;
+    const fields = await call("GET", path);
+    byId("job-dialog").close();
+    reuse(fields);
+  } catch (problem) {
+    toast(words(problem));
+  }
+}
+
+async function showOutput(mine, job) {
+  try {
+    const blob = await blobOf(outputPath(job.submission, job.index));
+    if (shown !== mine) return;
+    if (fullImage) URL.revokeObjectURL(fullImage);
+    fullImage = URL.createObjectURL(blob);
+    if (blob.type.startsWith("image/")) {
+      mine.picture.path = "output";
+      mine.picture.image.alt = job.prompt;
+      mine.picture.set(fullImage);
+    } else if (blob.type.startsWith("video/") || blob.type.startsWith("audio/")) {
+      const player = h(blob.type.startsWith("video/") ? "video" : "audio", { controls: true });
+      player.src = fullImage;
+      mine.picture.node.replaceChildren(player);
+      mine.picture.node.classList.add("filled");
+    }
+  } catch (problem) {
+    toast(words(problem));
+  }
+}
+
+async function download(job) {
+  try {
+    const url = URL.createObjectURL(await blobOf(outputPath(job.submission, job.index)));
+    const link = h("a", { href: url, download: job.file });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  } catch (problem) {
+    toast(words(problem));
+  }
+}
+
+/** Read the history of the job, and again while it has not ended. */
+async function refresh(mine) {
+  if (shown !== mine) return;
+  try {
+    const history = await call("GET", `/api/history/${encodeURIComponent(mine.job.job)}`);
+    if (shown !== mine) return;
+    showWhy(mine.why, history);
+    showStory(mine.story, history);
+    if (history.ended_at === null) timer = setTimeout(() => refresh(mine), REFRESH_MS);
+  } catch (problem) {
+    if (shown !== mine) return;
+    const text = problem instanceof CallFailed ? problem.message : words(problem);
+    mine.why.replaceChildren(h("p", { class: "quiet", text }));
+  }
+}
+
+function showWhy(node, history) {
+  const text = JSON.stringify([history.tasks, history.status]);
+  if (node.dataset.shown === text) return;
+  node.dataset.shown = text;
+  const named = withNames(history);
+  const tasks = history.tasks.map((task) => h("li", {}, h("h4", { text: task.stage }), ...taskParts(task, history, named)));
+  node.replaceChildren(tasks.length ? h("ol", { class: "tasks" }, ...tasks) : h("p", { class: "quiet", text: history.note || "Its tasks are no longer known." }));
+}
+
+/** Return a function that replaces ids in texts of the history by the words that the dialog uses. */
+function withNames(history) {
+  const names = [[history.job_id, "job"], ...history.tasks.map((task) => [task.task_id, task.stage])];
+  return (text) => names.reduce((found, [id, name]) => found.replaceAll(id, name), text);
+}
+
+function taskParts(task, history, named) {
+  const earlier = task.attempts.length - MOST_ATTEMPTS;
+  const parts = task.attempts.slice(-MOST_ATTEMPTS).map((attempt) => {
+    const where = [attempt.worker_id, attempt.node].filter(Boolean).join(" on ");
+    const cost = attempt.cost;
+    const took = cost ? `took ${measured(cost.run_seconds)}${cost.uploaded_bytes ? `, loaded ${bytes(cost.uploaded_bytes)}` : ""}` : "";
+    const expected = `expected ${measured(attempt.why.chosen.run_seconds)}`;
+    const again = attempt.attempt > 1 ? `attempt ${attempt.attempt}` : "";
+    const error = attempt.error ? `${attempt.error.kind}: ${attempt.error.message}` : ["done", "running"].includes(attempt.end) ? "" : attempt.end.replace("_", " ");
+    return h(
+      "div",
+      { class: "attempt" },
+      h("p", {}, h("strong", { text: where }), h("span", { class: "quiet", text: [again, took, expected].filter(Boolean).join(" · ") })),
+      h("p", { text: attempt.why.words }),
+      error ? h("p", { class: "trouble", text: error }) : null,
+    );
+  });
+  if (task.wait) parts.push(...waitParts(task.wait, history.at, named));
+  if (earlier > 0) parts.unshift(h("p", { class: "quiet", text: `${plural(earlier, "earlier attempt")}` }));
+  const why = history.status === "succeeded" ? "an earlier job had its result already" : "did not run";
+  if (!parts.length) parts.push(h("p", { class: "quiet", text: why }));
+  return parts;
+}
+
+function waitParts(wait, at, named) {
+  const since = wait.since === null ? "" : `, for ${measured(at - wait.since)} so far`;
+  const until = wait.until === null ? "; when it will start is unknown" : `; should start in ${measured(Math.max(0, wait.until - at))}`;
+  const parts = [h("p", { text: `${named(wait.reason)}${since}${until}` })];
+  if (wait.options.length) {
+    const head = h("tr", {}, ...["GPU", "Wait", "Setup", "Run", "Together"].map((text) => h("th", { scope: "col", text })));
+    const rows = wait.options.slice(0, 8).map((option) => {
+      const seconds = [option.wait_seconds, option.extra_seconds, option.run_seconds];
+      const sum = seconds.reduce((one, other) => one + other, 0);
+      return h("tr", {}, h("th", { scope: "row", text: option.worker_id }), ...[...seconds, sum].map((each) => h("td", { text: measured(each) })));
+    });
+    parts.push(h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows)));
+  }
+  return parts;
+}
+
+function showStory(node, history) {
+  const text = `${history.lines.length} ${history.status}`;
+  if (node.dataset.shown === text) return;
+  node.dataset.shown = text;
+  const named = withNames(history);
+  const since = history.submitted_at ?? history.at;
+  const lines = history.lines.slice(-MOST_LINES);
+  const rows = lines.map((line) =>
+    h(
+      "tr",
+      {},
+      h("td", { class: "number", text: `${line.at >= since ? "+" : "-"}${Math.abs(line.at - since).toFixed(2)} s` }),
+      h("td", { text: named(line.subject) }),
+      h("td", { text: line.after }),
+      h("td", { text: [named(line.cause), named(line.note)].filter(Boolean).join(": ") }),
+    ),
+  );
+  const head = h("tr", {}, ...["When", "What", "Became", "Because"].map((each) => h("th", { scope: "col", text: each })));
+  node.replaceChildren(h("table", {}, h("thead", {}, head), h("tbody", {}, ...rows)));
+}
