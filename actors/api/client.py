@@ -486,6 +486,16 @@ class ModelPool:
             opened.close()
             raise
 
+    def controller_handle(self) -> Any:
+        """Return a reference to the controller that travels to other processes of the Ray cluster. Raises UserError for
+        a pool that is not on Ray.
+        """
+        from modelpool.actors.ray.ray_connection import RayConnection
+
+        if not isinstance(self._connection, RayConnection):
+            raise UserError("this pool is not on a Ray cluster")
+        return self._connection.controller
+
     def _job_service(self) -> JobsConnection:
         if self._jobs is None:
             raise UserError("this pool ends with its driver, so it has no detached jobs; start one with `modelpool up`")

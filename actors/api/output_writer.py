@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -18,6 +19,7 @@ from modelpool.actors.outputs.output_file import FinishedOutput, encoded
 from modelpool.actors.outputs.place import OutputPlace, WrittenOutput
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.wire.messages import JobEnded
+from modelpool.pool.core.errors import OutputFailed
 
 #: default limit for waiting for a folder that cannot be written: long enough to free space or to mount a disk again
 HOLD_SECONDS = 600.0
@@ -104,6 +106,10 @@ class ImageWriter:
         self._closing = True
         self._wake.set()
         self._thread.shutdown(wait=True)
+        try:
+            self.place.finish()
+        except OutputFailed as problem:  # what is written is complete, and the next run continues from there
+            warnings.warn(f"{problem}; the next run that writes there completes it", stacklevel=2)
 
     def _write(self, job: JobEnded, listener: WriteListener) -> WrittenOutput:
         finished = listener.labelled(fetch_output(self._connection, job))

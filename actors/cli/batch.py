@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -31,16 +30,22 @@ MOST_REPORTED = 1000
 
 BATCH_HELP = (
     "Generate the requests of a file, one per line. Invalid lines are reported by line number; the rest are generated."
-    f"\n\nA line is a JSON object with fields of a request ({', '.join(REQUEST_FIELDS)}), or a row of a CSV file with "
-    "these fields as header. Run the same command again to resume: images that already exist in --out are skipped."
+    f"\n\nA line is a JSON object with fields of a request ({', '.join(REQUEST_FIELDS)}), a row of a CSV or Parquet "
+    "file with these fields as columns, or a prompt in a .txt file. Run the same command again to resume: images that "
+    "already exist in --out are skipped."
 )
 
 
-@with_request_options(SCHEDULING_FIELDS)
+@with_request_options((*SCHEDULING_FIELDS, "format", "quality"))
 def batch(
     context: typer.Context,
     job_file: Annotated[
-        Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: one request per line.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="JOBS",
+            help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         str,
@@ -57,6 +62,16 @@ def batch(
     name: options.Name = None,
     again: Annotated[
         bool, typer.Option("--again", help="Also regenerate what already exists in --out.", metavar=" ")
+    ] = False,
+    shards: Annotated[
+        int,
+        typer.Option("--shards", help="Pack the outputs in WebDataset shards of N (default: files).", metavar="N"),
+    ] = 0,
+    shard_format: Annotated[
+        str, typer.Option("--shard-format", help="Format of shards: webdataset or parquet.", metavar="NAME")
+    ] = "webdataset",
+    thumbnails: Annotated[
+        bool, typer.Option("--thumbnails", help="Also write a small WebP of each image.", metavar=" ")
     ] = False,
     fields: Fields = NO_FIELDS,
     as_json: options.AsJson = False,
@@ -76,6 +91,7 @@ def batch(
     from modelpool.actors.cli.read_ahead import ReadAhead
     from modelpool.actors.cli.run_jobs import CommandRun, run_requests, started
     from modelpool.actors.cli.screen import user_console
+    from modelpool.actors.outputs.layout import FILES, declare_layout, layout_of
     from modelpool.actors.outputs.output_check import check_outputs
     from modelpool.actors.request.name_template import NameTemplate
     from modelpool.actors.request.requests import GenerateRequest
@@ -87,6 +103,7 @@ def batch(
     options_alone = GenerateRequest(**{"model": "any", "prompt": "", **defaults})
     check_outputs(output)
     session = session_of(context)
+    layout = layout_of(shards, shard_format, thumbnails)
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram)
     names = session.check_names(where)
     if model is not None:
@@ -96,6 +113,8 @@ def batch(
     with ReadAhead(lines, "read job file") as reader:
         if not reader.wait():
             raise typer.Exit(2)
+        if layout != FILES:
+            declare_layout(output, layout)
         wanted = WantedOutputs(reader.chunks(FIRST_CHUNK, CHUNK), line_count(job_file), lambda: lines.invalid_count)
         with started(session, where, console) as running:
             resume = shlex.join(["modelpool", *session.arguments])
@@ -112,7 +131,7 @@ class _ValidLines:
 
     def __init__(
         self,
-        path: Path,
+        path: str,
         defaults: Mapping[str, Any],
         seed: int,
         names: NameCheck,

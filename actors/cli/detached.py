@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,7 +38,12 @@ JobsId = Annotated[
 def submit(
     context: typer.Context,
     job_file: Annotated[
-        Path, typer.Argument(metavar="JOBS", help="JOBS.jsonl or JOBS.csv: one request per line.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="JOBS",
+            help="One request per row: .jsonl, .csv, .txt or .parquet, a folder of a dataset, a URL, or - for stdin.",
+            show_default=False,
+        ),
     ],
     out: Annotated[
         str,

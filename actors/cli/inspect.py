@@ -13,7 +13,7 @@ import typer
 
 from modelpool.actors.cli import options
 from modelpool.actors.cli.options import PoolOptions
-from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import CorruptFile, UnknownArchitecture, UserError, format_bytes, unusable_field
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _on_this_machine(file: str) -> Iterator[Path]:
         yield address
         return
     store, _, name = address.rpartition("/")
-    endings = (".png", *(f".{ending}" for ending in (*VIDEO_FORMATS, *AUDIO_FORMATS)))
+    endings = tuple(f".{ending}" for ending in FORMATS)
     if not name.lower().endswith(endings):
         raise unusable_field("FILE", file, f"a path, or the URL of an output that ends in {', '.join(endings)}")
     with OutputStore(store).local_file(name) as path:
@@ -100,11 +100,13 @@ def inspect_path(file: Path, options: PoolOptions) -> Findings:
     """Inspect `file`. Raises UserError if it is not recognised."""
     if file.is_dir():
         return _folder(file, options)
+    from modelpool.actors.outputs.image_metadata import is_image
+
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     with file.open("rb") as opened:
-        start = opened.read(8)
-    if start.startswith(b"\x89PNG"):
+        start = opened.read(16)
+    if is_image(start):
         return _image(file)
     if file.suffix.lower().removeprefix(".") in (*VIDEO_FORMATS, *AUDIO_FORMATS):
         return _video(file)
@@ -204,7 +206,7 @@ def _recipe_lines(file: Path, recipe: Recipe) -> list[tuple[str, str]]:
 
 def _image(file: Path) -> Findings:
     from modelpool.actors.cli.tables import facts_table
-    from modelpool.actors.outputs.png import read_parameters, read_recipe
+    from modelpool.actors.outputs.image_file import read_parameters, read_recipe
 
     try:
         recipe = read_recipe(file)

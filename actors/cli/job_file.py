@@ -1,6 +1,6 @@
-"""Reads job files: one `GenerateRequest` per line, as JSON lines or as CSV with a header of field names.
+"""Reads job files: one `GenerateRequest` per row; `actors/job_files` reads the rows.
 
-Knows text and field names, not which models exist. Rules
+Knows fields, not which models exist. Rules
 1. An invalid line is reported by number and does not affect the others.
 2. A line without a seed gets one derived from its content and from how often the same content occurred before, so that
    the same file always means the same images, and a stopped batch can resume.
@@ -9,9 +9,7 @@ Knows text and field names, not which models exist. Rules
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,19 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from modelpool.actors.job_files.rows import read_rows
 from modelpool.actors.request.field_table import LATER_FIELDS
-from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import LABEL_FIELDS
 from modelpool.actors.request.qos import QOS_FIELDS
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.pool.core.errors import UserError, unknown_name, unusable_field
+from modelpool.pool.core.errors import UserError
 
 #: longest message about a line; it quotes the value that it refuses
 MAX_MESSAGE = 500
 #: largest file whose lines are counted before they are read, which takes about a second
 MAX_COUNTED_BYTES = 1 << 30
-#: between the LoRAs, ControlNets, regions or references of a CSV cell: "light:0.8; outline:1"
-LORA_SEPARATOR = ";"
+#: files whose lines are rows
+_COUNTED = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +59,12 @@ class BrokenLine:
 class JobFile:
     """The lines of a file, in order."""
 
-    path: Path
+    path: str | Path
     lines: tuple[JobLine, ...]
     broken: tuple[BrokenLine, ...]
 
 
-def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
+def read_job_file(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) -> JobFile:
     """Read all requests of a file; see `job_lines`."""
     lines: list[JobLine] = []
     broken: list[BrokenLine] = []
@@ -78,15 +76,15 @@ def read_job_file(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Job
     return JobFile(path, tuple(lines), tuple(broken))
 
 
-def job_lines(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterator[JobLine | BrokenLine]:
-    """Yield the requests of a .jsonl or .csv file, as they are read. `defaults` fill in missing fields; `seed` varies
-    the seeds of lines without one.
+def job_lines(path: str | Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterator[JobLine | BrokenLine]:
+    """Yield the requests of a job file at an address of `read_rows`, as they are read. `defaults` fill in missing
+    fields; `seed` varies the seeds of lines without one.
 
     Raises UserError if the whole file is unusable: missing, empty, of another kind, or with an unknown column.
     """
     occurrences: Counter[bytes] = Counter()
     number = 0
-    for number, found in _rows(path):
+    for number, found in read_rows(path):
         if isinstance(found, str):
             yield BrokenLine(number, _shortened(found))
             continue
@@ -102,13 +100,16 @@ def job_lines(path: Path, defaults: Mapping[str, Any], seed: int = 0) -> Iterato
         raise UserError(f"{path}: no lines; expected one request per line")
 
 
-def line_count(path: Path) -> int | None:
+def line_count(address: str | Path) -> int | None:
     """Return about how many requests a file has, for the display of progress; None if counting would take long."""
+    path = Path(address)
+    if path.suffix.lower() not in _COUNTED:
+        return None
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size <= MAX_COUNTED_BYTES:
             with path.open("rb") as file:
                 count = sum(1 for line in file if line.strip())
-            return count - 1 if path.suffix.lower() == ".csv" else count
+            return count - 1 if path.suffix.lower() in (".csv", ".tsv") else count
     return None
 
 
@@ -118,75 +119,6 @@ def _shortened(message: str) -> str:
         return message
     half = MAX_MESSAGE // 2 - 3
     return f"{message[:half]} ... {message[-half:]}"
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield each line's number with its fields, or with its problem."""
-    readers = {".jsonl": _json_rows, ".ndjson": _json_rows, ".csv": _csv_rows}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise unusable_field("job file", str(path), f"a name that ends in {', '.join(readers)}")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return reader(path, content.removeprefix(b"\xef\xbb\xbf"))
-
-
-def _json_rows(_path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if line.strip():
-            yield number, _json_row(line)
-
-
-def _json_row(line: bytes) -> dict[str, Any] | str:
-    try:
-        fields = parse_json(line)
-    except NotJson as error:
-        return str(error)
-    if not isinstance(fields, dict):
-        return f"found {type(fields).__name__}, expected an object such as " + '{"model": "shapes", "prompt": "..."}'
-    return fields
-
-
-def _csv_rows(path: Path, content: bytes) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    names: list[str] = []
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not names:
-                names = _header(path, cells)
-            elif len(cells) > len(names):
-                yield reader.line_num, f"found {len(cells)} cells, expected at most the {len(names)} of the header"
-            else:
-                yield reader.line_num, _csv_row(names, cells)
-    except csv.Error as error:
-        yield reader.line_num, f"not CSV: {error}; later lines are not read"
-
-
-def _header(path: Path, cells: list[str]) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    for name in names:
-        if name not in GenerateRequest.model_fields:
-            raise UserError(f"{path}: header: {unknown_name('column', name, GenerateRequest.model_fields)}")
-        if names.count(name) > 1:
-            raise UserError(f"{path}: header: column {name!r} occurs twice")
-    return names
-
-
-def _csv_row(names: list[str], cells: list[str]) -> dict[str, Any]:
-    """Return the fields of one row; an empty cell is a field that is not set."""
-    fields: dict[str, Any] = {name: cell for name, cell in zip(names, cells, strict=False) if cell.strip()}
-    for several in ("loras", "controls", "regions", "reference"):
-        if several in fields:
-            fields[several] = [part.strip() for part in fields[several].split(LORA_SEPARATOR) if part.strip()]
-    return fields
 
 
 def _seeded(request: GenerateRequest, seed: int, occurrences: Counter[bytes]) -> GenerateRequest:

@@ -52,6 +52,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         elevation=sample.image_numbers.elevation,
         seconds=sample.shape.seconds,
         format="" if request.format in (None, IMAGE_FORMAT) else request.format,
+        quality=request.quality or 0,
         clip_skip=request.clip_skip,
         embeddings=tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings})),
         decoder=None if decoder is None else _decoder(decoder),

@@ -10,7 +10,7 @@ from typing import Any
 from modelpool.actors.graph.control_video_graph import video_size
 from modelpool.actors.graph.expert_graph import expert_defaults
 from modelpool.actors.graph.image_concat_graph import image_size, size_like_reference
-from modelpool.actors.graph.output_shape import format_of
+from modelpool.actors.graph.output_shape import format_of, quality_of
 from modelpool.actors.graph.reference_graph import reference_mode
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.sampling_facts import ModelDefaults, SamplingDefaults
@@ -22,6 +22,7 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
     follow its images, options of experts and references, file format. ControlNets and regions of strength 0 have no
     effect and are left out."""
     facts = defaults.sampling
+    file_format = format_of(request.format, request.model, facts)
     fields: dict[str, Any] = {
         **sampling_defaults(request, facts.defaults),
         **expert_defaults(request, facts),
@@ -29,7 +30,8 @@ def with_defaults(request: GenerateRequest, model: ModelRef, defaults: ModelDefa
         **video_size(request, facts),
         **image_size(request, facts),
         **reference_mode(request, facts, model),
-        "format": format_of(request.format, request.model, facts),
+        "format": file_format,
+        "quality": quality_of(request.quality, file_format),
     }
     for name in ("controls", "regions"):
         if parts := getattr(request, name):

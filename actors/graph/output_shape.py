@@ -12,14 +12,14 @@ from modelpool.actors.request.field_errors import unsupported_field
 from modelpool.actors.request.field_table import SIZE_STEP
 from modelpool.actors.request.image_fields import MAX_SIDE
 from modelpool.actors.request.requests import GenerateRequest
-from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS
+from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, DEFAULT_QUALITY, IMAGE_FORMATS, VIDEO_FORMATS
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.core.sampling_facts import AudioFacts, ModelDefaults, SamplingFacts, VideoFacts
 from modelpool.pool.core.stage_params import OutputShape
 
 #: kind of output
 Kind = Literal["image", "video", "audio"]
-_FORMATS: dict[Kind, tuple[str, ...]] = {"image": ("png",), "video": VIDEO_FORMATS, "audio": AUDIO_FORMATS}
+_FORMATS: dict[Kind, tuple[str, ...]] = {"image": IMAGE_FORMATS, "video": VIDEO_FORMATS, "audio": AUDIO_FORMATS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,13 @@ def format_of(format_name: str | None, model: str, facts: SamplingFacts) -> str:
         expected = f"{' or '.join(_FORMATS[kind])}: model {model!r} generates {_PLURALS[kind]}"
         raise unusable_field("format", format_name, expected)
     return format_name or _FORMATS[kind][0]
+
+
+def quality_of(quality: int | None, format_name: str) -> int | None:
+    """Return the quality of a file in this format, or its default; None for formats without. Raises UnusableField."""
+    if quality is not None and format_name not in DEFAULT_QUALITY:
+        raise unusable_field("quality", quality, f"a format that has it ({', '.join(DEFAULT_QUALITY)})")
+    return quality or DEFAULT_QUALITY.get(format_name)
 
 
 def output_plural(facts: SamplingFacts) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: file format of images
+#: file format of images whose request names none
 IMAGE_FORMAT = "png"
 #: marks fields that were added after the first version of recipes: digests leave them out if they are not used, so that
 #: adding a field changes no existing digest
@@ -160,8 +160,10 @@ class Recipe:
     elevation: float = field(default=0.0, metadata=_LATER)
     #: of an audio clip, whose width and height are 0
     seconds: float = field(default=0.0, metadata=_LATER)
-    #: file format of a video or an audio clip; empty for images
+    #: file format; empty for images in `IMAGE_FORMAT`
     format: str = field(default="", metadata=_LATER)
+    #: of an image file with lossy compression
+    quality: int = field(default=0, metadata=_LATER)
     clip_skip: int = field(default=0, metadata=_LATER)
     #: name and SHA-256 of the textual inversions that the texts name
     embeddings: tuple[tuple[str, str], ...] = field(default=(), metadata=_LATER)

@@ -42,7 +42,8 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "seed": recipe.seed,
         "clip_skip": recipe.clip_skip,
     }
-    same = ("width", "height", "frames", "frame_rate", "seconds", "format", "motion", "image_noise", "elevation")
+    sizes = ("width", "height", "frames", "frame_rate", "seconds")
+    same = (*sizes, "format", "quality", "motion", "image_noise", "elevation")
     fields |= {name: value for name in same if (value := getattr(recipe, name))}
     if recipe.decoder is not None:
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}

@@ -5,7 +5,7 @@ Pure functions of values. Every error names a field of a request.
 
 from __future__ import annotations
 
-from modelpool.actors.graph.output_shape import format_of, kind_of
+from modelpool.actors.graph.output_shape import format_of, kind_of, quality_of
 from modelpool.actors.request.field_errors import missing_field, unsupported_field
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import unusable_field
@@ -15,7 +15,7 @@ from modelpool.pool.families.control_video import takes_control_video
 
 def check_video_output(request: GenerateRequest, facts: SamplingFacts) -> None:
     """Raise UnusableField for fields that models of `facts` do not support in a video or an audio clip."""
-    format_of(request.format, request.model, facts)
+    quality_of(request.quality, format_of(request.format, request.model, facts))
     if (kind := kind_of(facts)) == "image":
         return
     image_only = {

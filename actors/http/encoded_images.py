@@ -7,6 +7,7 @@ from io import BytesIO
 from pathlib import Path
 
 from modelpool.actors.http.problems import HttpProblem
+from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 
 #: formats of the OpenAI API that Pillow writes, by name
 FORMATS = ("png", "jpeg", "webp")
@@ -21,9 +22,10 @@ def image_bytes(path: Path, file_format: str = "png", quality: int = BEST_QUALIT
         content = path.read_bytes()
     except OSError:
         raise HttpProblem(410, f"{path.name}: the output was removed from the server") from None
-    if path.suffix != ".png":
+    suffix = path.suffix.removeprefix(".")
+    if suffix not in IMAGE_FORMATS:
         raise HttpProblem(409, f"{path.name}: this interface returns images; read videos and audio from /api/jobs")
-    if file_format == "png":
+    if file_format == suffix == "png":
         return content
     from PIL import Image
 

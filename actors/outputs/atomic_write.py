@@ -25,10 +25,10 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make a rename durable. File systems that cannot sync a folder do not need it."""
     folder = os.open(path, os.O_RDONLY)
     try:

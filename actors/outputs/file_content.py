@@ -16,11 +16,12 @@ from PIL import Image
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind
 from modelpool.actors.outputs.entries import ManifestEntry
+from modelpool.actors.outputs.image_file import read_labels, read_recipe
 from modelpool.actors.outputs.output_file import read_video_recipe
-from modelpool.actors.outputs.png import read_labels, read_recipe
 from modelpool.actors.outputs.preview_image import read_samples
 from modelpool.actors.outputs.video import VideoKind
 from modelpool.actors.request.labels import NO_LABELS, Labels
+from modelpool.actors.request.video_output_fields import IMAGE_FORMATS
 from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.core.stage_params import FloatArray, PixelArray
 
@@ -78,7 +79,7 @@ def unlisted_output(path: Path) -> Recipe | None:
     """Return the recipe in a complete output file of ours; None for any other file."""
     ending = path.suffix.lower()
     try:
-        if ending == _PNG:
+        if ending.removeprefix(".") in IMAGE_FORMATS:
             recipe = read_recipe(path)
         elif ending in {kind.value for kind in (*AudioKind, *VideoKind)}:
             recipe = read_video_recipe(path)
@@ -91,9 +92,9 @@ def unlisted_output(path: Path) -> Recipe | None:
 
 
 def labels_in(path: Path) -> Labels:
-    """Return the labels in an output file; none for a file that has none, as all but PNG files."""
+    """Return the labels in an output file; none for a file that has none, as videos and audio."""
     try:
-        return read_labels(path) if path.suffix.lower() == _PNG else NO_LABELS
+        return read_labels(path) if path.suffix.lower().removeprefix(".") in IMAGE_FORMATS else NO_LABELS
     except UserError:
         return NO_LABELS
 

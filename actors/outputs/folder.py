@@ -33,6 +33,7 @@ from modelpool.actors.outputs.file_content import (
     unlisted_output,
 )
 from modelpool.actors.outputs.file_content import pixels_sha256 as pixels_sha256
+from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.manifest import Line, Manifest
 from modelpool.actors.outputs.output_file import FinishedOutput as FinishedOutput
 from modelpool.actors.outputs.output_file import array_of_output, encoded
@@ -46,6 +47,7 @@ from modelpool.actors.outputs.place import (
     about_generation,
     entry_fields,
     possible_names,
+    thumbnail_name,
 )
 from modelpool.actors.outputs.place import file_name as file_name
 from modelpool.actors.outputs.place import plain as plain
@@ -53,6 +55,7 @@ from modelpool.actors.outputs.write_failures import check_writable, output_failu
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import Labels, output_key
 from modelpool.pool.core.errors import OutputFailed, UserError
+from modelpool.pool.core.stage_params import ImagePixels
 
 MANIFEST_NAME = "manifest.jsonl"
 #: lines of the manifest that `repair_manifest` took out
@@ -68,8 +71,9 @@ class OutputFolder:
     method raises OutputFailed naming the folder or file; FolderFailed if no other file could be written either.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, thumbnail_pixels: int = 0) -> None:
         self.path = Path(path)
+        self._thumbnail_pixels = thumbnail_pixels
         self._manifest = Manifest(self.path / MANIFEST_NAME)
         #: by key, and the key of each listed file
         self._entries: dict[str, ManifestEntry] = {}
@@ -103,6 +107,10 @@ class OutputFolder:
             if listed is None or content_problem(path, listed):
                 # an unlisted file is from a run that was killed in between
                 facts = StoredFacts(len(content), hashlib.sha256(content).hexdigest(), pixels_sha256(pixels))
+                if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
+                    thumbnail = self.path / thumbnail_name(path.name)
+                    thumbnail.parent.mkdir(exist_ok=True)
+                    write_atomically(thumbnail, encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels))
                 write_atomically(path, content)
                 if listed is None or not facts.are_listed(listed):
                     listed = self._append(path, image, facts)
@@ -128,6 +136,9 @@ class OutputFolder:
     def local_file(self, file: str) -> Iterator[Path]:
         """See `OutputPlace`."""
         yield self.path / file
+
+    def finish(self) -> None:
+        """See `OutputPlace`: nothing is pending."""
 
     def has_outputs(self) -> bool:
         """See `OutputPlace`."""

@@ -1,7 +1,8 @@
 """`ObjectPrefix`: the objects below one URL, through fsspec. Knows bytes and names; not what an output is.
 
 An object exists completely or not at all, and `create` never replaces one: where the store has a conditional put
-(S3's `If-None-Match: *`), that decides; elsewhere the content is uploaded under a temporary name, and moved.
+(S3's `If-None-Match: *`), that decides; in a folder, a hard link; elsewhere the content is uploaded under a temporary
+name, and moved.
 """
 
 from __future__ import annotations
@@ -9,23 +10,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import os
+import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
-from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX
+from modelpool.actors.outputs.atomic_write import TEMPORARY_SUFFIX, sync_folder
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.fetch.file_system import open_file_system
-from modelpool.pool.fetch.source_url import scheme_of, without_credentials
+from modelpool.pool.fetch.source_url import FILE_SCHEME, scheme_of, without_credentials
 
 #: bytes that one call of `read` requests at a time
 READ_BYTES = 64 << 20
 #: a store that does not answer holds up the other outputs of its process: give up after a quarter of a minute instead
 #: of botocore's five minutes. It is tried again later
 _OF_BOTOCORE: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60, "retries": {"total_max_attempts": 3}}
-_OPTIONS: Mapping[str, Mapping[str, Any]] = {key: {"config_kwargs": _OF_BOTOCORE} for key in ("s3", "s3a")}
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    **{key: {"config_kwargs": _OF_BOTOCORE} for key in ("s3", "s3a")},
+    FILE_SCHEME: {"auto_mkdir": True},
+}
 _PROBE_CONTENT = b"modelpool"
 #: objects that are being written, and probes. What is left of a process that was killed is removed a day later
 TEMPORARY_FOLDER = ".partial/"
@@ -47,6 +56,7 @@ class ObjectPrefix:
             self._system = open_file_system(url, use_listings_cache=False, **_OPTIONS.get(scheme_of(url), {}))
         except UserError as problem:
             raise FolderFailed(without_credentials(str(problem))) from problem
+        self._is_folder = scheme_of(url) == FILE_SCHEME
         self._root = str(self._system._strip_protocol(url)).rstrip("/")
         #: whether the store refuses to create an object that exists; None while unknown
         self._is_conditional: bool | None = None
@@ -87,6 +97,10 @@ class ObjectPrefix:
             if facts.get("type", "file") == "file" and not name.endswith(TEMPORARY_SUFFIX)
         }
 
+    def has_any(self) -> bool:
+        """Whether there is any object, other than a temporary one."""
+        return bool(self.sizes())
+
     def size(self, name: str) -> int | None:
         """Return the size of an object; None if there is none."""
         with self._failures_named():
@@ -123,6 +137,39 @@ class ObjectPrefix:
             if self._is_conditional:
                 return self._put_new(name, content)
             return self._move_new(name, content)
+
+    def create_from(self, name: str, path: Path) -> bool:
+        """Store a file of this machine as an object, of any size, unless one of this name exists; return whether it was
+        stored.
+        """
+        if self._is_conditional is None:
+            self.check_writable()
+        with self._failures_named():
+            if self._is_folder:
+                with path.open("rb") as content:
+                    return self._link_new(name, lambda file: shutil.copyfileobj(content, file, 1 << 20))
+            if not self._is_conditional:
+                return self._move_new_as(name, self._temporary(f"{uuid.uuid4().hex}"), path)
+            try:
+                self._system.put_file(str(path), self._key(name), mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def reader(self, name: str) -> ObjectReader:
+        """Return a reader of parts of an object."""
+        return ObjectReader(self, name)
+
+    def read_range(self, name: str, start: int, end: int) -> bytes:
+        """Return the bytes of an object from `start` to `end`."""
+        with self._failures_named():
+            return bytes(self._system.cat_file(self._key(name), start=start, end=end))
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[BinaryIO]:
+        """Open an object as a file that is read in parts."""
+        with self._failures_named(), self._system.open(self._key(name), "rb") as file:
+            yield file
 
     def replace(self, name: str, content: bytes) -> None:
         """Store an object in place of one of this name."""
@@ -178,6 +225,8 @@ class ObjectPrefix:
         """Create an object in a store without conditions. Of two processes that do so at the same moment, one replaces
         the other's object by an equal one.
         """
+        if self._is_folder:
+            return self._link_new(name, lambda file: file.write(content))
         key = self._key(name)
         if self._system.exists(key):
             return False
@@ -189,6 +238,32 @@ class ObjectPrefix:
         self._system.mv(temporary, key)
         return True
 
+    def _move_new_as(self, name: str, temporary: str, path: Path) -> bool:
+        """Upload a file under a temporary name, and move it, unless there is an object `name`."""
+        if self._system.exists(self._key(name)):
+            return False
+        self._system.put_file(str(path), self._key(temporary))
+        self._system.mv(self._key(temporary), self._key(name))
+        return True
+
+    def _link_new(self, name: str, write: Callable[[BinaryIO], object]) -> bool:
+        """Create a file of a folder from what `write` writes, synced, unless it exists."""
+        path, temporary = Path(self._key(name)), Path(self._key(self._temporary(uuid.uuid4().hex)))
+        for folder in (path.parent, temporary.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+        return True
+
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
         try:
@@ -197,6 +272,22 @@ class ObjectPrefix:
             raise
         except Exception as error:  # each library has its own errors
             raise FolderFailed(f"{self.url}: {_reason(error)}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectReader:
+    """Reads parts of the object `name` below `prefix`."""
+
+    prefix: ObjectPrefix
+    name: str
+
+    def range(self, start: int, end: int) -> bytes:
+        """Return the bytes from `start` to `end`."""
+        return self.prefix.read_range(self.name, start, end)
+
+    def opened(self) -> AbstractContextManager[BinaryIO]:
+        """Open it as a file."""
+        return self.prefix.opened(self.name)
 
 
 def _reason(error: Exception) -> str:

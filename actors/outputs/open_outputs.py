@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 from modelpool.actors.outputs.folder import MANIFEST_NAME, OutputFolder
+from modelpool.actors.outputs.layout import LayoutKind, read_layout
 from modelpool.actors.outputs.place import OutputPlace
+from modelpool.actors.outputs.sharded import ShardedOutputs
 from modelpool.actors.outputs.store import OutputStore
 from modelpool.actors.settings.output_address import OutputAddress
 from modelpool.pool.core.errors import unusable_field
@@ -16,9 +18,14 @@ def open_outputs(address: OutputAddress) -> OutputPlace:
     """Return the place at `address`, to write to: a folder is created, and a store must accept a small object. Raises
     OutputFailed.
     """
+    layout = read_layout(address)
+    if layout.kind is not LayoutKind.FILES:
+        sharded = ShardedOutputs(address, layout)
+        sharded.prepare()
+        return sharded
     if isinstance(address, Path):
-        return OutputFolder(address)
-    store = OutputStore(address)
+        return OutputFolder(address, layout.thumbnail_pixels)
+    store = OutputStore(address, layout.thumbnail_pixels)
     store.prepare()
     return store
 
@@ -27,6 +34,9 @@ def existing_outputs(address: OutputAddress) -> OutputPlace:
     """Return the place at `address`, which has a manifest. Writes nothing to a store. Raises UserError if it has
     none.
     """
+    layout = read_layout(address)
+    if layout.kind is not LayoutKind.FILES:
+        return ShardedOutputs(address, layout)
     if isinstance(address, Path):
         if not (address / MANIFEST_NAME).is_file():
             raise unusable_field("DIR_OR_ID", str(address), f"an output folder, with a {MANIFEST_NAME}")

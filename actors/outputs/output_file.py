@@ -1,4 +1,4 @@
-"""Encodes an output as a file with its recipe: PNG, video or audio."""
+"""Encodes an output as a file with its recipe: image, video or audio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.audio import AudioKind, as_16_bits, encode_audio
-from modelpool.actors.outputs.png import encode_png
+from modelpool.actors.outputs.image_file import encode_image
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.outputs.video import VideoKind, encode_video
 from modelpool.actors.request.labels import NO_LABELS, Labels, output_key
@@ -53,12 +53,12 @@ class FinishedOutput:
 
 
 def encoded(output: Output, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
-    """Encode an output as a file of the format in `recipe`, with the recipe in it; PNG files have the labels, too.
+    """Encode an output as a file of the format in `recipe`, with the recipe in it; images have the labels, too.
     Raises UnusableField for values that the format cannot hold.
     """
     match output:
         case ImagePixels():
-            return encode_png(output.pixels_HWC, recipe, labels)
+            return encode_image(output.pixels_HWC, recipe, labels)
         case VideoFrames():
             kind = VideoKind(f".{recipe.ending}")
             return encode_video(output.frames_THWC, output.frame_rate, kind, **texts_of(recipe))

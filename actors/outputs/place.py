@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: damaged lines of a manifest that are kept with their reason
 MOST_DAMAGED_LINES = 20
 _SLUG_CHARACTERS = 60
+THUMBNAIL_FOLDER = "thumbnails/"
 
 
 @runtime_checkable
@@ -90,9 +91,13 @@ class OutputPlace(Protocol):
     Every method raises OutputFailed naming the place or file; FolderFailed if no other file could be written either.
     """
 
-    #: lines of the manifest that cannot be used: their number, and the first of them
-    damaged_line_count: int
-    damaged_lines: list[str]
+    @property
+    def damaged_line_count(self) -> int:
+        """The number of lines of the manifest that cannot be used."""
+
+    @property
+    def damaged_lines(self) -> list[str]:
+        """The first of them."""
 
     @property
     def path(self) -> OutputAddress:
@@ -112,6 +117,9 @@ class OutputPlace(Protocol):
         """Store and list an output, unless the file of an equal recipe and id is complete. A damaged file is replaced.
         `content` is what `encoded` returns for it, if it is known already.
         """
+
+    def finish(self) -> None:
+        """Complete what is written in parts. Called when the writer ends; writing afterwards is allowed."""
 
     def kept(self) -> dict[str, KeptImage]:
         """Return the listed and complete files by their keys (`output_key`). A file counts if it has the listed
@@ -171,6 +179,11 @@ def possible_names(recipe: Recipe, labels: Labels) -> tuple[str, ...]:
         return (file_name(recipe, labels),)
     key = output_key(recipe.digest, labels.id)
     return tuple(f"{labels.name}{end}.{recipe.ending}" for end in ("", f"-{key[:8]}", f"-{key}"))
+
+
+def thumbnail_name(file: str) -> str:
+    """Return the name of the thumbnail of an image, below its place."""
+    return f"{THUMBNAIL_FOLDER}{file.rpartition('.')[0]}.webp"
 
 
 def kind_of_recipe(recipe: Recipe) -> str:

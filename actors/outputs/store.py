@@ -28,6 +28,7 @@ from typing import Any
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.entries import ManifestEntry, parse_entry
 from modelpool.actors.outputs.file_content import is_lossless, labels_in, pixels_sha256, read_content, unlisted_output
+from modelpool.actors.outputs.image_file import encode_thumbnail
 from modelpool.actors.outputs.objects import ObjectPrefix
 from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output, encoded
 from modelpool.actors.outputs.place import (
@@ -40,10 +41,12 @@ from modelpool.actors.outputs.place import (
     about_generation,
     entry_fields,
     possible_names,
+    thumbnail_name,
 )
 from modelpool.actors.request.json_text import parse_json
 from modelpool.actors.request.labels import output_key
 from modelpool.pool.core.errors import OutputFailed, UserError
+from modelpool.pool.core.stage_params import ImagePixels
 
 MANIFEST_FOLDER = "manifest/"
 #: lines that `repair_manifest` took out of the manifest
@@ -61,13 +64,14 @@ _OUTPUT_NAME = re.compile(r"[a-z0-9-]+-\d+-[0-9a-f]{8}\.[a-z0-9]+")
 class OutputStore:
     """Writes and finds outputs below a URL; an `OutputPlace`. Thread-safe. Its creation contacts no store."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, thumbnail_pixels: int = 0) -> None:
         """Raises FolderFailed if the library of the scheme is missing."""
         self.path = url
         #: lines of the manifest that cannot be used: their number, and the first of them
         self.damaged_line_count = 0
         self.damaged_lines: list[str] = []
         self._objects = ObjectPrefix(url)
+        self._thumbnail_pixels = thumbnail_pixels
         #: one thread reads the manifest before the first output is written; the others wait for it
         self._first_read = threading.Lock()
         self._is_read = False
@@ -120,6 +124,9 @@ class OutputStore:
                 self._objects.replace(name, content)
         else:
             self._objects.replace(name, content)
+        if self._thumbnail_pixels and isinstance(image.output, ImagePixels):
+            thumbnail = encode_thumbnail(image.output.pixels_HWC, self._thumbnail_pixels)
+            self._objects.create(thumbnail_name(name), thumbnail)
         if listed is None:
             listed = self._list(recipe, name, facts, about)
         elif not facts.are_listed(listed):
@@ -181,6 +188,14 @@ class OutputStore:
             with self._lock:
                 self._take_in(name, content)
         return missing
+
+    def listed(self, key: str) -> ManifestEntry | None:
+        """Return the entry of an output as far as the manifest was read; None if there is none."""
+        with self._lock:
+            return self._entries.get(key)
+
+    def finish(self) -> None:
+        """See `OutputPlace`: nothing is pending."""
 
     def damaged(self, quick: bool = False) -> Iterator[DamagedOutput]:
         """See `OutputPlace`."""

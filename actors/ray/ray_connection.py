@@ -6,7 +6,7 @@ Imports Ray at once: import this module after a session is open.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -26,6 +26,15 @@ WAIT_SECONDS = 5.0
 CLOSE_SECONDS = 15.0
 
 
+#: a reference to a controller that travels to other processes of the Ray cluster
+ControllerHandle: TypeAlias = ActorHandle[Any]
+
+
+def connected_to(controller: ControllerHandle) -> RayConnection:
+    """Return a connection of this process, which is one of the cluster, to a controller."""
+    return RayConnection(controller)
+
+
 class RayConnection:
     """See `Connection`. Without Ray's control service the pool counts as lost, although it may still answer: Ray is
     about to end this process with an abort."""
@@ -34,6 +43,11 @@ class RayConnection:
         """`epoch` is the controller's; 0 is unknown."""
         self._controller, self._epoch = controller, epoch
         self._control_service = ControlService(ray.get_runtime_context().gcs_address)
+
+    @property
+    def controller(self) -> ControllerHandle:
+        """The controller, as another process of the cluster can use it."""
+        return self._controller
 
     def call(self, question: ControllerMethod[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """See `Connection`."""

@@ -16,7 +16,14 @@ from typing import Any, Literal, TypeAlias
 from modelpool.actors.request.labels import MAX_METADATA_BYTES, checked_id, checked_metadata
 from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
 from modelpool.actors.request.qos import MAX_PRIORITY
-from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS, checked_format
+from modelpool.actors.request.video_output_fields import (
+    AUDIO_FORMATS,
+    DEFAULT_QUALITY,
+    IMAGE_FORMATS,
+    MAX_QUALITY,
+    VIDEO_FORMATS,
+    checked_format,
+)
 from modelpool.pool.core.errors import unusable_field
 from modelpool.pool.sampling.names import MAX_CFG, SAMPLERS
 
@@ -396,16 +403,24 @@ _ROWS = (
     ),
     RequestField(
         "format",
-        'File format: images "png"; '
+        f"File format: images {', '.join(IMAGE_FORMATS)}; "
         f"videos {', '.join(VIDEO_FORMATS)}; audio {', '.join(AUDIO_FORMATS)}. Default: the first of these.",
         check=checked_format,
         option=Option(
             "--format",
             "NAME",
-            f"Format of videos: {', '.join(VIDEO_FORMATS)} (default: {VIDEO_FORMATS[0]}); of audio: "
-            f"{', '.join(AUDIO_FORMATS)} (default: {AUDIO_FORMATS[0]}).",
-            VIDEO,
+            f"Format of images: {', '.join(IMAGE_FORMATS)} (default: {IMAGE_FORMATS[0]}); of videos: "
+            f"{', '.join(VIDEO_FORMATS)} (default: {VIDEO_FORMATS[0]}); of audio: {', '.join(AUDIO_FORMATS)} "
+            f"(default: {AUDIO_FORMATS[0]}).",
         ),
+    ),
+    RequestField(
+        "quality",
+        "Quality of an image file with lossy compression; webp at 100 is lossless. Default: "
+        f"{', '.join(f'{name} {quality}' for name, quality in DEFAULT_QUALITY.items())}.",
+        check=Whole(1, MAX_QUALITY),
+        requires="image output",
+        option=Option("--quality", "N", f"Quality of webp, jpg and avif images, 1 to {MAX_QUALITY}.", kind="whole"),
     ),
     RequestField(
         "last_image",

@@ -131,6 +131,7 @@ class GenerateRequest(Strict):
     elevation: float | None = _field("elevation")
     seconds: float | None = _field("seconds")
     format: str | None = _field("format")
+    quality: int | None = _field("quality")
     clip_skip: int = _field("clip_skip")
     #: an `ImageSource`, or a tuple of several, after validation
     reference: Any = _field("reference")

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from modelpool.pool.core.errors import UnusableField, UserError, unknown_name, unusable_field
+from modelpool.actors.request.other_names import unknown_field
+from modelpool.pool.core.errors import UnusableField, UserError, unusable_field
 
 
 class Strict(BaseModel):
@@ -39,7 +40,7 @@ def _first_error(model: type[BaseModel], error: ValidationError) -> UserError:
     details = error.errors()
     unknown = next((d for d in details if d["type"] == "extra_forbidden"), None)
     if unknown is not None:
-        return unknown_name(f"field of {model.__name__}", str(unknown["loc"][-1]), model.model_fields)
+        return unknown_field(f"field of {model.__name__}", str(unknown["loc"][-1]), model.model_fields)
     raised = next((d["ctx"]["error"] for d in details if isinstance(d.get("ctx", {}).get("error"), UserError)), None)
     if raised is not None:
         assert isinstance(raised, UserError)

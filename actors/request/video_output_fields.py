@@ -1,14 +1,21 @@
-"""The file formats of images, videos and audio clips. Torch-free, ray-free."""
+"""The file formats of images, videos and audio clips, and their quality. Torch-free, ray-free."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from modelpool.pool.core.errors import unusable_field
 
-#: file formats of videos and audio clips, the default first
+#: file formats of images, videos and audio clips, the default first
+IMAGE_FORMATS = ("png", "webp", "jpg", "avif")
 VIDEO_FORMATS, AUDIO_FORMATS = ("mp4", "webm", "gif"), ("wav", "flac")
-FORMATS = ("png", *VIDEO_FORMATS, *AUDIO_FORMATS)
+FORMATS = (*IMAGE_FORMATS, *VIDEO_FORMATS, *AUDIO_FORMATS)
+#: default quality of formats that have one, in the scale of Pillow: no visible loss at normal size
+DEFAULT_QUALITY: Mapping[str, int] = MappingProxyType({"webp": 90, "jpg": 95, "avif": 85})
+MAX_QUALITY = 100
+_OTHER_NAMES = {"jpeg": "jpg"}
 
 
 def checked_format(value: Any) -> str | None:
@@ -16,6 +23,7 @@ def checked_format(value: Any) -> str | None:
     if value is None:
         return None
     found = value.strip().lower().removeprefix(".") if isinstance(value, str) else ""
+    found = _OTHER_NAMES.get(found, found)
     if found not in FORMATS:
         raise unusable_field("format", value, f"one of {', '.join(FORMATS)}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from modelpool import ModelPool
+from modelpool import ModelPool, ray_data
 from modelpool.actors.api.opening import start_pool
 from modelpool.actors.graph.build_graph import build_graph
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
@@ -25,6 +26,7 @@ from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import JobFailed, JobFailure, PoolLost
 from modelpool.actors.settings.config import ClusterSection, PoolConfig, PoolSection
 from modelpool.actors.worker.worker_lease import OlderEpoch
+from modelpool.benchmarks.rows_to_shards import run_trial, write_rows
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, TaskId
@@ -42,6 +44,7 @@ from tests.actors.fakes import (
     make_pipes,
     start_fake_pool,
 )
+from tests.s3_server import s3_server
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -331,3 +334,47 @@ def test_our_packages_are_ours_inside_an_actor() -> None:
         *(package / name / "__init__.py" for name in ("pool", "scheduler", "actors")),
         package / "__init__.py",
     ]
+
+
+def test_a_dataset_streams_through_the_pool_and_keeps_its_columns(pool, tmp_path) -> None:
+    """Rows become images of this pool, in their order, with their other columns; one that fails says why."""
+    import ray.data
+
+    rows = [{"text": "a red circle", "number": i} for i in range(5)] + [{"text": FAIL, "number": 5}]
+    made = ray_data.generate(
+        ray.data.from_items(rows).repartition(1),
+        pool,
+        column="text",
+        columns={"seed": "number"},
+        model="shapes",
+        steps=2,
+        on_error="column",
+        batch_size=3,
+        concurrency=1,
+    )
+    found = sorted(made.take_all(), key=lambda row: row["number"])
+    assert [(row["text"], row["number"], row["seed"]) for row in found] == [
+        (row["text"], row["number"], row["number"]) for row in rows
+    ]
+    for row in found[:5]:
+        assert row["error"] == ""
+        assert (row["image"] == expected(request(seed=row["number"]))).all()
+    assert found[5]["error"]
+    assert found[5]["image"].size == 0
+    list(pool.submit([request(seed=seed) for seed in range(3)], output=tmp_path / "outputs").results())
+    read = ray_data.from_outputs(tmp_path / "outputs").take_all()
+    assert sorted(json.loads(row["recipe"])["seed"] for row in read) == [0, 1, 2]
+    assert all(row["image"].startswith(b"\x89PNG") for row in read)
+
+
+def test_a_killed_driver_outputs_each_row_exactly_once_in_shards_on_s3(ray_session, tmp_path) -> None:
+    """Rows of Parquet, WebDataset shards in S3, and the command killed midway: the same command completes them."""
+    with s3_server(), start_fake_pool("modelpool", workers=1) as running:
+        running.wait_ready(120)
+        write_rows(tmp_path / "rows.parquet", 10, steps=1)
+        command = [sys.executable, "-m", "modelpool", "batch", str(tmp_path / "rows.parquet"), "--model", "shapes"]
+        command += ["--out", "s3://bucket/rows", "--shards", "4", "--pool", running.address]
+        trial = run_trial(command, "s3://bucket/rows", rows=10, kills=1, environment={})
+    assert trial.exit_code == 0
+    assert trial.is_exactly_once(10), trial
+    assert max(trial.shard_rows) <= 4

@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "actors": (
         "request",
         "settings",
+        "job_files",
         "graph",
         "outputs",
         "results",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mutations import Mutations, mutated_bytes, mutated_value, run
-from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField, UserError
 

@@ -23,7 +23,7 @@ from modelpool.actors.control import controller as controller_module
 from modelpool.actors.control import parked_jobs
 from modelpool.actors.control.pool_plan import plan_pool
 from modelpool.actors.outputs.folder import OutputFolder
-from modelpool.actors.outputs.png import read_labels, read_recipe
+from modelpool.actors.outputs.image_file import read_labels, read_recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailed

@@ -18,7 +18,7 @@ from PIL import Image
 
 from modelpool.actors.cli.generate import prompts_and_seeds, resume_command
 from modelpool.actors.graph.recipe import Recipe
-from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
 from modelpool.pool.core.errors import UserError

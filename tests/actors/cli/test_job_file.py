@@ -110,7 +110,7 @@ def test_a_spreadsheets_byte_order_mark_is_not_part_of_the_first_column(tmp_path
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("jobs.txt", "x", r"job file: found '.*jobs\.txt', expected a name that ends in \.jsonl"),
+        ("jobs.doc", "x", r"job file: found '.*jobs\.doc', expected a name that ends in \.jsonl"),
         ("jobs.jsonl", "\n\n", "no lines; expected one request"),
         ("jobs.csv", "prompt\n", "no lines; expected one request"),
         ("jobs.csv", "promt,seed\na,1\n", "header: unknown column 'promt'; did you mean 'prompt'?"),

@@ -13,7 +13,7 @@ from modelpool.actors.graph.build_graph import build_graph, build_stage_graph
 from modelpool.actors.graph.recipe import Recipe, RecipeLowNoise
 from modelpool.actors.graph.stage_request import StageRequest
 from modelpool.actors.graph.task_collector import JobGraph
-from modelpool.actors.outputs.png import parameters_text
+from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UserError

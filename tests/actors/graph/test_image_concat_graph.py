@@ -15,7 +15,7 @@ from modelpool.actors.graph.image_concat_graph import reference_size
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.graph.task_collector import JobGraph
 from modelpool.actors.inputs.input_images import InputImages
-from modelpool.actors.outputs.png import parameters_text
+from modelpool.actors.outputs.image_file import parameters_text
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import UnusableField

@@ -20,7 +20,7 @@ from modelpool.actors.outputs.contact_sheet import (
     make_contact_sheet,
     wrapped,
 )
-from tests.actors.outputs.test_png import RECIPE
+from tests.actors.outputs.test_image_file import RECIPE
 
 FONT = ImageFont.load_default(14)
 

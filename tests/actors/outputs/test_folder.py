@@ -26,14 +26,14 @@ from modelpool.actors.outputs.folder import (
     plain,
     write_atomically,
 )
-from modelpool.actors.outputs.png import read_recipe
+from modelpool.actors.outputs.image_file import read_recipe
 from modelpool.actors.outputs.report_figures import report_figures
 from modelpool.actors.outputs.report_page import report_page
 from modelpool.actors.outputs.write_failures import FolderFailed
 from modelpool.actors.request.labels import Labels
 from modelpool.pool.core.errors import OutputFailed
 from modelpool.pool.core.stage_params import ImagePixels
-from tests.actors.outputs.test_png import RECIPE
+from tests.actors.outputs.test_image_file import RECIPE
 
 
 class Colour(Enum):
@@ -172,7 +172,7 @@ def break_at(monkeypatch: pytest.MonkeyPatch, point: str, failure: BaseException
     elif point == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     elif point == "sync_folder":
-        monkeypatch.setattr(whole_file, "_sync_folder", fail)
+        monkeypatch.setattr(whole_file, "sync_folder", fail)
     else:
         monkeypatch.setattr(folder_module.Manifest, "append", fail)
     if isinstance(failure, Killed):

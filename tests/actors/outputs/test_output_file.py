@@ -18,7 +18,7 @@ from modelpool.actors.outputs.output_file import FinishedOutput, array_of_output
 from modelpool.actors.outputs.preview_image import first_image, wave_image
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import AudioSamples, Output, VideoFrames
-from tests.actors.outputs.test_png import RECIPE
+from tests.actors.outputs.test_image_file import RECIPE
 
 VIDEO_RECIPE = dataclasses.replace(RECIPE, width=32, height=16, frames=5, frame_rate=8.0)
 AUDIO_RECIPE = dataclasses.replace(RECIPE, width=0, height=0, seconds=0.5)

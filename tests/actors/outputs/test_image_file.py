@@ -1,4 +1,4 @@
-"""A PNG carries exactly its pixels, the known `parameters` text, and a recipe that reads back equal."""
+"""An image file carries its pixels (a PNG exactly), the known `parameters` text, and a recipe that reads back equal."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from modelpool.actors.graph.recipe import Recipe, RecipeLora
-from modelpool.actors.outputs.png import (
+from modelpool.actors.outputs.image_file import (
+    encode_image,
     encode_png,
+    encode_thumbnail,
     parameters_text,
     parse_parameters,
     read_parameters,
     read_recipe,
 )
+from modelpool.actors.outputs.image_metadata import is_image
 from modelpool.actors.outputs.recipe_json import recipe_from_json
 from modelpool.pool.core.errors import UserError
 
@@ -136,11 +139,11 @@ def test_what_is_no_image_is_refused_by_name(tmp_path: Path, content: bytes | st
         read_recipe(path)
 
 
-def test_a_jpeg_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
+def test_other_formats_and_a_missing_file_are_distinguished(tmp_path: Path) -> None:
     buffer = io.BytesIO()
-    Image.fromarray(pixels()).save(buffer, format="JPEG")
+    Image.fromarray(pixels()).save(buffer, format="BMP")
     (tmp_path / "p.png").write_bytes(buffer.getvalue())
-    with pytest.raises(UserError, match="found a JPEG file, expected a PNG"):
+    with pytest.raises(UserError, match="found a BMP file, expected PNG, WEBP, JPEG, AVIF"):
         read_recipe(tmp_path / "p.png")
     with pytest.raises(UserError, match="no such file"):
         read_recipe(tmp_path / "missing.png")
@@ -152,3 +155,50 @@ def test_a_recipe_with_a_strange_field_is_refused_with_the_nearest_name() -> Non
     fields["negativ"] = fields.pop("negative")
     with pytest.raises(ValueError, match=re.escape("unknown field of a recipe 'negativ'; did you mean 'negative'?")):
         recipe_from_json(fields)
+
+
+@pytest.mark.parametrize("ending", ["webp", "jpg", "avif"])
+def test_every_format_carries_both_texts_and_nearly_its_pixels(ending: str, tmp_path: Path) -> None:
+    """Equal recipes give equal bytes, the recipe reads back equal, and viewers find `parameters` in the EXIF."""
+    recipe = dataclasses.replace(RECIPE, format=ending, quality=90, prompt='\u00e9 <b> & "q" \U0001f600')
+    smooth = np.linspace(0, 255, 32 * 48 * 3).reshape(32, 48, 3).astype(np.uint8)
+    content = encode_image(smooth, recipe)
+    assert content == encode_image(smooth, recipe)
+    path = tmp_path / f"image.{ending}"
+    path.write_bytes(content)
+    assert read_recipe(path) == recipe
+    assert is_image(content[:16])
+    assert read_parameters(path) == parse_parameters(parameters_text(recipe))
+    with Image.open(path) as image:
+        comment = image.getexif().get_ifd(0x8769)[0x9286]
+        assert comment[:8] == b"UNICODE\0"
+        assert comment[8:].decode("utf-16-be") == parameters_text(recipe)
+        distance = np.abs(np.array(image.convert("RGB")).astype(int) - smooth)
+    assert distance.mean() < 3
+
+
+@pytest.mark.parametrize("ending", ["webp", "jpg", "avif"])
+def test_quality_determines_the_size(ending: str) -> None:
+    low, high = (
+        len(encode_image(pixels(64, 64), dataclasses.replace(RECIPE, format=ending, quality=q))) for q in (20, 95)
+    )
+    assert low < 0.8 * high
+
+
+def test_webp_of_the_best_quality_is_lossless() -> None:
+    content = encode_image(pixels(), dataclasses.replace(RECIPE, format="webp", quality=100))
+    with Image.open(io.BytesIO(content)) as image:
+        assert np.array_equal(np.array(image.convert("RGB")), pixels())
+
+
+def test_a_recipe_that_is_too_long_for_a_jpeg_is_refused_with_other_formats() -> None:
+    long = dataclasses.replace(RECIPE, format="jpg", prompt="x" * 70_000)
+    with pytest.raises(UserError, match=r"^format: found 'jpg', expected png, webp or avif"):
+        encode_image(pixels(), long)
+    assert encode_image(pixels(), dataclasses.replace(long, format="webp"))
+
+
+def test_a_thumbnail_is_as_long_as_asked_and_no_longer() -> None:
+    for shape, expected in (((512, 256), (128, 256)), ((100, 50), (50, 100))):
+        with Image.open(io.BytesIO(encode_thumbnail(pixels(*shape), 256))) as image:
+            assert image.size == expected

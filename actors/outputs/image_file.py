@@ -1,8 +1,8 @@
-"""Encodes an image as a PNG with its recipe, and reads recipes and A1111 parameters from PNGs.
+"""Encodes an image as a PNG, WebP, JPEG or AVIF file with its recipe, and reads recipes and A1111 parameters back.
 
 Two texts are written: `parameters`, as the A1111 web UI writes it and many viewers read it, and `modelpool`, the
 complete recipe as JSON, which is authoritative; a third one, `modelpool-request`, has the labels of the request as
-JSON, if there are any. Knows recipes and PNG; not folders, manifests or where anything ran.
+JSON, if there are any. Knows recipes; not folders, manifests or where anything ran.
 
 The form of `parameters` (facts from files that the web UI wrote): the prompt, with LoRAs as <lora:name:strength>; a
 line "Negative prompt: ..." unless it is empty; one line of "Key: value" pairs joined by ", ". A value with a comma, a
@@ -20,20 +20,22 @@ from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
-from modelpool.actors.graph.recipe import Recipe
+from modelpool.actors.graph.recipe import IMAGE_FORMAT, Recipe
+from modelpool.actors.outputs.image_metadata import LABELS_KEY as LABELS_KEY
+from modelpool.actors.outputs.image_metadata import PARAMETERS_KEY as PARAMETERS_KEY
+from modelpool.actors.outputs.image_metadata import RECIPE_KEY as RECIPE_KEY
+from modelpool.actors.outputs.image_metadata import check_jpeg_metadata, exif_of, texts_of_image, xmp_of
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
+from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name
 
-PARAMETERS_KEY = "parameters"
-RECIPE_KEY = "modelpool"
-LABELS_KEY = "modelpool-request"
-
 _NEGATIVE = "Negative prompt: "
 _PAIR = re.compile(r'\s*([A-Za-z][\w /\-]*): ("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
+_THUMBNAIL_QUALITY = 80
 _FEWEST_PAIRS = 3  # a line with fewer is part of the prompt
 
 
@@ -44,6 +46,38 @@ class Parameters:
     prompt: str
     negative: str
     values: Mapping[str, str]
+
+
+def encode_image(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
+    """Encode pixels (uint8 RGB) in the format and quality of `recipe`, with these texts. Equal pixels and recipes give
+    equal bytes. Raises UnusableField if the format cannot hold the texts.
+    """
+    if recipe.ending == IMAGE_FORMAT:
+        return encode_png(pixels_HWC, recipe, labels)
+    quality = recipe.quality or DEFAULT_QUALITY[recipe.ending]
+    exif, xmp = exif_of(_storable(parameters_text(recipe))), xmp_of(json.dumps(recipe.as_json()), labels.as_text())
+    image, buffer = Image.fromarray(pixels_HWC), io.BytesIO()
+    match recipe.ending:
+        case "jpg":
+            check_jpeg_metadata(exif, xmp)
+            # colours at full resolution: text and thin lines in saturated colours stay sharp
+            image.save(buffer, "JPEG", quality=quality, subsampling="4:4:4", exif=exif, xmp=xmp)
+        case "webp":
+            image.save(buffer, "WEBP", quality=quality, lossless=quality == MAX_QUALITY, exif=exif, xmp=xmp)
+        case "avif":
+            # one thread: the bytes depend on no number of cores
+            image.save(buffer, "AVIF", quality=quality, subsampling="4:4:4", max_threads=1, exif=exif, xmp=xmp)
+        case _:
+            raise AssertionError(f"{recipe.ending} is no image format")
+    return buffer.getvalue()
+
+
+def encode_thumbnail(pixels_HWC: PixelArray, longest_side: int) -> bytes:
+    """Encode a smaller copy as WebP, without metadata. An image that is small enough keeps its size."""
+    image, buffer = Image.fromarray(pixels_HWC), io.BytesIO()
+    image.thumbnail((longest_side, longest_side), Image.Resampling.LANCZOS)
+    image.save(buffer, "WEBP", quality=_THUMBNAIL_QUALITY)
+    return buffer.getvalue()
 
 
 def encode_png(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABELS) -> bytes:
@@ -81,16 +115,16 @@ def parse_parameters(text: str) -> Parameters:
 
 
 def read_parameters(path: str | Path) -> Parameters:
-    """Read the `parameters` text of a PNG. Raises UserError if the file has none or is not an image."""
-    text = _texts(Path(path)).get(PARAMETERS_KEY)
+    """Read the `parameters` text of an image. Raises UserError if the file has none or is not an image."""
+    text = texts_of_image(Path(path)).get(PARAMETERS_KEY)
     if text is None:
         raise UserError(f"{path}: no {PARAMETERS_KEY!r} text in this image")
     return parse_parameters(text)
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read the recipe in a PNG. Raises UserError if it has none, or an unreadable one."""
-    text = _texts(Path(path)).get(RECIPE_KEY)
+    """Read the recipe in an image. Raises UserError if it has none, or an unreadable one."""
+    text = texts_of_image(Path(path)).get(RECIPE_KEY)
     if text is None:
         raise UserError(f"{path}: no {RECIPE_KEY!r} text in this image (not from modelpool, or stripped)")
     try:
@@ -101,7 +135,7 @@ def read_recipe(path: str | Path) -> Recipe:
 
 def read_labels(path: str | Path) -> Labels:
     """Read the labels in a PNG: none if it has none that can be used. Raises UserError if it is not an image."""
-    text = _texts(Path(path)).get(LABELS_KEY)
+    text = texts_of_image(Path(path)).get(LABELS_KEY)
     try:
         return NO_LABELS if text is None else labels_from_json(parse_json(text.encode("utf-8", "surrogatepass")))
     except NotJson:
@@ -179,18 +213,3 @@ def _parsed_pairs(line: str) -> dict[str, str]:
 def _storable(text: str) -> str:
     """Remove what no encoding can hold (half a surrogate pair)."""
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _texts(path: Path) -> dict[str, str]:
-    try:
-        with Image.open(path) as image:
-            if image.format != "PNG":
-                raise UserError(f"{path}: found a {image.format} file, expected a PNG")
-            image.load()  # texts may be located after the pixels
-            return {str(key): value for key, value in image.info.items() if isinstance(value, str)}
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except UserError:
-        raise
-    except Exception as error:  # decoders raise arbitrary exceptions for damaged files
-        raise UserError(f"{path}: cannot be read as an image ({error})") from error

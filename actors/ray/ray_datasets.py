@@ -1,0 +1,26 @@
+"""Datasets of Ray Data from rows and files. Imports Ray Data at once: import this module when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray.data
+
+from modelpool.actors.settings.output_address import OutputAddress
+from modelpool.pool.fetch.file_system import open_file_system
+
+
+def from_rows(rows: Sequence[dict[str, Any]]) -> ray.data.Dataset:
+    """Return rows as a Dataset."""
+    return ray.data.from_items(list(rows))
+
+
+def read_parquet_shards(address: OutputAddress) -> ray.data.Dataset:
+    """Return the Parquet shards of a place as a Dataset."""
+    if isinstance(address, Path):
+        return ray.data.read_parquet([str(path) for path in sorted(address.glob("shard-*.parquet"))])
+    system = open_file_system(address)
+    paths = sorted(system.glob(f"{system._strip_protocol(address)}/shard-*.parquet"))
+    return ray.data.read_parquet(paths, filesystem=system)
