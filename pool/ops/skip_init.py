@@ -47,7 +47,7 @@ class _NoFilling(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _OnMeta(DeviceContext):  # type: ignore[misc] # torch does not type it
+class _OnMeta(DeviceContext):
     """`torch.device("meta")` and `_NoFilling` in one mode: each mode costs time in every call of torch."""
 
     def __torch_function__(
