@@ -75,6 +75,11 @@ class PeakCounter(TorchDispatchMode):
         self.peak_bytes = 0
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled here; torch's guard against that costs time in every operation
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

@@ -162,6 +162,11 @@ class _KnownValues(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._values: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled here; torch's guard against that costs time in every operation
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

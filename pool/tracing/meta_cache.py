@@ -48,6 +48,11 @@ class MetaCache(TorchDispatchMode):
         self._answers: dict[Hashable, _Entry] = {}
         self._is_fresh: dict[Any, bool] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled here; torch's guard against that costs time in every operation
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

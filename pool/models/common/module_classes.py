@@ -27,7 +27,7 @@ from modelpool.pool.models.common.infer_config import (
     projected_clip_text_config,
     unet_config,
 )
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
 _CONFIGS: Mapping[Architecture, Callable[[Mapping[str, Shape]], Config]] = MappingProxyType(
     {
@@ -60,8 +60,7 @@ def config_of(architecture: Architecture, bare_shapes: Mapping[str, Shape]) -> C
 
 def empty_module(architecture: Architecture, config: Config) -> nn.Module:
     """Return the module for `config` with every parameter and buffer on the meta device, in evaluation mode."""
-    # # random initialisation does nothing there, but takes a third of the time
-    with torch.device("meta"), without_initialisation():
+    with uninitialised_on_meta():
         module = _MODULES[architecture](config)
     return module.eval().requires_grad_(False)
 

@@ -17,7 +17,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.families.parts.forward import Arguments
 from modelpool.pool.models.diffusion.signatures import keep_signatures
 from modelpool.pool.models.diffusion.uncached import without_caches
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta, without_initialisation
 
 #: functions with which torch's layers and diffusers' classes create parameters; tables are computed otherwise
 _UNSET = frozenset({torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand})
@@ -35,13 +35,13 @@ def empty_module(cls: type[nn.Module], config: Arguments) -> nn.Module:
     Raises UnknownArchitecture if the class rejects the sizes.
     """
     try:
-        with warnings.catch_warnings(), without_initialisation():
+        with warnings.catch_warnings():
             # # diffusers' classes use names that diffusers has deprecated
             warnings.filterwarnings("ignore", message=".* is deprecated and will be removed", category=FutureWarning)
-            with torch.device("meta"):
+            with uninitialised_on_meta():
                 module = cls(**config)
             if any(table.is_meta for _, table in tables_of(module)):
-                with _ParametersOnMeta():
+                with without_initialisation(), _ParametersOnMeta():
                     module = cls(**config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UnknownArchitecture(f"diffusion model: {cls.__name__} cannot have these sizes: {error}") from error

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLCosmos,
@@ -40,7 +39,7 @@ from modelpool.pool.models.common.vae_config_table import CONFIGS, DIFFUSERS_CON
 from modelpool.pool.models.common.vae_configs import Config, Shapes
 from modelpool.pool.models.vae import ldm_names, other_names
 from modelpool.pool.models.vae.weight_norm import drop_computed_weights
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
 Convert = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
@@ -146,7 +145,7 @@ def empty_vae(architecture: VaeArchitecture, config: Config) -> nn.Module:
     Buffers that no file carries have their values. Raises UnknownArchitecture if the class rejects the sizes.
     """
     try:
-        with torch.device("meta"), without_initialisation(), warnings.catch_warnings():
+        with uninitialised_on_meta(), warnings.catch_warnings():
             # Oobleck's class has the older of torch's two weight norms
             warnings.filterwarnings("ignore", message=".*weight_norm.* is deprecated", category=FutureWarning)
             module = architecture.module(**config)

@@ -23,7 +23,7 @@ from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.vision.names import convert_vision
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
 Config: TypeAlias = dict[str, Any]
 
@@ -113,7 +113,7 @@ def _with_folder_config(config: Config, folder_config: Mapping[str, Any]) -> Con
 def _empty(config: Config) -> nn.Module:
     kind = CLIPVisionModelWithProjection if "projection_dim" in config else CLIPVisionModel
     try:
-        with torch.device("meta"), without_initialisation():
+        with uninitialised_on_meta():
             module: nn.Module = kind(CLIPVisionConfig(**config))
     except Exception as error:  # transformers validates with various exception types
         raise UnknownArchitecture(f"vision encoder: {kind.__name__} cannot have these sizes: {error}") from error

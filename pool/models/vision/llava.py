@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CLIPVisionConfig, CLIPVisionModel
@@ -24,7 +23,7 @@ from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.vision.build import Config, measured_vision, with_places
 from modelpool.pool.models.vision.names import convert_vision
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta
 
 ACTIVATION = "quick_gelu"
 #: key prefix of the projection, which a plain vision encoder lacks, and a prefix that folders add
@@ -75,7 +74,7 @@ class ImageWordsPlan:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
         class."""
         try:
-            with torch.device("meta"), without_initialisation():
+            with uninitialised_on_meta():
                 module: nn.Module = ImageWords(self.config, self.width)
         except Exception as error:  # transformers validates with various exception types
             raise UnknownArchitecture(f"vision encoder: CLIP cannot have these sizes: {error}") from error

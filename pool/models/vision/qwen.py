@@ -27,7 +27,7 @@ from modelpool.pool.detection.qwen_layout import CHANNELS, FRAMES, MERGED, PATCH
 from modelpool.pool.formats.safetensors_file import Shape
 from modelpool.pool.keymaps.key_map import KeyMap, discover
 from modelpool.pool.models.common.diffusers_private import differing_keys
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta
 from modelpool.pool.text.image_tokens import ImageStates
 
 #: both sides of an image are multiples of the first; limits of its pixels
@@ -51,7 +51,7 @@ class QwenVisionPlan:
         """Return the module without weights. Raises UnknownArchitecture if the file's tensors are not those of the
         class."""
         try:
-            with torch.device("meta"), without_initialisation():
+            with uninitialised_on_meta():
                 module: nn.Module = Qwen2_5_VisionTransformerPretrainedModel(Qwen2_5_VLVisionConfig(**self.config))
         except Exception as error:  # transformers validates with various exception types
             raise UnknownArchitecture(f"vision encoder: Qwen 2.5 VL cannot have these sizes: {error}") from error

@@ -23,6 +23,7 @@ from tests.pool.families.tiny_model import TinyModel, euler
 from tests.pool.families.tiny_shown import SHOWN_LAYOUTS
 
 pytestmark = [
+    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]

@@ -46,12 +46,14 @@ from modelpool.pool.loading.small_tensors import SPREAD_KEY
 from modelpool.pool.sampling.noise import ImageNoise
 from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas, sigma_table
 from modelpool.pool.saving.diffusers_folder import save_diffusers
+from tests.pool.families.clip_tokenizers import tokenizers_of
 from tests.pool.families.test_from_images import filling, image, mask
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout
 
 pytestmark = [
+    pytest.mark.usefixtures("uncounted"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
@@ -147,7 +149,7 @@ class OurLevels(EulerDiscreteScheduler):  # type: ignore[misc] # diffusers is no
 def pipeline_of(tiny: TinyModel, folder: Path, case: Case) -> Any:
     """The pipeline of the folder that the model is saved to."""
     save_diffusers(open_checkpoint(tiny.model.source), folder)
-    pipeline = case.pipeline.from_pretrained(folder, local_files_only=True)
+    pipeline = case.pipeline.from_pretrained(folder, local_files_only=True, **tokenizers_of(folder))
     pipeline.set_progress_bar_config(disable=True)
     if not isinstance(pipeline.scheduler, EDMEulerScheduler):
         pipeline.scheduler = OurLevels.from_config(pipeline.scheduler.config, timestep_spacing="linspace")

@@ -18,7 +18,10 @@ from tests.pool.families.test_videos_from_images import CONCATENATED
 from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_shown import SHOWN_FAMILIES, SHOWN_LAYOUTS, SHOWN_TENSORS, TinyFamilyModel
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("uncounted"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 _SD = "input_blocks.1.1.transformer_blocks.0.attn1.to_q"
 _XL = "input_blocks.3.1.transformer_blocks.0.attn1.to_q"

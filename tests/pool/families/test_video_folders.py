@@ -25,7 +25,10 @@ from tests.pool.families.tiny_videos import (
     video_unet,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("uncounted"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 
 def write_folder(folder: Path) -> None:

@@ -37,7 +37,10 @@ from tests.pool.families.tiny_model import TinyModel
 from tests.pool.families.tiny_pairs import LOW_SEED, TINY, TinyPair, flow_scheduler, write_pair, write_pair_folder
 from tests.pool.families.tiny_transformers import FAMILIES, seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+pytestmark = [
+    pytest.mark.usefixtures("uncounted"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
 
 WAN, FIELDS = TINY["wan_t2v"], {**SIZES, "steps": 3}
 HIGH, LOW = "model.diffusion_model.", "low_noise_model."

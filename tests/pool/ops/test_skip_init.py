@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modelpool.pool.ops.skip_init import without_initialisation
+from modelpool.pool.ops.skip_init import uninitialised_on_meta, without_initialisation
 from tests.pool.zoo import FAMILIES
 
 FILLS = ("uniform_", "normal_", "fill_", "zero_", "random_", "erfinv_")
@@ -55,6 +55,16 @@ def test_no_parameter_of_a_stock_layer_is_filled(make: Any) -> None:
         layer = make()
     assert recorder.filled == {}
     assert all(p.device.type == "cpu" for p in layer.parameters())
+
+
+@pytest.mark.parametrize("make", STOCK)
+def test_on_meta_no_parameter_of_a_stock_layer_is_filled_nor_has_memory(make: Any) -> None:
+    with FillRecorder() as recorder, uninitialised_on_meta():
+        layer = make()
+        table, named = torch.arange(3), torch.arange(3, device="cpu")
+    assert recorder.filled == {}
+    assert all(p.is_meta for p in layer.parameters())
+    assert (table.is_meta, named.is_meta, torch.arange(3).is_meta) == (True, False, False)
 
 
 def test_no_random_number_is_drawn() -> None:
