@@ -276,15 +276,16 @@ class _GraphBuilder:
     def _loras(self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role]) -> tuple[LoraRef, ...]:
         """Return the LoRAs of `request` that change one of these components of `model`."""
         check_expert_loras(request.loras, model.name, self._catalog.model_defaults(model).sampling)
-        chosen = [lora for lora in request.loras if lora.strength != 0]
-        found = tuple(replace(self._catalog.find_lora(each.name, each.strength), noise=each.noise) for each in chosen)
+        chosen = [lora for lora in request.loras if lora.has_effect]
+        found = tuple(each.applied(self._catalog.find_lora(each.name, each.strength)) for each in chosen)
         if request is self._request:
             self.loras = found
         for lora in found:
             problem = self._catalog.lora_warning(model, lora)
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
-        return tuple(lora for lora in found if any(self._catalog.touches(model, role, lora) for role in roles))
+        seen = [each.for_text() if roles[0].is_text_encoder else each.for_diffusion_model() for each in found]
+        return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
 
 
 def _decode_params(model: ModelRef, sample: SampleParams, pastes: bool = False) -> DecodeParams:

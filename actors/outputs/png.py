@@ -14,7 +14,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
@@ -22,6 +22,7 @@ from PIL import Image, PngImagePlugin
 from modelpool.actors.graph.recipe import Recipe
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.json_text import NotJson, parse_json
+from modelpool.actors.request.lora_fields import lora_text
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
 from modelpool.pool.sampling.names import display_name
@@ -55,7 +56,8 @@ def encode_png(pixels_HWC: PixelArray, recipe: Recipe) -> bytes:
 
 def parameters_text(recipe: Recipe) -> str:
     """Return the A1111 `parameters` text of `recipe`."""
-    lines = [recipe.prompt + "".join(f" <lora:{lora.name}:{lora.strength:g}>" for lora in recipe.loras)]
+    loras = (lora_text(lora.name, replace(lora, noise="")) for lora in recipe.loras)
+    lines = [recipe.prompt + "".join(f" <lora:{lora}>" for lora in loras)]
     if recipe.negative:
         lines.append(_NEGATIVE + recipe.negative)
     lines.append(", ".join(f"{key}: {_quoted(value)}" for key, value in _pairs(recipe).items()))
