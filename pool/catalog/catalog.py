@@ -6,6 +6,7 @@ a model takes a moment. Not thread safe; the controller uses it from one thread.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,6 +45,7 @@ from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.patches.adapter_config import config_beside
 from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.quant.detect_layers import layers_in_file
 from modelpool.pool.registry.assembling import expect_complete
@@ -166,7 +168,10 @@ class Catalog:
         file = self.registry.find(name, LORAS, "LoRA")
         path, files = self.registry.locate(file)
         self.registry.bring(files)  # matching its patches reads numbers all over the file
-        return LoraRef(*self._found(file, path), strength, files=files)
+        found, place, sha256 = self._found(file, path)
+        if (config := config_beside(Path(path))) is not None:  # the strengths are part of the LoRA
+            sha256 = hashlib.sha256(sha256.encode() + config.read_bytes()).hexdigest()
+        return LoraRef(found, place, sha256, strength, files=files)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
         """Return the sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
