@@ -50,6 +50,7 @@ from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.quant.detect_layers import layers_in_file
 from modelpool.pool.registry.assembling import expect_complete
 from modelpool.pool.registry.folders import FileForm, WeightsFile
+from modelpool.pool.registry.hub_names import hub_name
 from modelpool.pool.registry.kinds import LORAS, MODELS
 from modelpool.pool.registry.listings import LoraListing, ModelListing, check_runs
 from modelpool.pool.registry.names import without_suffix
@@ -169,7 +170,9 @@ class Catalog:
         path, files = self.registry.locate(file)
         self.registry.bring(files)  # matching its patches reads numbers all over the file
         found, place, sha256 = self._found(file, path)
-        if (config := config_beside(Path(path))) is not None:  # the strengths are part of the LoRA
+        if (config := config_beside(file.path)) is not None:  # the strengths are part of the LoRA
+            # as found: a link into a cache leads to a folder without the configuration
+            place = str(file.path)
             sha256 = hashlib.sha256(sha256.encode() + config.read_bytes()).hexdigest()
         return LoraRef(found, place, sha256, strength, files=files)
 
@@ -276,7 +279,8 @@ class Catalog:
 
     def _found(self, file: WeightsFile, path: str) -> tuple[str, str, str]:
         """Return the name, path and hash of a file for a reference; `path` is that on the nodes."""
-        return without_suffix(file.path.name), path, self.registry.hashes(file).sha256
+        name = hub_name(file.path) or without_suffix(file.path.name)
+        return name, path, self.registry.hashes(file).sha256
 
     def _at_hand(self, model: ModelRef) -> ModelRef:
         """Return the model as it can be described here: its outline, if it is of a source."""
