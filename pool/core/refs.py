@@ -63,6 +63,11 @@ class LoraRef(WireValue):
     blocks: tuple[tuple[str, float], ...] = ()
 
     @property
+    def has_effect(self) -> bool:
+        """Whether its strength is not 0 on some component."""
+        return self.strength != 0 or self.text_strength not in (None, 0)
+
+    @property
     def is_scheduled(self) -> bool:
         """Whether it acts in a part of the steps only."""
         return self.start > 0.0 or self.end < 1.0
