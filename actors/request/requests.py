@@ -28,9 +28,14 @@ from modelpool.actors.request.image_fields import (
     checked_strength,
     skipped_steps,
 )
+<<<<<<< HEAD
 from modelpool.actors.request.lora_fields import LoraChoice as LoraChoice
 from modelpool.actors.request.lora_fields import parse_loras
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
+=======
+from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
+from modelpool.actors.request.number_fields import STEPS
+>>>>>>> a9de604944e9811de69148e336cee1136f0278c6
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
@@ -58,6 +63,7 @@ class GenerateRequest(Strict):
     cfg: float = _field("cfg")
     sampler: str = _field("sampler")
     schedule: str | None = _field("schedule")
+    sigmas: tuple[float, ...] = _field("sigmas")
     eta: float | None = _field("eta")
     s_noise: float = _field("s_noise")
     s_churn: float = _field("s_churn")
@@ -111,6 +117,19 @@ class GenerateRequest(Strict):
             if name in flat:
                 raise unusable_field("options", name, f"{name} once: it is set outside of options, too")
         return {**flat, **options}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_of_sigmas(cls, fields: Any) -> Any:
+        """Take the number of steps from `sigmas`. Raises UnusableField if another one is given."""
+        if not isinstance(fields, Mapping) or not fields.get("sigmas"):
+            return fields
+        steps = len(REQUEST_FIELDS["sigmas"].checked(fields["sigmas"]))
+        if STEPS.parse("steps", fields.get("steps", steps)) != steps:
+            raise unusable_field("steps", fields["steps"], f"{steps}, the number of sigmas, or none")
+        if fields.get("schedule") is not None:
+            raise unusable_field("schedule", fields["schedule"], "none together with sigmas")
+        return {**fields, "steps": steps}
 
     @field_validator("*", mode="before")
     @classmethod
