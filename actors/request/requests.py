@@ -28,14 +28,10 @@ from modelpool.actors.request.image_fields import (
     checked_strength,
     skipped_steps,
 )
-<<<<<<< HEAD
 from modelpool.actors.request.lora_fields import LoraChoice as LoraChoice
 from modelpool.actors.request.lora_fields import parse_loras
 from modelpool.actors.request.low_noise_fields import LowNoiseRun
-=======
-from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
 from modelpool.actors.request.number_fields import STEPS
->>>>>>> a9de604944e9811de69148e336cee1136f0278c6
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
