@@ -7,6 +7,7 @@ needs no device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from modelpool.pool.core.errors import UnknownName, unknown_name
 from modelpool.pool.core.lru_cache import LruCache
@@ -43,7 +44,7 @@ class EmbeddingIndex:
 
     def _bundled(self, name: str, loras: Sequence[LoraRef]) -> EmbeddingRef | None:
         for lora in loras:
-            names = self._bundles.get(lora.sha256, lambda path=lora.path: self._names_in(path))
+            names = self._bundles.get(lora.sha256, partial(self._names_in, lora.path))
             if name in names:
                 rows = self._row_count(f"{lora.sha256} {name}", lora.path, name)
                 return EmbeddingRef(name, lora.path, lora.sha256, rows, lora.files)
