@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,7 +106,7 @@ def save(
     )
     opened = OpenModel(catalog.find_model(model, whole=False), "cpu", whole=False)
     check_expert_loras(loras, model, opened.checkpoint.family.sampling)
-    found = tuple(replace(catalog.find_lora(lora.name, lora.strength), noise=lora.noise) for lora in loras)
+    found = tuple(lora.applied(catalog.find_lora(lora.name, lora.strength)) for lora in loras)
     warnings = {lora.name: warning for lora in found if (warning := opened.lora_warning(lora))}
     for name, warning in warnings.items():
         say(console, f"LoRA {name}: {warning}", "yellow")

@@ -36,7 +36,7 @@ def merge(
 
 def _choice(text: str) -> LoraChoice:
     """Parse a LoRA and its strength. Raises UserError."""
-    from modelpool.actors.request.low_noise_fields import parse_lora
+    from modelpool.actors.request.lora_fields import parse_lora
     from modelpool.actors.request.requests import LoraChoice
 
     chosen = LoraChoice(**parse_lora(text))

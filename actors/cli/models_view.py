@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from modelpool.actors.cli.screen import counted, duration, print_json, say, show, user_console
-from modelpool.actors.cli.tables import facts_table, loras_table, models_table, rows_table
+from modelpool.actors.cli.tables import facts_table, lora_description, loras_table, models_table, rows_table
 from modelpool.pool.core.errors import CorruptFile, format_bytes
 
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ def _entries_table(listing: RegistryListing, models: Iterable[ModelListing], lor
         native_size = f", {model.width}x{model.height}" if model.width else ""
         descriptions[model.path] = _problem(model) or f"{model.family}{native_size}"
     for lora in loras:
-        ranks = ", ".join(map(str, lora.ranks)) or "none"
-        descriptions[lora.path] = _problem(lora) or f"{lora.modules} modules, rank {ranks}"
+        descriptions[lora.path] = _problem(lora) or lora_description(lora)
     rows = []
     for entry in listing.entries:
         name_or_description = descriptions.get(str(entry.file.path)) or entry.facts.title

@@ -45,7 +45,11 @@ def _added_facts(recipe: Recipe) -> Iterator[Fact]:
         yield "low noise", f"below {recipe.low_noise.boundary:g}, guidance {recipe.low_noise.cfg:g}"
     for lora in recipe.loras:
         where = f" on the {lora.noise}-noise expert" if lora.noise else ""
-        yield f"LoRA {lora.name}", f"strength {lora.strength:g}{where}  (sha256 {lora.sha256})"
+        on_text = "" if lora.text_strength is None else f", {lora.text_strength:g} on the text encoders"
+        span = "" if (lora.start, lora.end) == (0.0, 1.0) else f", from {lora.start:g} to {lora.end:g} of the schedule"
+        blocks = ", ".join(f"{name} {factor:g}" for name, factor in lora.blocks)
+        how = on_text + span + (f", by block: {blocks}" if blocks else "")
+        yield f"LoRA {lora.name}", f"strength {lora.strength:g}{where}{how}  (sha256 {lora.sha256})"
     for name, sha256 in recipe.embeddings:
         yield f"embedding {name}", f"(sha256 {sha256})"
     if recipe.clip_skip:

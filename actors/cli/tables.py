@@ -44,14 +44,18 @@ def models_table(models: Iterable[ModelListing]) -> Table:
     return table
 
 
+def lora_description(lora: LoraListing) -> str:
+    """Return what a pool knows of a LoRA, in a few words."""
+    ranks = ", ".join(map(str, lora.ranks)) or "none"
+    words = f"; trigger words: {', '.join(lora.trigger_words)}" if lora.trigger_words else ""
+    return f"{lora.modules} modules, rank {ranks}{words}"
+
+
 def loras_table(loras: Iterable[LoraListing]) -> Table:
     """Build the table of a pool's LoRAs, in the same form."""
     table = _table(["LoRA", "description", "file size", "file"], right=["file size"])
     for lora in loras:
-        ranks = ", ".join(map(str, lora.ranks)) or "none"
-        what = (
-            Text(visible(lora.problem), style="red") if lora.problem else Text(f"{lora.modules} modules, rank {ranks}")
-        )
+        what = Text(visible(lora.problem), style="red") if lora.problem else Text(visible(lora_description(lora)))
         table.add_row(_text(lora.name), what, format_bytes(lora.file_bytes), _text(lora.path))
     return table
 

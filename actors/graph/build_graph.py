@@ -142,7 +142,8 @@ class _GraphBuilder:
         loras = self._loras(request, model, roles)
         if is_negative:
             is_negative = catalog.model_defaults(model).sampling.words_negative
-        named, seen = catalog.embeddings.of(text), (references.seen, references.numbered)
+        named = catalog.embeddings.of(text, self._files_of_loras(request))
+        seen = (references.seen, references.numbered)
         work = EncodeParams(model, loras, text, request.clip_skip, is_negative, named, *seen)
         tokenized = catalog.tokenize(work)
         task = self._tasks.add(replace(work, tokens=tokenized.tokens), _numbered(IMAGE, embeds))
@@ -276,15 +277,20 @@ class _GraphBuilder:
     def _loras(self, request: GenerateRequest, model: ModelRef, roles: Sequence[Role]) -> tuple[LoraRef, ...]:
         """Return the LoRAs of `request` that change one of these components of `model`."""
         check_expert_loras(request.loras, model.name, self._catalog.model_defaults(model).sampling)
-        chosen = [lora for lora in request.loras if lora.strength != 0]
-        found = tuple(replace(self._catalog.find_lora(each.name, each.strength), noise=each.noise) for each in chosen)
+        found = self._files_of_loras(request)
         if request is self._request:
             self.loras = found
         for lora in found:
             problem = self._catalog.lora_warning(model, lora)
             if problem is not None:
                 self.warnings[f"LoRA {lora.name!r} on model {model.name!r}: {problem}"] = None
-        return tuple(lora for lora in found if any(self._catalog.touches(model, role, lora) for role in roles))
+        seen = [each.for_text() if roles[0].is_text_encoder else each.for_diffusion_model() for each in found]
+        return tuple(lora for lora in seen if any(self._catalog.touches(model, role, lora) for role in roles))
+
+    def _files_of_loras(self, request: GenerateRequest) -> tuple[LoraRef, ...]:
+        """Return the LoRAs of `request` that have an effect, with all their strengths."""
+        chosen = (lora for lora in request.loras if lora.has_effect)
+        return tuple(each.applied(self._catalog.find_lora(each.name, each.strength)) for each in chosen)
 
 
 def _decode_params(model: ModelRef, sample: SampleParams, pastes: bool = False) -> DecodeParams:

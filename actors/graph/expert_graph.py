@@ -71,7 +71,7 @@ def expert_lora_warnings(runs: Sequence[SamplingRun]) -> Iterator[str]:
     expert that runs no step: `runs` are the runs of one pass."""
     running = {LOW if run.low_noise else HIGH for run in runs}
     for lora in runs[0].request.loras:
-        if not lora.strength:
+        if not lora.has_effect:
             continue
         expert = expert_named(lora.name)
         suggestion = f"{lora.name}:{lora.strength:g}:{expert}"

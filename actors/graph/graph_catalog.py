@@ -26,8 +26,8 @@ class ControlNetCatalog(Protocol):
 class EmbeddingCatalog(Protocol):
     """The textual inversions of a catalog."""
 
-    def of(self, text: str) -> tuple[EmbeddingRef, ...]:
-        """Return the textual inversions that a prompt names."""
+    def of(self, text: str, loras: Sequence[LoraRef] = ()) -> tuple[EmbeddingRef, ...]:
+        """Return the textual inversions that a prompt names; those that the files of `loras` bundle come first."""
 
 
 class GraphCatalog(Protocol):

@@ -35,7 +35,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         model_sha256=sample.model.sha256,
         prompt=request.prompt,
         negative=request.negative,
-        loras=tuple(RecipeLora(lora.name, lora.sha256, lora.strength, lora.noise) for lora in loras),
+        loras=tuple(_lora(lora) for lora in loras),
         steps=sample.schedule.steps,
         cfg=sample.guidance.distilled or sample.guidance.cfg,
         sampler=sample.schedule.sampler,
@@ -59,6 +59,19 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         noise=_noise(sample.schedule),
         sigmas=sample.schedule.sigmas,
         low_noise=_low_noise(request.low_noise),
+    )
+
+
+def _lora(lora: LoraRef) -> RecipeLora:
+    return RecipeLora(
+        lora.name,
+        lora.sha256,
+        lora.strength,
+        noise=lora.noise,
+        text_strength=lora.text_strength,
+        start=lora.start,
+        end=lora.end,
+        blocks=lora.blocks,
     )
 
 

@@ -25,12 +25,25 @@ def _is_used_or_first(kind: type[Any], name: str, value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RecipeLora:
-    """A LoRA as it was applied. `noise` is the expert, if it was applied to one of two."""
+    """A LoRA as it was applied. `noise` is the expert, if it was applied to one of two; the other fields are those of
+    `LoraRef` of `pool.core.refs`."""
 
     name: str
     sha256: str
     strength: float
     noise: str = ""
+    text_strength: float | None = None
+    start: float = 0.0
+    end: float = 1.0
+    blocks: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def used(self) -> dict[str, Any]:
+        """The fields without the later ones that are not used, so that adding one changes no existing digest."""
+        first = ("name", "sha256", "strength")
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        defaults = {each.name: each.default for each in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if name in first or value != defaults[name]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +193,7 @@ class Recipe:
         """Return a plain dictionary for `json.dumps`. Unused later fields are left out, so that no existing digest
         changes."""
         content = dataclasses.asdict(self)
-        content["loras"] = tuple({k: v for k, v in each.items() if v or k != "noise"} for each in content["loras"])
+        content["loras"] = tuple(each.used for each in self.loras)
         for control in (content["pictures"] or {}).get("controls", ()):
             for name in ("said", "mask_sha256"):
                 if not control[name]:

@@ -34,7 +34,7 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         "model": recipe.model,
         "prompt": recipe.prompt,
         "negative": recipe.negative,
-        "loras": tuple({"name": x.name, "strength": x.strength, "noise": x.noise} for x in recipe.loras),
+        "loras": tuple({k: v for k, v in lora.used.items() if k != "sha256"} for lora in recipe.loras),
         "steps": recipe.steps,
         "cfg": recipe.cfg,
         "sampler": recipe.sampler,

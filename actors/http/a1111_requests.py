@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from modelpool.actors.http.caller_images import CallerImages
+from modelpool.actors.request.lora_fields import LoraChoice, parse_lora
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UserError, unusable_field
@@ -37,8 +38,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hr_resize_y": (None, 0),
     "refiner_checkpoint": (None, "", "None"),
 }
-#: <lora:NAME> or <lora:NAME:STRENGTH> in a prompt
-_LORA = re.compile(r"<lora:([^:<>]{1,200})(?::([^<>]{0,40}))?>")
+#: <lora:NAME>, <lora:NAME:STRENGTH> and so on in a prompt
+_LORA = re.compile(r"<lora:([^<>]{1,2000})>")
 _NO_SCHEDULE = (None, "", "automatic", "Automatic")
 _JUST_RESIZE, _CROP_AND_RESIZE = 0, 1
 
@@ -129,20 +130,21 @@ def parse_call(body: Mapping[str, Any], is_img2img: bool) -> ImageCall:
     return call
 
 
-def without_loras(prompt: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """Split a prompt into its text and its LoRAs, which A1111 writes as <lora:NAME:STRENGTH>. Raises UnusableField."""
+def without_loras(prompt: str, steps: int) -> tuple[str, tuple[LoraChoice, ...]]:
+    """Split a prompt into its text and its LoRAs, which A1111 writes as <lora:NAME:STRENGTH>, with its words for
+    strengths, steps and blocks. `steps` is the length of the schedule. Raises UserError."""
     loras = []
-    for name, strength in _LORA.findall(prompt):
+    for text in _LORA.findall(prompt):
         try:
-            loras.append({"name": name, "strength": float(strength or 1.0)})
-        except ValueError:
-            raise unusable_field("prompt", f"<lora:{name}:{strength}>", "<lora:NAME:STRENGTH> with a number") from None
+            loras.append(LoraChoice(**parse_lora(text, steps)))
+        except UserError as error:
+            raise UserError(f"prompt: <lora:{text}>: {error}") from None
     return _LORA.sub("", prompt).strip(), tuple(loras)
 
 
 def requests_of(call: ImageCall, model: str, clip_layers: int, images: CallerImages) -> list[GenerateRequest]:
     """Return a request for each image, with seeds that count up. Raises UserError."""
-    prompt, loras = without_loras(call.prompt)
+    prompt, loras = without_loras(call.prompt, call.steps)
     fields: dict[str, Any] = {
         "model": model,
         "prompt": prompt,

@@ -21,8 +21,10 @@ from modelpool.actors.http.comfy_nodes import (
 )
 from modelpool.actors.http.comfy_values import (
     BlankLatent,
+    ClipValue,
     DecodedImage,
     EncodedImage,
+    LoraUse,
     MaskFile,
     SampledLatent,
     ScaledLatent,
@@ -314,6 +316,13 @@ def _values(graph: _Graph, node: Mapping[str, Any], kind: NodeType) -> dict[str,
     return values
 
 
+def _lora(use: LoraUse, clip: ClipValue) -> dict[str, Any]:
+    """Return a LoRA of a request; the text encoders `clip` may be those of a node before it."""
+    on_text = use.text_strength if use in clip.loras else 0.0
+    fields = {"name": use.name, "strength": use.strength}
+    return fields if on_text == use.strength else {**fields, "text_strength": on_text}
+
+
 def _fields(latent: SampledLatent, names: PoolNames, read_image: Callable[[str], Image]) -> dict[str, Any]:
     """Return the fields of a request for one run of a sampler."""
     positive = latent.positive
@@ -321,7 +330,7 @@ def _fields(latent: SampledLatent, names: PoolNames, read_image: Callable[[str],
         "model": latent.model.name,
         "prompt": positive.text,
         "negative": "" if latent.negative.is_zero else latent.negative.text,
-        "loras": tuple({"name": lora.name, "strength": lora.strength} for lora in latent.model.loras),
+        "loras": tuple(_lora(lora, positive.clip) for lora in latent.model.loras),
         "steps": latent.steps,
         "cfg": latent.cfg,
         "sampler": latent.sampler,

@@ -104,17 +104,14 @@ def _checkpoint(given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _lora(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    model, clip, name = given["model"], given["clip"], given["lora_name"]
-    strength, of_clip = given["strength_model"], given["strength_clip"]
-    if strength != of_clip:
-        raise NodeUnsupported(f"strength_clip: found {of_clip:g}, expected that of strength_model, {strength:g}")
-    use = LoraUse(name, strength)
+    model, clip = given["model"], given["clip"]
+    use = LoraUse(given["lora_name"], given["strength_model"], given["strength_clip"])
     return replace(model, loras=(*model.loras, use)), replace(clip, loras=(*clip.loras, use))
 
 
 def _lora_of_model(given: Mapping[str, Any]) -> tuple[Any, ...]:
     model: ModelValue = given["model"]
-    use = LoraUse(given["lora_name"], given["strength_model"])
+    use = LoraUse(given["lora_name"], given["strength_model"], 0.0)
     return (replace(model, loras=(*model.loras, use)),)
 
 
@@ -211,6 +208,8 @@ def _sampled(given: Mapping[str, Any], seed: int, steps: int, run_steps: int, st
             raise NodeUnsupported(f"{name}: its text encoder is of {text.clip.name}, expected that of {model.name}")
         if not set(text.clip.loras) <= set(model.loras):
             raise NodeUnsupported(f"{name}: its text encoder has LoRAs that the model does not have")
+    if given["cfg"] != 1 and positive.clip.loras != negative.clip.loras:
+        raise NodeUnsupported("negative: the LoRAs of its text encoder must be those of positive")
     if positive.guidance is not None and given["cfg"] != 1:
         raise NodeUnsupported(f"cfg: found {given['cfg']:g}, expected 1 with FluxGuidance")
     cfg = given["cfg"] if positive.guidance is None else positive.guidance

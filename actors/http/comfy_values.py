@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class LoraUse:
-    """A LoRA and its strength."""
+    """A LoRA and its strengths, on the diffusion model and on the text encoders."""
 
     name: str
     strength: float
+    text_strength: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
@@ -28,6 +28,7 @@ from modelpool.actors.outputs.image_metadata import check_jpeg_metadata, exif_of
 from modelpool.actors.outputs.recipe_json import recipe_from_text
 from modelpool.actors.request.json_text import NotJson, parse_json
 from modelpool.actors.request.labels import NO_LABELS, Labels, labels_from_json
+from modelpool.actors.request.lora_fields import lora_text
 from modelpool.actors.request.video_output_fields import DEFAULT_QUALITY, MAX_QUALITY
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.core.stage_params import PixelArray
@@ -94,7 +95,8 @@ def encode_png(pixels_HWC: PixelArray, recipe: Recipe, labels: Labels = NO_LABEL
 
 def parameters_text(recipe: Recipe) -> str:
     """Return the A1111 `parameters` text of `recipe`."""
-    lines = [recipe.prompt + "".join(f" <lora:{lora.name}:{lora.strength:g}>" for lora in recipe.loras)]
+    loras = (lora_text(lora.name, replace(lora, noise="")) for lora in recipe.loras)
+    lines = [recipe.prompt + "".join(f" <lora:{lora}>" for lora in loras)]
     if recipe.negative:
         lines.append(_NEGATIVE + recipe.negative)
     lines.append(", ".join(f"{key}: {_quoted(value)}" for key, value in _pairs(recipe).items()))

@@ -47,7 +47,7 @@ def recipe_from_json(fields: Any) -> Recipe:
         return Recipe(
             **{
                 **fields,
-                "loras": tuple(RecipeLora(**lora) for lora in fields["loras"]),
+                "loras": tuple(_lora_from_json(lora) for lora in fields["loras"]),
                 "warnings": tuple(fields.get("warnings", ())),
                 "embeddings": tuple((name, sha256) for name, sha256 in fields.get("embeddings", ())),
                 "pictures": None if pictures is None else _images_from_json(pictures),
@@ -57,6 +57,11 @@ def recipe_from_json(fields: Any) -> Recipe:
         )
     except TypeError as error:  # a part has a field that is unknown
         raise UnusableRecipe(str(error)) from None
+
+
+def _lora_from_json(fields: Mapping[str, Any]) -> RecipeLora:
+    blocks = tuple((name, factor) for name, factor in fields.get("blocks", ()))
+    return RecipeLora(**{**fields, "blocks": blocks})
 
 
 def _images_from_json(fields: Mapping[str, Any]) -> RecipeImages:

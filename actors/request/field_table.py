@@ -126,8 +126,10 @@ _ROWS = (
     RequestField("prompt", "What to generate.", is_required=True, since=1),
     RequestField(
         "loras",
-        'LoRAs with their strengths: "light", "light:0.8", ("light", 0.8) or {"name": "light", "strength": 0.8}. For '
-        'models with two experts, append "high" or "low" to apply one to one expert.',
+        'LoRAs with their strengths: "light", "light:0.8", ("light", 0.8), {"name": "light", "strength": 0.8}, or '
+        '{"light": 0.8} for all. "light:0.8@0-0.5" acts in the first half of the schedule; "light:0.5:0.8" has 0.5 on '
+        'the text encoders; "light:0.8:lbw=..." has a factor for each block. For models with two experts, append '
+        '"high" or "low" to apply one to one expert.',
         (),
         since=1,
         option=Option(

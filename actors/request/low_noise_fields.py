@@ -15,7 +15,6 @@ from pydantic import field_validator, model_validator
 from modelpool.actors.request.number_fields import CFG, finite_number
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import unusable_field
-from modelpool.pool.core.expert_names import EXPERTS
 
 _FORMS = "CFG or CFG:BOUNDARY, such as 3 or 3:0.9"
 _BOUNDARY = "a noise level from 0 (the high-noise expert runs all steps) to 1 (it runs only steps from pure noise)"
@@ -60,25 +59,3 @@ class LowNoiseRun(Strict):
         if share is None or not 0.0 <= share <= 1.0:
             raise unusable_field("low_noise.boundary", value, _BOUNDARY)
         return share
-
-
-def parse_lora(value: Any) -> Any:
-    """Parse the short forms of a LoRA: "light:0.8", "light:0.8:low", ("light", 0.8), ("light", 0.8, "low"). Anything
-    else is returned unchanged."""
-    if isinstance(value, str):
-        head, colon, last = value.rpartition(":")
-        name, noise = (head, last.strip()) if colon and last.strip().lower() in EXPERTS else (value, "")
-        expert = {"noise": noise} if noise else {}
-        head, colon, strength = name.rpartition(":")
-        return {"name": head, "strength": strength, **expert} if colon and head else {"name": name, **expert}
-    if isinstance(value, tuple | list) and len(value) in (2, 3):
-        return dict(zip(("name", "strength", "noise"), value, strict=False))
-    return value
-
-
-def checked_expert(value: Any) -> str:
-    """Validate the expert that a LoRA applies to; "" is both."""
-    if not isinstance(value, str) or value.strip().lower() not in (*EXPERTS, ""):
-        expected = f"one of {', '.join(map(repr, EXPERTS))}, or nothing for both experts"
-        raise unusable_field("loras.noise", value, expected)
-    return value.strip().lower()

@@ -9,13 +9,7 @@ from collections.abc import Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from modelpool.actors.request.control_fields import Control
 from modelpool.actors.request.control_video_fields import checked_video
@@ -36,7 +30,9 @@ from modelpool.actors.request.image_fields import (
     skipped_steps,
 )
 from modelpool.actors.request.labels import LABEL_FIELDS
-from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
+from modelpool.actors.request.lora_fields import LoraChoice as LoraChoice
+from modelpool.actors.request.lora_fields import parse_loras
+from modelpool.actors.request.low_noise_fields import LowNoiseRun
 from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
@@ -54,30 +50,6 @@ DIFFUSERS_NAMES: Mapping[str, str] = MappingProxyType(
 )
 #: seeds are below this, and continue at 0
 _SEEDS = 2**64
-
-
-class LoraChoice(Strict):
-    """A LoRA and its strength. Accepts ("light", 0.8), "light:0.8", "light" and {"name":, "strength":}. For models with
-    two experts, append "high" or "low", as in "light:0.8:low", to apply it to one expert only."""
-
-    name: Annotated[str, Field(min_length=1)]
-    strength: float = 1.0
-    noise: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_short_forms(cls, value: Any) -> Any:
-        return parse_lora(value)
-
-    @field_validator("noise", mode="before")
-    @classmethod
-    def _noise(cls, value: Any) -> str:
-        return checked_expert(value)
-
-    @model_serializer(mode="wrap")
-    def _without_unset(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an expert that is not set: the seeds of job files are derived from this serialization."""
-        return {name: value for name, value in plain(self).items() if value or name != "noise"}
 
 
 def _field(name: str) -> Any:
@@ -193,6 +165,11 @@ class GenerateRequest(Strict):
     @classmethod
     def _by_table(cls, value: Any, info: Any) -> Any:
         return REQUEST_FIELDS[info.field_name].checked(value)
+
+    @field_validator("loras", mode="before")
+    @classmethod
+    def _loras(cls, value: Any) -> Any:
+        return parse_loras(value)
 
     @field_validator("user")
     @classmethod

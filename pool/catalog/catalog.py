@@ -6,6 +6,7 @@ a model takes a moment. Not thread safe; the controller uses it from one thread.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,10 +45,12 @@ from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.open_model import OpenModel
 from modelpool.pool.loading.small_tensors import refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
+from modelpool.pool.patches.adapter_config import config_beside
 from modelpool.pool.pixels.latent_pixels import latent_shape, sampled_shape
 from modelpool.pool.quant.detect_layers import layers_in_file
 from modelpool.pool.registry.assembling import expect_complete
 from modelpool.pool.registry.folders import FileForm, WeightsFile
+from modelpool.pool.registry.hub_names import hub_name
 from modelpool.pool.registry.listings import LoraListing, ModelListing, check_runs
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import open_registry
@@ -165,7 +168,12 @@ class Catalog:
         file = self.registry.find_lora(name)
         path, files = self.registry.locate(file)
         self.registry.bring(files)  # matching its patches reads numbers all over the file
-        return LoraRef(*self._found(file, path), strength, files=files)
+        found, place, sha256 = self._found(file, path)
+        if (config := config_beside(file.path)) is not None:  # the strengths are part of the LoRA
+            # as found: a link into a cache leads to a folder without the configuration
+            place = str(file.path)
+            sha256 = hashlib.sha256(sha256.encode() + config.read_bytes()).hexdigest()
+        return LoraRef(found, place, sha256, strength, files=files)
 
     def components(self, model: ModelRef) -> dict[Role, ComponentSpec]:
         """Return the sizes of the model's components. Raises CorruptFile or UnknownArchitecture."""
@@ -270,7 +278,8 @@ class Catalog:
 
     def _found(self, file: WeightsFile, path: str) -> tuple[str, str, str]:
         """Return the name, path and hash of a file for a reference; `path` is that on the nodes."""
-        return without_suffix(file.path.name), path, self.registry.hashes(file).sha256
+        name = hub_name(file.path) or without_suffix(file.path.name)
+        return name, path, self.registry.hashes(file).sha256
 
     def _at_hand(self, model: ModelRef) -> ModelRef:
         """Return the model as it can be described here: its outline, if it is of a source."""

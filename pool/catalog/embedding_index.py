@@ -1,18 +1,27 @@
-"""`EmbeddingIndex`: the textual inversions that prompts name, found in the registry. Reads headers; needs no device.
+"""`EmbeddingIndex`: the textual inversions that prompts name, found in the registry and in LoRA files. Reads headers;
+needs no device.
 
 `pool.text.embeddings` reads them, `pool.text.chunks` inserts them into a prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 from modelpool.pool.core.errors import UnknownName, unknown_name
-from modelpool.pool.core.stage_params import EmbeddingRef
+from modelpool.pool.core.lru_cache import LruCache
+from modelpool.pool.core.stage_params import EmbeddingRef, LoraRef
+from modelpool.pool.keymaps.adapter_keys import bundled_name
+from modelpool.pool.loading.weights_header import read_weights_header
 from modelpool.pool.registry.kinds import FileKind
 from modelpool.pool.registry.names import without_suffix
 from modelpool.pool.registry.registry import Registry
 from modelpool.pool.text.chunks import embeddings_in
 from modelpool.pool.text.embeddings import read_embedding
 
+#: embeddings and LoRA files whose facts are kept
+_MOST_FILES = 65_536
 _KINDS = frozenset({FileKind.EMBEDDING})
 
 
@@ -21,14 +30,29 @@ class EmbeddingIndex:
 
     def __init__(self, registry: Registry, allow_pickle: bool = False) -> None:
         self._registry, self._allow_pickle = registry, allow_pickle
-        self._rows: dict[str, int] = {}
+        self._rows: LruCache[str, int] = LruCache(_MOST_FILES)
+        #: names of the embeddings in LoRA files, by hash
+        self._bundles: LruCache[str, frozenset[str]] = LruCache(_MOST_FILES)
 
-    def of(self, text: str) -> tuple[EmbeddingRef, ...]:
-        """Return those that a prompt names, each once, under the prompt's names.
+    def of(self, text: str, loras: Sequence[LoraRef] = ()) -> tuple[EmbeddingRef, ...]:
+        """Return those that a prompt names, each once, under the prompt's names. Those that the files of `loras` bundle
+        come first.
 
         Raises UnknownName, AmbiguousName or CorruptFile.
         """
-        return tuple(self._find(name) for name in embeddings_in(text))
+        return tuple(self._bundled(name, loras) or self._find(name) for name in embeddings_in(text))
+
+    def _bundled(self, name: str, loras: Sequence[LoraRef]) -> EmbeddingRef | None:
+        for lora in loras:
+            names = self._bundles.get(lora.sha256, partial(self._names_in, lora.path))
+            if name in names:
+                rows = self._row_count(f"{lora.sha256} {name}", lora.path, name)
+                return EmbeddingRef(name, lora.path, lora.sha256, rows, lora.files)
+        return None
+
+    def _names_in(self, path: str) -> frozenset[str]:
+        header = read_weights_header(path, allow_pickle=self._allow_pickle)
+        return frozenset(found[0] for key in header.tensors if (found := bundled_name(key)))
 
     def _find(self, name: str) -> EmbeddingRef:
         try:
@@ -38,8 +62,11 @@ class EmbeddingIndex:
             raise unknown_name("embedding", name, known) from None
         sha256 = self._registry.hashes(file).sha256
         path, files = self._registry.locate(file)
-        if sha256 not in self._rows:
-            self._registry.bring(files)
-            vectors = read_embedding(path, name, allow_pickle=self._allow_pickle).vectors.values()
-            self._rows[sha256] = max(len(rows) for rows in vectors)
-        return EmbeddingRef(name, path, sha256, self._rows[sha256], files)
+        self._registry.bring(files)
+        return EmbeddingRef(name, path, sha256, self._row_count(sha256, path, name), files)
+
+    def _row_count(self, key: str, path: str, name: str) -> int:
+        def find() -> int:
+            return max(map(len, read_embedding(path, name, allow_pickle=self._allow_pickle).vectors.values()))
+
+        return self._rows.get(key, find)

@@ -5,13 +5,17 @@ Values only; torch-free.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from modelpool.pool.core.assembly import Assembly, Source
 from modelpool.pool.core.remote_file import RemoteFile
 from modelpool.pool.specs.spec import ComponentKey, Role
 from modelpool.pool.specs.wire_value import WireValue
+
+#: name of the text encoders among the blocks of a LoRA
+BASE_BLOCK = "BASE"
+_STEP_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,11 @@ class ModelRef(WireValue):
 class LoraRef(WireValue):
     """A LoRA file and its strength.
 
-    noise  "high" or "low": it applies to this expert only (`pool.families.two_experts`)
-    files  as of a model
+    noise          "high" or "low": it applies to this expert only (`pool.families.two_experts`)
+    files          as of a model
+    text_strength  on the text encoders; None: `strength`
+    start, end     the part of the schedule's steps in which it acts on the diffusion model, as fractions
+    blocks         factors of the strength by block (`pool.lora_names.blocks`); empty: 1 for all
     """
 
     name: str
@@ -50,6 +57,44 @@ class LoraRef(WireValue):
     strength: float
     noise: str = ""
     files: tuple[RemoteFile, ...] = field(default=(), compare=False)
+    text_strength: float | None = None
+    start: float = 0.0
+    end: float = 1.0
+    blocks: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether its strength is not 0 on some component."""
+        return self.strength != 0 or self.text_strength not in (None, 0)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether it acts in a part of the steps only."""
+        return self.start > 0.0 or self.end < 1.0
+
+    def is_on(self, step: int, steps: int) -> bool:
+        """Whether it acts in the step after `step` of `steps` steps of the complete schedule are done."""
+        # a fraction such as 0.3 of 10 steps is not exactly a whole number
+        return self.start * steps - _STEP_TOLERANCE <= step < self.end * steps - _STEP_TOLERANCE
+
+    def strength_on(self, role: Role) -> float:
+        """The strength on one component, before the factors of blocks."""
+        return self.text_strength if self.text_strength is not None and role.is_text_encoder else self.strength
+
+    def for_text(self) -> LoraRef:
+        """The same as text encoders see it, so that equal encodings are one task."""
+        if self.text_strength is None and not self.is_scheduled and not self.blocks:
+            return self
+        blocks = tuple(each for each in self.blocks if each[0] == BASE_BLOCK)
+        strength = self.strength if self.text_strength is None else self.text_strength
+        return replace(self, strength=strength, text_strength=None, start=0.0, end=1.0, blocks=blocks)
+
+    def for_diffusion_model(self) -> LoraRef:
+        """The same as a diffusion model sees it."""
+        if self.text_strength is None and not self.blocks:
+            return self
+        blocks = tuple(each for each in self.blocks if each[0] != BASE_BLOCK)
+        return replace(self, text_strength=None, blocks=blocks)
 
 
 class ControlMaskMode(StrEnum):

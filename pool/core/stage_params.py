@@ -470,7 +470,10 @@ def _without_places(value: Any) -> Any:
     if isinstance(value, ModelRef):
         return {"sha256": value.sha256}
     if isinstance(value, LoraRef):
-        return {"sha256": value.sha256, "strength": value.strength}
+        found: dict[str, Any] = {"sha256": value.sha256, "strength": value.strength}
+        found |= {} if value.text_strength is None else {"text_strength": value.text_strength}
+        found |= {"start": value.start, "end": value.end} if value.is_scheduled else {}
+        return found | ({"blocks": value.blocks} if value.blocks else {})
     if isinstance(value, EmbeddingRef):
         return {"name": value.name, "sha256": value.sha256}
     if isinstance(value, ControlRef):

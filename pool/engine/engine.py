@@ -60,6 +60,7 @@ from modelpool.pool.ops.attention import attention_priority
 from modelpool.pool.patcher.compute_context import RunTools
 from modelpool.pool.patcher.model_patcher import ModelPatcher
 from modelpool.pool.patcher.out_of_memory import release_unused
+from modelpool.pool.patcher.scheduled_patches import PatchesAtStep
 from modelpool.pool.plan.eviction_plan import Residency
 from modelpool.pool.specs.spec import ComponentKey, ExecutionMode, Role, RunCost, TaskSpec
 from modelpool.pool.text.clip_tokenizer import ClipTokenizer
@@ -389,7 +390,8 @@ class Engine:
                 sampled = _all_of(works, SampleParams)
                 facts, controls = family.sampling, patchers[1:]
                 resumed = [member.resume for member in members if member.resume is not None]
-                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls, resumed)
+                at = _patches_over_steps(opened, sampled[0])
+                return sample_batch(sampled, inputs, patchers[0], latent, hooks, division, facts, controls, resumed, at)
             case VisionEncodeParams():
                 vision_use = family.sampling.vision_use
                 assert Role.VISION_ENCODER in family.prefixes, f"{family.name} sees no images"
@@ -398,6 +400,14 @@ class Engine:
                 return encode_images(_all_of(works, EncodeImageParams), inputs, patchers[0], latent, hooks, division)
             case DecodeParams():
                 return decode_images(_all_of(works, DecodeParams), inputs, patchers[0], latent, hooks, division)
+
+
+def _patches_over_steps(opened: OpenModel, work: SampleParams) -> PatchesAtStep | None:
+    """Return the patches of the diffusion model at each step; None if all LoRAs act in all steps."""
+    if not any(lora.is_scheduled for lora in work.loras):
+        return None
+    role, steps = role_of(work), work.schedule.steps
+    return lambda step: opened.patch_set(role, (lora for lora in work.loras if lora.is_on(step, steps)))
 
 
 def _wanted(patchers: Patchers, task: TaskSpec) -> tuple[PatcherUse, ...]:

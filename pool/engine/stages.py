@@ -51,6 +51,7 @@ from modelpool.pool.guidance.sampling_run import ImagesToDenoise, denoise_images
 from modelpool.pool.models.text.text_conditioning import text_kwargs
 from modelpool.pool.models.text.vision_prompt import reading_with_images
 from modelpool.pool.patcher.model_patcher import ModelPatcher
+from modelpool.pool.patcher.scheduled_patches import PatchesAtStep, scheduled_patches
 from modelpool.pool.pixels.image_ops import HALF
 from modelpool.pool.pixels.latent_pixels import decoded, encoded, sampled_shape
 from modelpool.pool.sampling.noise import ImageNoise
@@ -168,11 +169,12 @@ def sample_batch(
     facts: SamplingFacts = PLAIN_SAMPLING,
     controls: Sequence[ModelPatcher] = (),
     resumed: Sequence[RunState] = (),
+    patches_at: PatchesAtStep | None = None,
 ) -> tuple[Latent | SamplerState | RunState, ...]:
     """`sample` for each of `works`, which differ in their seeds and texts, in one run: `denoise_images`. `controls` are
     the ControlNets of the tasks. Results that another expert continues are `SamplerState`. The run resumes from
     `resumed`, one state for each task, all at one step; if it pauses (`hooks.should_pause`), its results are such
-    states.
+    states. `patches_at`: the patches of the diffusion model change over the steps.
 
     All prompts have one length, and so have all negative prompts. Raises CorruptFile if any latent is not finite.
     """
@@ -185,9 +187,10 @@ def sample_batch(
     done = resumed[0].step if resumed else 0
     speaking = controls_of(works, inputs, controls, latent, prompts.cond, stop_check(hooks), done)
     dtype = diffusion_model.compute_dtype
-    with diffusion_model.running(stop_check(hooks)) as module:
+    with diffusion_model.running(stop_check(hooks)) as module, scheduled_patches(diffusion_model, patches_at) as change:
 
         def predict_noise(x_BCHW: Tensor, timestep_B: Tensor, context_BLD: Tensor, **kwargs: Tensor) -> Tensor:
+            change(work.schedule.first_step + part.done)
             x_BCHW, context_BLD = x_BCHW.to(dtype), context_BLD.to(dtype)
             residuals = speaking.residuals(module, x_BCHW, timestep_B, context_BLD, kwargs)
             return call_model(facts, module, x_BCHW, timestep_B, context_BLD, kwargs, residuals)

@@ -6,6 +6,7 @@ Knows the public conventions of kohya, LyCORIS, diffusers and PEFT. `pool.lora_n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -29,6 +30,16 @@ PARTS: tuple[tuple[str, str], ...] = (
     ("_lora.down.weight", "down"),
     (".lora_linear_layer.up.weight", "up"),
     (".lora_linear_layer.down.weight", "down"),
+    (".lora_embedding_B", "embedding_up"),
+    (".lora_embedding_A", "embedding_down"),
+    (".lora_embedding_B.default", "embedding_up"),
+    (".lora_embedding_A.default", "embedding_down"),
+    (".vera_lambda_b", "vera_lambda_b"),
+    (".vera_lambda_d", "vera_lambda_d"),
+    (".vera_lambda_b.default", "vera_lambda_b"),
+    (".vera_lambda_d.default", "vera_lambda_d"),
+    *((f"_lora{number}.{part}.weight", part) for number in (1, 2) for part in ("up", "down")),
+    (".lora_up.bias", "diff_b"),
     (".lora_B.bias", "diff_b"),
     (".lora_B.default.bias", "diff_b"),
     (".lora.up.bias", "diff_b"),
@@ -53,7 +64,10 @@ PARTS: tuple[tuple[str, str], ...] = (
 
 #: parts that only a LoRA, or one of its relatives, has
 _DISTINCTIVE_PARTS = frozenset(
-    {"up", "down", "hada_w1_a", "lokr_w1", "lokr_w1_a", "oft_blocks", "diff", "diff_b", "w_norm", "set_weight"}
+    {
+        *("up", "down", "hada_w1_a", "lokr_w1", "lokr_w1_a", "oft_blocks", "diff", "diff_b", "w_norm", "set_weight"),
+        *("embedding_up", "vera_lambda_b"),
+    }
 )
 #: parts that identify an adapter only together: each name alone occurs in other models
 _DISTINCTIVE_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
@@ -61,13 +75,19 @@ _DISTINCTIVE_TOGETHER = frozenset({"a1", "a2", "b1", "b2"})
 #: all endings, for one test that rejects most other keys
 _ENDS = tuple(end for end, _ in PARTS)
 
+#: embeddings in a LoRA file
+_BUNDLED = re.compile(r"bundle_emb\.(.+?)\.(string_to_param\.\*|[^.]+)", re.DOTALL)
+#: first parts of keys that name no module of the model
+_WRAPPER = re.compile(r"^(_orig_mod|module|state_dict)\.")
+
 #: keys that identify a published naming of complete files
 _BFL_CONTROL = ("img_in.lora_A.weight", "single_blocks.0.norm.key_norm.scale")
-_USO = ("single_blocks.37.processor.qkv_lora.up.weight", "double_blocks.18.processor.qkv_lora2.up.weight")
+#: XLabs' LoRAs for Flux, and USO's
+_PROCESSORS = re.compile(r"(double|single)_blocks\.\d+\.processor\.(qkv|proj)_lora[12]?\.(up|down)\.weight")
 _WAN_FUN = ("lora_unet__blocks_0_cross_attn_k.lora_down.weight",)
 
-#: parts of USO's names and of the corresponding model names
-_USO_PIECES: tuple[tuple[str, str], ...] = (
+#: parts of names of attention processors, as XLabs and USO use them, and of the corresponding model names
+_PROCESSOR_PIECES: tuple[tuple[str, str], ...] = (
     (".processor.proj_lora1.", ".img_attn.proj.lora_"),
     (".processor.proj_lora2.", ".txt_attn.proj.lora_"),
     (".processor.qkv_lora1.", ".img_attn.qkv.lora_"),
@@ -103,6 +123,16 @@ def split_key(key: str) -> tuple[str, str] | None:
     return key[:-length], part
 
 
+def bundled_name(key: str) -> tuple[str, str] | None:
+    """Return the name and the text encoder of an embedding that a LoRA file bundles; None for another key.
+
+    The encoder is "clip_l", "clip_g" and so on, or "string_to_param.*" if it is not named:
+    `bundled_name("bundle_emb.worn.clip_l") == ("worn", "clip_l")`.
+    """
+    found = _BUNDLED.fullmatch(key)
+    return None if found is None else (found[1], found[2])
+
+
 def looks_like_lora(keys: Iterable[str]) -> bool:
     """Whether a file with `keys` is a LoRA or one of its relatives."""
     together: dict[str, set[str]] = {}
@@ -118,15 +148,33 @@ def looks_like_lora(keys: Iterable[str]) -> bool:
 
 
 def normalized_keys(shapes: Mapping[str, Shape]) -> AdapterKeys:
-    """Return the keys of a file with tensors of `shapes`, with three published namings converted to the common one.
+    """Return the keys of a file with tensors of `shapes`, with published namings converted to the common one.
 
-    BFL's control LoRAs use the model's keys without a prefix, keep norms as they are and widen a weight; USO's use the
-    names of attention processors; Wan-Fun's have an extra underscore.
+    BFL's control LoRAs use the model's keys without a prefix, keep norms as they are and widen a weight; XLabs' and
+    USO's use the names of attention processors; Wan-Fun's have an extra underscore. Some trainers save a module inside
+    wrappers of torch (`_orig_mod.`, `module.`) or of a checkpoint (`state_dict.`), whose names are removed.
     """
+    unwrapped = {_unwrapped(key): key for key in shapes}
+    if len(unwrapped) < len(shapes):  # two keys of one name: reported with their own
+        unwrapped = {key: key for key in shapes}
+    if all(key == original for key, original in unwrapped.items()):
+        return _normalized(shapes)
+    found = _normalized({key: shapes[original] for key, original in unwrapped.items()})
+    return AdapterKeys({key: unwrapped[original] for key, original in found.original.items()}, found.reshaped)
+
+
+def _unwrapped(key: str) -> str:
+    """Return `key` without the names of wrappers."""
+    while (bare := _WRAPPER.sub("", key)) != key:
+        key = bare
+    return key.replace("._orig_mod.", ".").replace("__orig_mod_", "_")
+
+
+def _normalized(shapes: Mapping[str, Shape]) -> AdapterKeys:
     if all(key in shapes for key in _BFL_CONTROL):
         return _from_bfl_control(shapes)
-    if all(key in shapes for key in _USO):
-        return AdapterKeys({f"diffusion_model.{_from_uso(key)}": key for key in shapes}, {})
+    if any(_PROCESSORS.fullmatch(key) for key in shapes):
+        return AdapterKeys({_from_processor(key): key for key in shapes}, {})
     if all(key in shapes for key in _WAN_FUN):
         return AdapterKeys({key.replace("lora_unet__", "lora_unet_", 1): key for key in shapes}, {})
     return AdapterKeys({key: key for key in shapes}, {})
@@ -143,7 +191,7 @@ def _from_bfl_control(shapes: Mapping[str, Shape]) -> AdapterKeys:
     return AdapterKeys(original, {"diffusion_model.img_in": (rows, columns)})
 
 
-def _from_uso(key: str) -> str:
-    for found, meant in _USO_PIECES:
+def _from_processor(key: str) -> str:
+    for found, meant in _PROCESSOR_PIECES:
         key = key.replace(found, meant)
-    return key
+    return f"diffusion_model.{key}"

@@ -38,6 +38,8 @@ from modelpool.pool.quant.state_dict import pack
 from modelpool.pool.specs.spec import Role
 
 _LOG = logging.getLogger(__name__)
+#: tensors without a use that a message names
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class Checkpoint:
         module, key_map = plan.module, plan.key_map
         parameters = key_map.load(_Weights(self.mapped, self.layers, key_map.sources))
         self._warn_of_unpacked(key_map, parameters)
+        if role is Role.VAE:
+            self._warn_of_unused(key_map)
         unexpected = fill(module, parameters)
         plan.fill(module)
         assert_filled(module)
@@ -153,6 +157,15 @@ class Checkpoint:
                 "%r of shape %s first",
                 self.header.path, count, parameters[key].dtype, source, key, tuple(parameters[key].shape),
             )  # fmt: skip
+
+    def _warn_of_unused(self, key_map: KeyMap) -> None:
+        unused = key_map.unused
+        if unused:
+            first = ", ".join(unused[:_MOST_NAMED]) + (", ..." if len(unused) > _MOST_NAMED else "")
+            path = self.header.path
+            _LOG.warning(
+                "%s: its VAE has no parameter for %d tensors, which are not used: %s", path, len(unused), first
+            )
 
     def _is_quantized(self, key: str) -> bool:
         return key in self.layers or is_block_type(self.header.tensors[key].dtype)

@@ -18,7 +18,7 @@ from modelpool.pool.core.family_facts import LatentFacts
 from modelpool.pool.core.sampling_facts import Prediction
 from modelpool.pool.families.parts.family import Family
 from modelpool.pool.formats.safetensors_file import Header, TensorEntry
-from modelpool.pool.keymaps.adapter_keys import looks_like_lora, split_key
+from modelpool.pool.keymaps.adapter_keys import looks_like_lora, normalized_keys, split_key
 from modelpool.pool.loading.detect_family import detect
 from modelpool.pool.loading.small_tensors import read_number, refine_family
 from modelpool.pool.loading.weights_header import read_weights_header
@@ -168,10 +168,10 @@ def describe_lora(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
         )
     parts: dict[str, dict[str, TensorEntry]] = {}
     unknown = []
-    for key, entry in header.tensors.items():
-        split = split_key(key)
+    for key, original in normalized_keys(header.shapes).original.items():
+        split, entry = split_key(key), header.tensors[original]
         if split is None:
-            unknown.append(key)
+            unknown.append(original)
         else:
             parts.setdefault(split[0], {})[split[1]] = entry
     styles = Counter(style_of(base)[1] for base in parts)

@@ -21,6 +21,7 @@ from modelpool.pool.families.text_readings import readings_of
 from modelpool.pool.families.transformer_families import TEXT_ROLES
 from modelpool.pool.loading.build_checkpoint import BuiltComponent, Checkpoint, open_checkpoint
 from modelpool.pool.loading.open_tokenizer import tokenizer_of
+from modelpool.pool.lora_names.blocks import BASE, ModelBlocks
 from modelpool.pool.lora_names.key_map import lora_key_map
 from modelpool.pool.ops.packed import stored_bytes
 from modelpool.pool.patcher.compute_dtype import compute_dtype
@@ -90,6 +91,7 @@ class OpenModel:
         self._keys = dict(ref.components)
         self._readings: dict[Role, RoleReading] = {}
         self._matches: LruCache[str, LoraMatch] = LruCache(LORAS_KEPT)
+        self._blocks: ModelBlocks | None = None
         self._patch_sets: LruCache[tuple[Role, tuple[LoraRef, ...]], PatchSet] = LruCache(PATCH_SETS_REMEMBERED)
 
     def component(self, role: Role) -> Component:
@@ -162,8 +164,12 @@ class OpenModel:
         return "; ".join(warnings) or None
 
     def touches(self, role: Role, lora: LoraRef) -> bool:
-        """Whether a LoRA changes the component `role`. Raises as `match`."""
-        return bool(self._patches_of(role, lora))
+        """Whether a LoRA changes the component `role`. Raises as `match`, and UnusableField for blocks that the model
+        does not have."""
+        patches = self._patches_of(role, lora)
+        if not lora.blocks:
+            return bool(patches) and lora.strength_on(role) != 0
+        return any(not replace(p, strength=s).is_noop for p, s in self._with_strengths(role, lora, patches))
 
     def _patches_of(self, role: Role, lora: LoraRef) -> Sequence[WeightPatch]:
         """Return the patches of a LoRA for one component; a LoRA for one expert patches only that one. Text encoders
@@ -184,12 +190,35 @@ class OpenModel:
             self.match(lora)  # a LoRA in use stays mapped, even while its patch sets are found in the cache
 
         def find() -> PatchSet:
-            patches = (
-                replace(patch, strength=lora.strength) for lora in chosen for patch in self._patches_of(role, lora)
-            )
-            return PatchSet(tuple(patches))
+            strong = (self._with_strengths(role, lora, self._patches_of(role, lora)) for lora in chosen)
+            return PatchSet(tuple(replace(patch, strength=strength) for each in strong for patch, strength in each))
 
         return self._patch_sets.get((role, chosen), find)
+
+    def _with_strengths(
+        self, role: Role, lora: LoraRef, patches: Sequence[WeightPatch]
+    ) -> Iterable[tuple[WeightPatch, float]]:
+        """Return each of the LoRA's patches for one component with its strength; without those of strength 0 by the
+        factor of their block."""
+        strength = lora.strength_on(role)
+        if strength == 0 and lora.text_strength is not None:
+            return ()
+        if not lora.blocks:
+            return ((patch, strength) for patch in patches)
+        blocks, factors = self._model_blocks(), dict(lora.blocks)
+        blocks.check(lora.blocks)
+        if role.is_text_encoder:
+            of_text = factors.get(BASE, 1.0)
+            return ((patch, strength * of_text) for patch in patches if of_text)
+        found = ((patch, blocks.factor(factors, patch.parameter)) for patch in patches)
+        return ((patch, strength * factor) for patch, factor in found if factor)
+
+    def _model_blocks(self) -> ModelBlocks:
+        if self._blocks is None:
+            self._blocks = ModelBlocks.of(
+                name for name, _ in self.component(Role.DIFFUSION_MODEL).built.module.named_parameters()
+            )
+        return self._blocks
 
 
 def form_of(

@@ -27,6 +27,8 @@ STYLES: tuple[tuple[str, Role, str], ...] = (
     ("base_model.model.text_model.", Role.TEXT_ENCODER, "peft"),
     ("diffusion_model.", Role.DIFFUSION_MODEL, "checkpoint keys"),
     ("model.diffusion_model.", Role.DIFFUSION_MODEL, "checkpoint keys"),
+    *((prefix, Role.TEXT_ENCODER, "encoder names") for prefix in ("clip_l.", "clip_g.", "t5xxl.")),
+    *((prefix, Role.TEXT_ENCODER, "encoder names") for prefix in ("te.", "te1.", "te2.", "te3.")),
     ("text_encoders.", Role.TEXT_ENCODER, "checkpoint keys"),
     ("text_model.", Role.TEXT_ENCODER, "bare keys"),
 )

@@ -73,6 +73,8 @@ def names_of_encoders(encoders: Mapping[str, Mapping[str, Ranges]], siblings: It
 
 def _names(encoder: str, base: str, siblings: Iterable[str]) -> Iterator[str]:
     yield f"text_encoders.{encoder}{MODULE}{base}"
+    yield f"{encoder}{MODULE}{base}"
+    yield f"{encoder}.{base}"
     prefixes, dotted = _prefixes(encoder, frozenset(siblings))
     if base == _PROJECTION:
         yield from (f"{prefix}{_PROJECTION}" for prefix in _projection_prefixes(encoder))
@@ -80,6 +82,8 @@ def _names(encoder: str, base: str, siblings: Iterable[str]) -> Iterator[str]:
         return
     bare = base.removeprefix("bert.")
     yield from (prefix + bare.replace(".", "_") for prefix in prefixes)
+    # the same numbers with dots: te1.text_model.encoder...
+    yield from (f"{prefix.removeprefix('lora_').rstrip('_')}.{bare}" for prefix in prefixes if prefix[5:7] == "te")
     for prefix in dotted:
         yield prefix + bare
         if bare.startswith("text_model.") and prefix.startswith("text_encoder"):

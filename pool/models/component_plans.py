@@ -77,7 +77,8 @@ def plan_component(
         case Architecture.VAE:
             with configuration_errors():
                 vae = vae_plan(family, shapes, prefix)
-                return ComponentPlan(vae.empty(), vae.key_map, _nothing)
+                module, key_map = vae.fitting()
+                return ComponentPlan(module, key_map, _nothing)
         case Architecture.DIFFUSION_TRANSFORMER:
             model = plan_diffusion_model(shapes, prefix, config=family.configs.get(role))
             return ComponentPlan(model.empty(), model.key_map, _nothing)

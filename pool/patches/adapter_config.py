@@ -1,7 +1,9 @@
-"""Reads the strengths of a file's adapters from the configuration that diffusers writes to its header.
+"""Reads the strengths of a file's adapters from the configuration that diffusers writes to its header, or PEFT to the
+file next to it.
 
-Knows the header entry `lora_adapter_metadata` (diffusers.loaders.lora_base) and PEFT's rules for it; no tensors. Files
-with this entry contain no alphas; without it the strength of their deltas would be too large by rank / alpha.
+Knows the header entry `lora_adapter_metadata` (diffusers.loaders.lora_base), `adapter_config.json`, and PEFT's rules
+for both; no tensors. Such files contain no alphas; without the configuration the strength of their deltas would be too
+large by rank / alpha.
 """
 
 from __future__ import annotations
@@ -19,6 +21,14 @@ from modelpool.pool.core.errors import CorruptFile
 
 #: name of the header entry
 METADATA_ENTRY = "lora_adapter_metadata"
+#: PEFT's file of the configuration, next to `adapter_model.safetensors` or `adapter_model.bin`
+CONFIG_FILE, _CONFIGURED = "adapter_config.json", "adapter_model"
+#: first part of the names in PEFT's files; patterns are for names without it
+_PEFT_PREFIX = "base_model.model."
+#: the kinds of adapters with a strength
+_SCALED_KINDS = ("LORA", "LOHA", "LOKR")
+#: far larger than any configuration
+_MOST_CONFIG_BYTES = 1 << 20
 #: PEFT's names of alpha: in the configuration of LoRA, and in those of LoHa and LoKr
 _ALPHAS = ("lora_alpha", "alpha")
 #: repeated groups can take exponential time to match, and no module name needs one
@@ -69,26 +79,45 @@ class SavedStrengths:
         for component in sorted(self._configs, key=len, reverse=True):
             prefix = f"{component}." if component else ""
             if name.startswith(prefix):
-                return self._configs[component].strength(name.removeprefix(prefix))
+                return self._configs[component].strength(name.removeprefix(prefix).removeprefix(_PEFT_PREFIX))
         return None
 
 
-def read_strengths(path: Path, metadata: Mapping[str, str]) -> SavedStrengths:
-    """Read the strengths from the header `metadata` of the file at `path`; empty if it has no such entry.
+def config_beside(path: Path) -> Path | None:
+    """Return PEFT's configuration next to the file at `path`; None if there is none, or the file is not PEFT's."""
+    config = path.parent / CONFIG_FILE
+    return config if path.stem == _CONFIGURED and config.is_file() else None
 
-    Raises CorruptFile, naming the file and the field, when the entry is invalid.
+
+def read_strengths(path: Path, metadata: Mapping[str, str]) -> SavedStrengths:
+    """Read the strengths from the header `metadata` of the file at `path`, or from the configuration next to it; empty
+    if it has neither.
+
+    Raises CorruptFile, naming the file and the field, when the configuration is invalid.
     """
-    text = metadata.get(METADATA_ENTRY)
-    if text is None:
+    if METADATA_ENTRY in metadata:
+        where, what = path, f"{METADATA_ENTRY} of the header"
+        fields = _parsed(f"{where}: {what}", metadata[METADATA_ENTRY])
+        components = {c for key in fields for c, _, end in (key.rpartition("."),) if end in ("r", *_ALPHAS)}
+    elif (config := config_beside(path)) is not None:
+        where, what = config, "the configuration"
+        if config.stat().st_size > _MOST_CONFIG_BYTES:
+            raise CorruptFile(f"{config}: found {config.stat().st_size} bytes, expected a configuration of PEFT")
+        fields = _parsed(f"{where}: {what}", config.read_text(encoding="utf-8", errors="replace"))
+        components = {""} if fields.get("peft_type", "LORA") in _SCALED_KINDS else set()
+    else:
         return SavedStrengths({})
+    return SavedStrengths(MappingProxyType({c: _Reader(where, what, fields, c).config() for c in components}))
+
+
+def _parsed(where: str, text: str) -> Mapping[str, Any]:
     try:
         fields = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise CorruptFile(f"{path}: {METADATA_ENTRY} of the header is damaged: {error}, expected JSON") from error
+        raise CorruptFile(f"{where} is damaged: {error}, expected JSON") from error
     if not isinstance(fields, dict):
-        raise CorruptFile(f"{path}: {METADATA_ENTRY} of the header is {text[:40]!r}, expected an object")
-    components = {c for key in fields for c, _, end in (key.rpartition("."),) if end in ("r", *_ALPHAS)}
-    return SavedStrengths(MappingProxyType({c: _Reader(path, fields, c).config() for c in components}))
+        raise CorruptFile(f"{where} is {text[:40]!r}, expected an object")
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +125,7 @@ class _Reader:
     """Reads and checks the fields of one component."""
 
     path: Path
+    what: str
     fields: Mapping[str, Any]
     component: str
 
@@ -140,8 +170,7 @@ class _Reader:
 
     def _damaged(self, field: str, found: Any, expected: str) -> CorruptFile:
         return CorruptFile(
-            f"{self.path}: {self._name(field)!r} in {METADATA_ENTRY} of the header is {str(found)[:80]!r}, "
-            f"expected {expected}"
+            f"{self.path}: {self._name(field)!r} in {self.what} is {str(found)[:80]!r}, expected {expected}"
         )
 
 

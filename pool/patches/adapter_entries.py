@@ -19,12 +19,14 @@ from torch import Tensor
 
 from modelpool.pool.core.errors import CorruptFile
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.keymaps.adapter_keys import normalized_keys, split_key
+from modelpool.pool.keymaps.adapter_keys import bundled_name, normalized_keys, split_key
 from modelpool.pool.mapping.mapped_file import MappedFile
 from modelpool.pool.patches.adapter_config import SavedStrength, read_strengths
 
 #: limit of a weight's dimensions; a longer stored shape is damaged, and is not read
 MAX_DIMENSIONS = 8
+#: the matrices that all layers of a VeRA share; the last part of their keys
+SHARED_PROJECTIONS = ("vera_A", "vera_B")
 #: key endings of the scales of quantized weights: 'NAME.scale_weight', 'NAME.weight_scale' and 'NAME_scale'
 _SCALE_SUFFIXES = re.compile(r"(\.scale_weight|\.weight_scale|(?<=[^.])_scale)$")
 
@@ -38,6 +40,7 @@ class AdapterKind(Enum):
     GLORA = "GLoRA"
     OFT = "OFT"
     BOFT = "BOFT"
+    VERA = "VeRA"
     NORM = "norm"
     DIFFERENCE = "difference"
     REPLACEMENT = "replacement"
@@ -67,7 +70,7 @@ class AdapterEntry:
     def rank(self) -> int | None:
         """The rank that its factors share (of a LoKr the inner one's); None for a LoKr of undecomposed matrices, and
         for kinds without a rank."""
-        for factor in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b"):
+        for factor in ("down", "hada_w1_b", "lokr_w2_b", "lokr_w1_b", "vera_lambda_d"):
             if factor in self.parts:
                 return self.parts[factor].shape[0]
         return None
@@ -134,6 +137,7 @@ _RECIPES = (
     ),
     _Recipe(AdapterKind.GLORA, (_parts("a1", "a2", "b1", "b2"),), _SHARED, is_distinctive=False),
     _Recipe(AdapterKind.OFT, (_parts("oft_blocks"),), _SHARED | {"rescale"}),
+    _Recipe(AdapterKind.VERA, (_parts("vera_lambda_b", "vera_lambda_d", *SHARED_PROJECTIONS),)),
     _Recipe(AdapterKind.NORM, (_parts("w_norm"),)),
     _Recipe(AdapterKind.DIFFERENCE, (_parts("diff"),)),
     _Recipe(AdapterKind.REPLACEMENT, (_parts("set_weight"),)),
@@ -158,10 +162,16 @@ def read_adapters(path: Path) -> AdapterFile:
     scales = _scale_keys(mapped.header.tensors)
     grouped: dict[str, dict[str, str]] = {}
     unmatched: list[UnmatchedEntry] = []
+    shared: dict[str, str] = {}
     for key, original in keys.original.items():
         split = split_key(key)
         if original in scales.values():
             continue  # reported with the factor that it scales
+        if key.rpartition(".")[2] in SHARED_PROJECTIONS:
+            shared[key.rpartition(".")[2]] = original
+            continue
+        if bundled_name(key) is not None:
+            continue  # an embedding, which prompts name
         if split is None:
             unmatched.append(UnmatchedEntry(original, "no part of any known kind of adapter"))
             continue
@@ -180,7 +190,13 @@ def read_adapters(path: Path) -> AdapterFile:
         if scaled:
             unmatched.append(UnmatchedEntry(name, f"{', '.join(scaled)}, which is not supported"))
             continue
-        tensors = {part: mapped.tensor(key) for part, key in grouped[name].items()}
+        if "vera_lambda_b" in grouped[name]:
+            if set(shared) < set(SHARED_PROJECTIONS):
+                reason = "its VeRA needs vera_A and vera_B, which are not in the file: save it with save_projection"
+                unmatched.append(UnmatchedEntry(name, reason))
+                continue
+            grouped[name] |= shared
+        tensors = _as_matrices({part: mapped.tensor(key) for part, key in grouped[name].items()})
         named = _NamedTensors(path, name, tensors, grouped[name], keys.reshaped.get(name), strengths.of(name))
         for found in _entries(named):
             if isinstance(found, UnmatchedEntry):
@@ -200,6 +216,15 @@ class _NamedTensors:
     keys: Mapping[str, str]
     reshaped: Shape | None
     strength: SavedStrength | None
+
+
+def _as_matrices(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the factors of a table of vectors as those of a matrix: PEFT stores them transposed, A (R, rows) and
+    B (columns, R)."""
+    if {"embedding_up", "embedding_down"} <= tensors.keys():
+        up, down = tensors.pop("embedding_down"), tensors.pop("embedding_up")
+        tensors |= {"up": up.mT, "down": down.mT} if up.ndim == down.ndim == 2 else {"up": up, "down": down}
+    return tensors
 
 
 def _scale_keys(keys: Iterable[str]) -> dict[str, str]:
@@ -256,15 +281,18 @@ def _entry(named: _NamedTensors, recipe: _Recipe, used: Iterable[str]) -> Adapte
     if kind is AdapterKind.OFT and parts["oft_blocks"].ndim == 4:
         kind = AdapterKind.BOFT
     saved = named.strength if alpha is None and _is_scaled(named, kind) else None
+    scale = _bias_scale(named) if recipe.is_bias else None
     entry = AdapterEntry(
         named.name,
         kind,
         recipe.is_bias,
         parts,
         alpha,
-        None if saved is None else saved.scale,
+        scale if saved is None else saved.scale,
         reshaped if kind is AdapterKind.LORA else None,
     )
+    if any(tensor.numel() == 0 for tensor in parts.values()):
+        return UnmatchedEntry(named.name, "its rank is 0: it changes nothing")
     expected = _misfit(entry)
     if expected:
         found = ", ".join(f"{part} {tuple(t.shape)}" for part, t in parts.items())
@@ -282,6 +310,13 @@ def _is_scaled(named: _NamedTensors, kind: AdapterKind) -> bool:
     if kind is AdapterKind.DIFFERENCE:
         return named.keys.get("diff_b", "").endswith(".bias")
     return kind in (AdapterKind.LORA, AdapterKind.LOHA, AdapterKind.LOKR)
+
+
+def _bias_scale(named: _NamedTensors) -> float | None:
+    """Return the factor of the bias of an `up` matrix, which is part of the scaled product; None for a difference."""
+    if not named.keys.get("diff_b", "").endswith(".bias") or not {"alpha", "down"} <= named.tensors.keys():
+        return None
+    return _alpha(named, named.tensors["alpha"]) / max(1, len(named.tensors["down"]))
 
 
 def _alpha(named: _NamedTensors, tensor: Tensor) -> float:
@@ -332,6 +367,10 @@ def _misfit(entry: AdapterEntry) -> str | None:
             return None if fits else "matrices, or products that share a rank"
         case AdapterKind.GLORA:
             return None if all(t.ndim > 1 for t in p.values()) else "matrices"
+        case AdapterKind.VERA:
+            fits = p["vera_A"].ndim == p["vera_B"].ndim == 2
+            fits = fits and p["vera_lambda_b"].ndim == p["vera_lambda_d"].ndim == 1
+            return None if fits else "two matrices and two vectors"
         case AdapterKind.OFT | AdapterKind.BOFT:
             blocks = p["oft_blocks"]
             fits = blocks.ndim in (3, 4) and blocks.shape[-1] == blocks.shape[-2] > 0

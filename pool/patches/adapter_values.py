@@ -12,7 +12,7 @@ from modelpool.pool.core.errors import PatchFailed
 from modelpool.pool.keymaps.key_map import RowRange
 from modelpool.pool.keymaps.provenance import Reshape
 from modelpool.pool.patches.adapter_entries import AdapterEntry, AdapterKind
-from modelpool.pool.patches.additive import Additive, FromFactors, Padded, ReshapedDelta
+from modelpool.pool.patches.additive import Additive, FromFactors, Padded, ReshapedDelta, columns_of
 from modelpool.pool.patches.dora import DoRA
 from modelpool.pool.patches.full_weights import Difference, Replacement
 from modelpool.pool.patches.glora import glora_of
@@ -20,6 +20,7 @@ from modelpool.pool.patches.loha import HadamardFactor, LoHa
 from modelpool.pool.patches.lokr import KroneckerFactor, LoKr
 from modelpool.pool.patches.low_rank import LowRank, TuckerLowRank
 from modelpool.pool.patches.oft import BOFT, OFT
+from modelpool.pool.patches.vera import VeRA
 from modelpool.pool.patches.weight_patch import Offset, PatchValue, Shape
 
 #: kinds whose strength is alpha over the rank; a LoKr that is not decomposed has no rank and ignores alpha
@@ -84,6 +85,9 @@ def _without_magnitude(entry: AdapterEntry, shape: Shape) -> Additive:
             return LoKr(outer, inner, _scale(entry))
         case AdapterKind.GLORA:
             return glora_of(p["a1"], p["a2"], p["b1"], p["b2"], alpha, shape)
+        case AdapterKind.VERA:
+            projections = p["vera_B"], p["vera_A"]
+            return VeRA(*projections, p["vera_lambda_b"], p["vera_lambda_d"], columns_of(shape))
         case AdapterKind.OFT:
             return OFT(p["oft_blocks"], p.get("rescale"), alpha or 0.0, shape)
         case AdapterKind.BOFT:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from modelpool.pool.core.errors import UserError
 from modelpool.pool.loading.describe import describe, describe_lora
+from modelpool.pool.loading.trigger_words import trigger_words
 from modelpool.pool.registry.folders import FileForm, WeightsFile
 
 
@@ -25,7 +26,7 @@ class ModelListing:
 
 @dataclass(frozen=True, slots=True)
 class LoraListing:
-    """One LoRA file in the folders."""
+    """One LoRA file in the folders. `trigger_words` are those of its metadata (`pool.loading.trigger_words`)."""
 
     name: str
     path: str
@@ -33,6 +34,7 @@ class LoraListing:
     modules: int = 0
     ranks: tuple[int, ...] = ()
     problem: str = ""
+    trigger_words: tuple[str, ...] = ()
 
 
 def list_model(name: str, file: WeightsFile, allow_pickle: bool) -> ModelListing:
@@ -59,4 +61,5 @@ def list_lora(name: str, file: WeightsFile, allow_pickle: bool) -> LoraListing:
         info = describe_lora(file.path, allow_pickle=allow_pickle)
     except UserError as problem:
         return LoraListing(name, path, size_bytes, problem=str(problem))
-    return LoraListing(name, path, size_bytes, sum(info.modules.values()), tuple(sorted(info.ranks)))
+    ranks, words = tuple(sorted(info.ranks)), trigger_words(info.metadata)
+    return LoraListing(name, path, size_bytes, sum(info.modules.values()), ranks, trigger_words=words)

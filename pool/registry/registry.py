@@ -37,6 +37,7 @@ from modelpool.pool.registry.folders import (
     with_configured,
 )
 from modelpool.pool.registry.hashes import FileHashes, OnBytes, as_digits, hash_file
+from modelpool.pool.registry.hub_names import HubName, cached_weights
 from modelpool.pool.registry.kinds import CONTROLNETS, LORAS, MODELS, WITH_COMPONENTS, FileKind
 from modelpool.pool.registry.listings import LoraListing, ModelListing, list_lora, list_model
 from modelpool.pool.registry.model_hash import assembly_hash, hash_whole
@@ -202,8 +203,8 @@ class Registry:
         return self.facts(file).kind or file.folder_kind
 
     def find(self, name: str, kinds: Collection[FileKind | None] = ANY_KIND, what: str = "file") -> WeightsFile:
-        """Return the one file of `kinds` that `name` means: a path, an alias of a known file, a name, or a hash as
-        Civitai writes them.
+        """Return the one file of `kinds` that `name` means: a path, an alias of a known file, a name, a hash as Civitai
+        writes them, or a name on the Hugging Face hub whose files are in the hub's cache.
 
         `what` is the user's term for these kinds. Raises UnknownName, AmbiguousName, or CorruptFile for a file that
         cannot be read: UnsafeFile for one that may not be.
@@ -228,6 +229,8 @@ class Registry:
         usable = [file for file in candidates if self._is_usable(file, kinds)]
         if len({file.real_path for file in usable}) > 1 and not self._are_copies(usable):
             raise _ambiguous(name, what, usable, list(files))
+        if not usable and (cached := cached_weights(name)) is not None:
+            usable = [file for file in (weights_file(cached),) if self._is_usable(file, kinds)]
         if not usable:
             raise self._not_found(name, what, kinds, found, candidates)
         return usable[0]
@@ -384,6 +387,8 @@ class Registry:
         unknown = unknown_name(what, name, names)
         if as_digits(name) is None:
             hint = f" There is a folder of that name here: ./{name}" if _file_at_path(f"./{name}") is not None else ""
+            hub = HubName.parse(name)
+            hint += f" If it is a name on the hub, bring it into the cache first: {hub.download}" if hub else ""
             return UnknownName(f"{unknown}{hint}")
         records = self._records()
         unread = sum(self._known_hashes(file, records.get(str(file.real_path))) is None for file in found.files)

@@ -132,11 +132,15 @@ def patched_model(
     """Return `model` with `loras` and then `patches`. Raises UnusableField for a component that it lacks, and for LoRAs
     on a bare checkpoint; AdapterMismatch and CorruptFile as `OpenModel.match` does."""
     checkpoint = model if isinstance(model, Checkpoint) else model.checkpoint
-    component_patches, acting = dict(patches or {}), tuple(lora for lora in loras if lora.strength != 0)
+    component_patches, acting = dict(patches or {}), tuple(lora for lora in loras if lora.has_effect)
     if unknown := [role.value for role in component_patches if role not in checkpoint.roles]:
         known = ", ".join(role.value for role in checkpoint.roles)
         raise UnusableField(f"patches: found {', '.join(unknown)}, expected components of the model: {known}")
     for lora in acting:
+        if lora.is_scheduled:
+            expected = "all steps: saved weights do not change over the schedule"
+            found = f"{lora.start:g} to {lora.end:g}"
+            raise UnusableField(f"loras: found {lora.name!r} from {found} of the schedule, expected {expected}")
         if lora.noise and Role.DIFFUSION_MODEL_2 not in checkpoint.roles:
             expected = f"nothing: {checkpoint.family.title} is one diffusion model, for all noise"
             raise UnusableField(f"loras: found {lora.name!r} for {lora.noise} noise, expected {expected}")

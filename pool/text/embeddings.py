@@ -14,10 +14,13 @@ from pathlib import Path
 from torch import Tensor
 
 from modelpool.pool.core.errors import AdapterMismatch, CorruptFile
+from modelpool.pool.keymaps.adapter_keys import bundled_name
 from modelpool.pool.mapping.mapped_file import MappedFile
 
 #: encoder names that files use
 ENCODERS = ("clip_l", "clip_g", "clip_h")
+#: the parts of a LoRA's bundled embedding that are read; the last one names no encoder
+_BUNDLED = (*ENCODERS, "string_to_param.*")
 #: longer than any prompt; published files have up to some tens
 MAX_ROWS = 1024
 #: key of vectors whose encoder is not named
@@ -53,11 +56,13 @@ class Embedding:
 
 
 def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle: bool = False) -> Embedding:
-    """Read the embedding in the file at `path`, called `name`, or like the file if that is empty.
+    """Read the embedding in the file at `path`, called `name`, or like the file if that is empty. In a LoRA file, it is
+    the embedding of that name among those that the file bundles.
 
     Raises CorruptFile and UnsafeFile as `MappedFile.open` does, and CorruptFile for a file that is not an embedding.
     """
-    tensors = MappedFile.open(path, allow_pickle=allow_pickle).tensors()
+    mapped = MappedFile.open(path, allow_pickle=allow_pickle)
+    tensors = _bundled(mapped, name) or mapped.tensors()
     keys = [key for key in tensors if key in ENCODERS]
     if not keys:
         if len(tensors) != 1:
@@ -69,6 +74,13 @@ def read_embedding(path: str | os.PathLike[str], name: str = "", *, allow_pickle
         keys = list(tensors)
     vectors = {key if key in ENCODERS else ANY: _rows(tensors[key], key, path) for key in keys}
     return Embedding(name or Path(path).stem, vectors)
+
+
+def _bundled(mapped: MappedFile, name: str) -> dict[str, Tensor]:
+    """Return the vectors of an embedding that a LoRA file bundles, by encoder; those of encoders that read no textual
+    inversions are left out."""
+    found = {bundled_name(key): key for key in mapped.header.tensors}
+    return {key[1]: mapped.tensor(found[key]) for key in found if key and key[0] == name and key[1] in _BUNDLED}
 
 
 def _rows(tensor: Tensor, key: str, path: str | os.PathLike[str]) -> Tensor:

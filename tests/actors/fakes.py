@@ -153,7 +153,7 @@ class FakeControls:
 class FakeEmbeddings:
     """One textual inversion without a file."""
 
-    def of(self, text: str) -> tuple[EmbeddingRef, ...]:
+    def of(self, text: str, loras: Sequence[LoraRef] = ()) -> tuple[EmbeddingRef, ...]:
         return tuple(EmbeddingRef(name, f"/{name}.safetensors", sha(name), 2) for name in embeddings_in(text))
 
 

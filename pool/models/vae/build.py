@@ -18,7 +18,7 @@ from modelpool.pool.core.errors import UnknownArchitecture
 from modelpool.pool.detection.vae_facts import VaeFacts
 from modelpool.pool.detection.vaes import recognise_vae
 from modelpool.pool.formats.safetensors_file import Shape
-from modelpool.pool.keymaps.key_map import KeyMap, discover
+from modelpool.pool.keymaps.key_map import KeyMap, discover, key_map_of
 from modelpool.pool.models.common.diffusers_private import differing_keys
 from modelpool.pool.models.common.vae_compression import measured
 from modelpool.pool.models.common.vae_configs import Config
@@ -52,8 +52,13 @@ class VaePlan:
 
         `more` are class arguments that no shape tells and no call depends on: the scale of its latents.
 
-        Raises UnknownArchitecture if the file's tensors are not those of the class.
+        Raises UnknownArchitecture if the file lacks tensors of the class, or has some in other shapes.
         """
+        return self.fitting(more)[0]
+
+    def fitting(self, more: Mapping[str, Any] = NO_ARGUMENTS) -> tuple[nn.Module, KeyMap]:
+        """Return `empty`, and the key map without the file's tensors that the module has no parameter for: training
+        leaves such tensors, and they change nothing. Raises as `empty`."""
         module = empty_vae(self._architecture, {**self.config, **more})
         mapped = self.key_map.shapes
         for name, part in list(module.named_children()):
@@ -64,25 +69,27 @@ class VaePlan:
             elif name in _HALVES:
                 setattr(module, name, MissingHalf(self.facts.title, name))
         _fill_tables(module, mapped)
-        difference = differing_keys(self.key_map, _Carried(module, mapped))
+        carried = _Carried(module, mapped)
+        key_map = _within(self.key_map, carried.state_dict())
+        difference = differing_keys(key_map, carried)
         if difference:
             raise UnknownArchitecture(f"recognised as the VAE of {self.facts.title}, but {difference}")
-        return module
+        return module, key_map
 
     def build(self, tensors: Mapping[str, Tensor]) -> nn.Module:
         """Return the module over `tensors` (keys as in the file), in evaluation mode, without gradients.
 
         Raises UnknownArchitecture if the file's tensors are not those of the class.
         """
-        module = self.empty()
-        fill(module, self.key_map.load(tensors))
+        module, key_map = self.fitting()
+        fill(module, key_map.load(tensors))
         assert_filled(module)
         return module
 
     def save(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's tensors from `module`'s parameters; tensors that it does not use come from `tensors`."""
-        unused = {key: tensors[key] for key in self.key_map.unused}
-        return self.key_map.save(module.state_dict()) | unused
+        key_map = _within(self.key_map, module.state_dict())
+        return key_map.save(module.state_dict()) | {key: tensors[key] for key in key_map.unused}
 
 
 class MissingHalf(nn.Module):
@@ -139,6 +146,13 @@ def spliced_vae(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> VaePla
         return plan._architecture.convert({names[key]: tensor for key, tensor in tensors.items()})
 
     return replace(plan, key_map=discover(dict(shapes), convert))
+
+
+def _within(key_map: KeyMap, state: Mapping[str, Tensor]) -> KeyMap:
+    """Return `key_map` without parameters that are not in `state`; `key_map` itself if it has none."""
+    if key_map.origins.keys() <= state.keys():
+        return key_map
+    return key_map_of(key_map.sources, {key: origin for key, origin in key_map.origins.items() if key in state})
 
 
 class _Carried(nn.Module):

@@ -219,7 +219,7 @@ class FakePool:
     def loras(self) -> tuple[LoraListing, ...]:
         """One good, one broken."""
         return (
-            LoraListing("light", "/loras/light.safetensors", 40 << 10, 24, (4,)),
+            LoraListing("light", "/loras/light.safetensors", 40 << 10, 24, (4,), trigger_words=("light lines",)),
             LoraListing("torn", "/loras/torn.safetensors", 10, problem="torn.safetensors: too short"),
         )
 

@@ -52,7 +52,7 @@ def test_models_and_loras_are_listed_with_what_is_wrong_with_them(command: Comma
     ended = command("models", "--pool", "mine", pool=FakePool(model_names=MODELS))
     assert ended.code == 0
     assert re.search(r"^shapes +SD 1 +64x64 +5\.0 MiB +/models/shapes\.safetensors$", ended.out, re.MULTILINE)
-    assert re.search(r"^light +24 modules, rank 4 +40\.0 KiB", ended.out, re.MULTILINE)
+    assert re.search(r"^light +24 modules, rank 4; trigger words: light lines +40\.0 KiB", ended.out, re.MULTILINE)
     assert re.search(r"^torn +torn\.safetensors: too short", ended.out, re.MULTILINE)
 
 

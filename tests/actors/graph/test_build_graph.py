@@ -13,7 +13,7 @@ from modelpool.actors.graph.memory_fit import check_fits
 from modelpool.actors.graph.stage_request import InputLatent, StageRequest
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.pool.core.errors import DoesNotFit
-from modelpool.pool.core.stage_params import SampleParams
+from modelpool.pool.core.stage_params import EncodeParams, SampleParams
 from modelpool.pool.plan.eviction_plan import Residency, needed_bytes, plan
 from modelpool.pool.specs.spec import JobId, Role, Stage, TaskId
 from tests.actors.fakes import FakeCatalog, component_key, sha
@@ -210,3 +210,16 @@ def test_tasks_know_how_they_can_be_divided() -> None:
         figures = [task.activation_bytes, *(way.activation_bytes for way in task.divisions)]
         assert figures == sorted(set(figures), reverse=True)
         assert bool(task.divisions) == (task.stage is not Stage.ENCODE)
+
+
+def test_strengths_of_a_lora_reach_the_stages_that_they_are_for() -> None:
+    said = "odd:0.25:0.8@0-0.5:lbw=BASE*0.5,MID*0"
+    recipe, job = cut(GenerateRequest(model="shapes", prompt="p", seed=5, loras=[said]))
+    works = [job.works[task.task_id] for task in job.job.tasks]
+    (of_text,) = {work.loras for work in works if isinstance(work, EncodeParams)}
+    (of_model,) = {work.loras for work in works if isinstance(work, SampleParams)}
+    assert [(each.strength, each.end, each.blocks) for each in of_text] == [(0.25, 1.0, (("BASE", 0.5),))]
+    assert [(each.strength, each.end, each.blocks) for each in of_model] == [(0.8, 0.5, (("MID", 0.0),))]
+    (lora,) = recipe.loras
+    assert (lora.strength, lora.text_strength, lora.end) == (0.8, 0.25, 0.5)
+    assert lora.blocks == (("BASE", 0.5), ("MID", 0.0))

@@ -17,6 +17,8 @@ from modelpool.actors.graph.recipe import (
     RecipeNoise,
     RecipeRegion,
 )
+from modelpool.actors.graph.recipe_request import requests_of
+from modelpool.actors.outputs.recipe_json import recipe_from_json
 
 RECIPE = Recipe(
     model="shapes", model_sha256="ab", prompt="p", negative="n", loras=(RecipeLora("light", "cd", 0.5),), steps=4,
@@ -113,3 +115,15 @@ def test_a_recipe_without_images_is_what_it_was_before_there_were_any() -> None:
     """Folders of finished images are gone on with."""
     assert "pictures" not in RECIPE.as_json()
     assert RECIPE.digest == "d29fb2a621c9810277a9"
+
+
+def test_strengths_of_a_lora_over_steps_blocks_and_encoders_come_back_from_json_and_as_a_request() -> None:
+    blocks = (("IN04", 0.5), ("MID", 0.0))
+    lora = replace(RECIPE.loras[0], text_strength=0.25, start=0.5, end=0.75, blocks=blocks)
+    recipe = replace(RECIPE, loras=(lora,))
+    read = recipe_from_json(json.loads(json.dumps(recipe.as_json())))
+    assert read == recipe
+    assert len({one.digest for one in (RECIPE, recipe, replace(recipe, loras=(replace(lora, end=1.0),)))}) == 3
+    (found,) = requests_of(read, str)[0].loras
+    assert (found.strength, found.text_strength, found.start, found.end) == (0.5, 0.25, 0.5, 0.75)
+    assert found.blocks == blocks

@@ -12,9 +12,8 @@ import webuiapi
 from PIL import Image
 
 from examples.shapes.checker import matches, read_image
-from modelpool.actors.http.a1111_requests import Options, parse_call, requests_of, without_loras
+from modelpool.actors.http.a1111_requests import Options, parse_call, requests_of
 from modelpool.actors.http.caller_images import CallerImages
-from modelpool.pool.core.errors import UserError
 
 
 @pytest.fixture
@@ -87,14 +86,6 @@ def test_what_the_pool_does_not_do_is_refused_by_name(server: str, body: dict[st
     answer = requests.post(f"{server}/sdapi/v1/txt2img", json={"prompt": "x", **body}, timeout=60)
     assert answer.status_code == 400
     assert named in answer.json()["detail"]
-
-
-def test_loras_are_taken_out_of_the_prompt() -> None:
-    text, loras = without_loras("a <lora:light:0.5> circle<lora:outline>")
-    assert text == "a  circle"
-    assert loras == ({"name": "light", "strength": 0.5}, {"name": "outline", "strength": 1.0})
-    with pytest.raises(UserError, match="number"):
-        without_loras("<lora:light:much>")
 
 
 def test_fields_become_those_of_a_request() -> None:

@@ -198,3 +198,20 @@ def test_an_exported_workflow_means_the_same() -> None:
     damaged["links"] = []
     with pytest.raises(WorkflowRejected, match="damaged"):
         api_format(damaged)
+
+
+def test_a_lora_has_the_strengths_of_its_node_on_model_and_clip() -> None:
+    graph = changed()
+    link = {"model": ["1", 0], "clip": ["1", 1], "lora_name": "light", "strength_model": 0.75, "strength_clip": 0.25}
+    graph["20"] = {"class_type": "LoraLoader", "inputs": link}
+    graph["21"] = {
+        "class_type": "LoraLoaderModelOnly",
+        "inputs": {"model": ["20", 0], "lora_name": "light", "strength_model": 0.5},
+    }
+    graph["6"]["inputs"]["model"] = ["21", 0]
+    for node in ("3", "4"):
+        graph[node]["inputs"]["clip"] = ["20", 1]
+    strengths = [(lora.strength, lora.text_strength) for lora in made(graph)[0].loras]
+    assert strengths == [(0.75, 0.25), (0.5, 0.0)]
+    graph["4"]["inputs"]["clip"] = ["1", 1]
+    assert "the LoRAs of its text encoder must be those of positive" in str(rejected(graph).errors)

@@ -197,3 +197,12 @@ def test_loading_a_large_file_takes_almost_no_memory(tmp_path: Path, path: Path)
     loaded_bytes, anonymous_bytes = map(int, printed.split())
     assert loaded_bytes < 40_000_000
     assert anonymous_bytes < 40_000_000
+
+
+def test_tensors_of_a_vae_without_a_parameter_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layout = {**layouts.tiny_sd1(), "first_stage_model.decoder.surplus.weight": (2,), "first_stage_model.odd": (1,)}
+    checkpoint = open_checkpoint(write_tiny_checkpoint(tmp_path / "odd.safetensors", layout=layout))
+    checkpoint.build(Role.VAE)
+    (record,) = caplog.records
+    named = "first_stage_model.decoder.surplus.weight, first_stage_model.odd"
+    assert record.getMessage().endswith(f"its VAE has no parameter for 2 tensors, which are not used: {named}")

@@ -41,6 +41,9 @@ TEXT_NAMES = (
     "text_encoder.text_model.encoder.layers.1.self_attn.q_proj",
     "text_encoder.encoder.layers.1.self_attn.q_proj",
     "base_model.model.text_model.encoder.layers.1.self_attn.q_proj",
+    "clip_l.text_model.encoder.layers.1.self_attn.q_proj",
+    "clip_l.transformer.text_model.encoder.layers.1.self_attn.q_proj",
+    "te1.text_model.encoder.layers.1.self_attn.q_proj",
 )
 
 

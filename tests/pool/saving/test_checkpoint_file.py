@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,13 @@ def test_merged_weights_are_those_of_a_run_and_nothing_else_changes(tmp_path: Pa
     merged = load_file(out)
     assert {key: bits(merged[key]) for key in expected} == {key: bits(value) for key, value in expected.items()}
     assert len(changed(source, out)) == saved.patched == 6
+
+
+def test_a_lora_of_a_part_of_the_schedule_cannot_be_merged(tmp_path: Path, lora: Path) -> None:
+    model = opened(write_tiny_checkpoint(tmp_path / "toy.safetensors"))
+    with pytest.raises(UnusableField, match=r"'light' from 0 to 0\.5 of the schedule, expected all steps"):
+        save_checkpoint(model, tmp_path / "merged.safetensors", loras=[replace(lora_ref(lora, 0.7), end=0.5)])
+    assert not (tmp_path / "merged.safetensors").exists()
 
 
 def test_the_merged_file_draws_the_image_of_model_and_lora(tmp_path: Path, lora: Path) -> None:

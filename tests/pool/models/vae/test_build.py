@@ -235,8 +235,6 @@ def test_files_that_are_no_vae_or_not_whole_say_so() -> None:
         plan_vae(without).empty()
     with pytest.raises(UnknownArchitecture, match=r"found no encoder\.conv1\.weight, required to infer a size"):
         plan_vae({key: shape for key, shape in shapes.items() if key != "encoder.conv1.weight"})
-    with pytest.raises(UnknownArchitecture, match=r"surplus"):
-        plan_vae({**shapes, "decoder.surplus.weight": (1,)}).empty()
 
 
 @cache
@@ -245,6 +243,18 @@ def file_shapes(name: str) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         state = CASES[name].make().state_dict()
     return {key: tuple(tensor.shape) for key, tensor in CASES[name].publish(state).items()}
+
+
+@pytest.mark.parametrize("extra", ["surplus.weight", "decoder.surplus.weight", "encoder.surplus", "loss.logvar"])
+@pytest.mark.parametrize("name", CASES)
+def test_tensors_that_no_module_has_are_ignored_in_every_family(name: str, extra: str) -> None:
+    """The VAEs of Flux 2, LTX-Video, Wan 2.2, HunyuanVideo 1.5 and Stable Cascade refused a file for one of them."""
+    shapes = file_shapes(name)
+    plain, plan = plan_vae(shapes), plan_vae({**shapes, extra: (1,)})
+    module, key_map = plan.fitting()
+    assert key_map.origins == plain.fitting()[1].origins
+    assert set(key_map.unused) == {*plain.key_map.unused, extra}
+    assert module.state_dict().keys() == plain.empty().state_dict().keys()
 
 
 @settings(max_examples=20, deadline=None)
