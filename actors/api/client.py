@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
@@ -31,12 +32,15 @@ from modelpool.actors.outputs.open_outputs import check_store, open_outputs
 from modelpool.actors.request.qos import DEADLINE_PREFIX, user_of_this_process
 from modelpool.actors.request.requests import GenerateRequest, LoraChoice
 from modelpool.actors.results.outcomes import PoolLost
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.settings.output_address import OutputAddress, absolute_address, output_address
+from modelpool.actors.step_checkpoints.latest_queue import LatestQueue
 from modelpool.actors.wire.messages import ClientId, ResultRef, StageSubmission, Submission, SubmissionId
 from modelpool.actors.worker.process_memory import ProcessMemory
 from modelpool.pool.core.arguments import whole_number
 from modelpool.pool.core.errors import UserError, unusable_field
+from modelpool.pool.core.previews import INTERVAL_SECONDS, PreviewWish
 from modelpool.pool.core.stage_params import Latent
 from modelpool.pool.specs.spec import Stage, TaskId, WorkerId
 from modelpool.scheduler.core.history import JobHistory
@@ -97,6 +101,8 @@ class ModelPool:
         self._client_id = ClientId(uuid.uuid4().hex)
         self._writers: dict[OutputAddress, ImageWriter] = {}
         self._hold_seconds = hold_seconds
+        #: calls `on_preview`
+        self._previews = LatestQueue("modelpool previews")
         self._reader = EventReader(connection, self._client_id)
         #: where another driver on this machine, or of the cluster, can connect
         self.address = address
@@ -155,6 +161,8 @@ class ModelPool:
         priority: int | None = None,
         user: str | None = None,
         deadline: float | str | None = None,
+        on_preview: Callable[[ImagePreview], None] | None = None,
+        preview_seconds: float | None = None,
     ) -> Jobs:
         """Queue requests. Missing seeds are drawn now. Outputs are written to `output` as they arrive, a folder or a
         URL such as s3://bucket/folder: by default that of the configuration; False writes nothing.
@@ -166,6 +174,10 @@ class ModelPool:
         `priority`, `user` and `deadline` ("10m", or seconds, from now) apply to requests that do not set them; a
         deadline that cannot be met causes a `DeadlineTooSoon` warning.
 
+        With `on_preview`, previews are made while images are sampled, at most one of each image in `preview_seconds`
+        (default: 0.5; 0 is one for each step). It is called in a thread of the pool; while it takes long, only the
+        newest preview of each image waits. The last ones are also in `ImageResult.previews`.
+
         Raises UserError naming what is wrong, or whatever `requests` raises.
         """
         if isinstance(requests, GenerateRequest):
@@ -175,6 +187,7 @@ class ModelPool:
         writer = self._writer(output)
         images = InputImages(self._connection.give)
         name = self._user if terms.user is None else terms.user
+        wish = None if on_preview is None and preview_seconds is None else _preview_wish(preview_seconds)
         listened = [submission_id]
 
         def forget() -> None:
@@ -188,10 +201,14 @@ class ModelPool:
             self._reader.listen(again_id, jobs)
             for first, chunk in _runs_of_indexes(wanted):
                 sent, given = images.bring_all(chunk)
-                part = Submission(self._client_id, again_id, first, sent, False, name, given)
+                part = Submission(self._client_id, again_id, first, sent, False, name, given, wish)
                 self._connection.call(Controller.submit, part)
 
-        jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again)
+        def previewed(preview: ImagePreview) -> None:
+            if on_preview is not None:
+                self._previews.put((submission_id, preview.index), partial(on_preview, preview))
+
+        jobs = Jobs(self._connection, self._client_id, submission_id, writer, forget, submit_again, previewed)
         self._reader.listen(submission_id, jobs)
         if writer is not None:
             writer.add(jobs)
@@ -204,7 +221,7 @@ class ModelPool:
                 sent, given = images.bring_all(chunk)
                 first_index, ended_at = ended_at, ended_at + len(chunk)
                 hold = ended_at < count
-                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given)
+                part = Submission(self._client_id, submission_id, first_index, sent, hold, name, given, wish)
                 recipes = self._connection.call(Controller.submit, part)
                 _warn(text for recipe in recipes for text in recipe.warnings)
         except BaseException:
@@ -413,6 +430,7 @@ class ModelPool:
             return
         self._closed = True
         self._reader.stop(wake=self._leave)
+        self._previews.close()
         for writer in self._writers.values():
             writer.close()
         self._close()
@@ -537,3 +555,11 @@ def _stage_of(result: StageResult, stage: Stage, name: str, expected: str) -> St
 def _described(worker: WorkerStatus) -> str:
     reason = worker.not_up if worker.not_up != "starting" else ""
     return f"{worker.id} ({reason})" if reason else worker.id
+
+
+def _preview_wish(interval_seconds: float | None) -> PreviewWish:
+    """Return a wish for previews. Raises UnusableField."""
+    seconds = INTERVAL_SECONDS if interval_seconds is None else interval_seconds
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise unusable_field("preview_seconds", interval_seconds, "a number of seconds from 0")
+    return PreviewWish(interval_seconds=float(seconds))

@@ -17,6 +17,7 @@ from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS, checked_format
 from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.previews import checked_preview
 from modelpool.pool.sampling.names import MAX_CFG, SAMPLERS
 
 #: sizes are multiples of this: the VAE halves an image three times
@@ -488,6 +489,12 @@ _ROWS = (
         unit="s",
         since=1,
         option=Option("--deadline", "TIME", "Target completion time: 45s, 10m, 2h (default: none).", SCHEDULING),
+    ),
+    RequestField(
+        "preview",
+        'Previews while it is sampled: "auto", "latent_rgb" (a linear map of the latent), "taesd" (a tiny decoder), or '
+        '"none", whoever asks. Default: "auto" while somebody asks for previews. Does not change the output.',
+        check=checked_preview,
     ),
 )
 

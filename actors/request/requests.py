@@ -95,6 +95,7 @@ class GenerateRequest(Strict):
     priority: int = _field("priority")
     user: str | None = _field("user")
     deadline: float | None = _field("deadline")
+    preview: str | None = _field("preview")
     #: an `ImageSource` of `actors.request.image_fields` after validation
     image: Any = _field("image")
     mask: Any = _field("mask")
