@@ -153,6 +153,17 @@ class ModelPool:
         opened = join_pool(name_or_address)
         return cls._open(opened, address)
 
+    @classmethod
+    def connect_here(
+        cls, name: str | None = None, *, namespace: str | None = None, output: str | Path | None = None
+    ) -> ModelPool:
+        """Join a pool of the Ray cluster in which this code runs: from a Ray task, an actor or a job, on any node.
+        `name` and `namespace` are those in `[cluster]` of the pool's configuration. Otherwise as `connect`.
+        """
+        from modelpool.actors.api.opening import join_connected
+
+        return cls._open(join_connected(namespace, name), output_address(output) if output else None)
+
     def submit(
         self,
         requests: GenerateRequest | Iterable[GenerateRequest],

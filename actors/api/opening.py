@@ -15,7 +15,7 @@ from modelpool.actors.detached.job_service import JobsConnection
 from modelpool.actors.detached.service_watch import WatchedService
 from modelpool.actors.ray.fork_server import ENGINE_MODULES
 from modelpool.actors.ray.forks import Forks
-from modelpool.actors.ray.ray_session import RaySession, open_session
+from modelpool.actors.ray.ray_session import AUTO, RaySession, open_session
 from modelpool.actors.ray.run_file import running_pool
 from modelpool.actors.settings.config import ControllerPlace, PoolConfig
 from modelpool.pool.core.errors import UserError
@@ -127,6 +127,12 @@ def join_pool(name_or_address: str | None) -> OpenedPool:
             f"no pool{called} is running on this machine; start one with `modelpool up`, or pass an address (host:port)"
         )
     return _join(running.address, running.namespace, running.name)
+
+
+def join_connected(namespace: str | None, name: str | None) -> OpenedPool:
+    """Connect to a pool in the Ray cluster of this process, such as a Ray task or actor. Raises UserError if there is
+    none."""
+    return _join(AUTO, namespace or DEFAULT_NAME, name or DEFAULT_NAME)
 
 
 def _join(address: str, namespace: str, name: str) -> OpenedPool:

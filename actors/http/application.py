@@ -36,14 +36,18 @@ TITLE = "modelpool"
 POOL_THREADS = 32
 
 
-def application(pool: HttpPool, settings: ServeSection, folder: Path) -> ASGIApp:
+def application(
+    pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes | None = None, has_siblings: bool = False
+) -> ASGIApp:
     """Return the application for `pool`, which the caller closes after it. Outputs are written to `folder`. Several
-    applications may use one pool, each in its own event loop.
+    applications may use one pool, each in its own event loop. Applications with the same `secret` serve each other's
+    signed addresses of outputs; by default it is random. `has_siblings`: calls about a submission may reach another
+    application than the one that accepted it, so the journal of the pool keeps the submissions, if it has one.
     """
     from modelpool import __version__
 
     prompts = ComfyPrompts()
-    services = Services(pool, settings, folder, secrets.token_bytes(32))
+    services = Services(pool, settings, folder, secret or secrets.token_bytes(32), has_siblings)
     background: set[asyncio.Task[None]] = set()
 
     def start(work: Coroutine[Any, Any, None]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
+from modelpool.actors.detached.records import SubmissionRecord, SubmissionState
 from modelpool.actors.http.access import Caller
 from modelpool.actors.http.bodies import as_object, json_body
 from modelpool.actors.http.caller_images import check_url
@@ -44,7 +45,8 @@ _SCHEMAS = "#/components/schemas/"
 class NewJobs:
     """The body of a submission, checked as far as this is possible without the pool.
 
-    detached  whether the pool's journal runs it; None: if the pool has one and there is an idempotency key
+    detached  whether the pool's journal runs it; None: if the pool has one, and there is an idempotency key or another
+              server that may be asked about it
     """
 
     requests: tuple[dict[str, Any], ...]
@@ -124,7 +126,8 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
             _check_webhook(services, new.webhook)
         key = request.headers.get("idempotency-key")
         if key is None:
-            jobs_id = _fresh_id() if new.detached else None
+            is_shared = new.detached is None and services.has_siblings and await services.keeps_jobs()
+            jobs_id = _fresh_id() if new.detached or is_shared else None
             submission = await _notifying(webhooks, start, new.webhook, _submitted(services, caller, new, jobs_id))
         else:
             submission = await _submitted_once(services, idempotency, webhooks, start, caller, new, key, body)
@@ -132,8 +135,19 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
 
     @router.get("/api/jobs", summary="List submissions, newest first")
     async def list_jobs(request: Request, limit: int = Query(100, ge=1, le=1000)) -> dict[str, Any]:
-        found = services.submissions.of(caller_of(request).owner)
-        return {"submissions": [submission_json(each, most_ends=0) for each in found[: -limit - 1 : -1]]}
+        owner = caller_of(request).owner
+        found = services.submissions.of(owner)[: -limit - 1 : -1]
+        listed = [submission_json(each, most_ends=0) for each in found]
+        if services.has_siblings and await services.keeps_jobs():
+            known = {each.id for each in found}
+            records = await asyncio.to_thread(services.pool.detached)
+            listed += [
+                record_json(each)
+                for each in records
+                if each.submission_id not in known and (not owner or each.user == owner)
+            ]
+            listed.sort(key=lambda each: each["created_at"], reverse=True)
+        return {"submissions": listed[:limit]}
 
     @router.get("/api/jobs/{submission_id}", summary="Show a submission and its outputs")
     async def show(request: Request, submission_id: str, after: int = Query(0, ge=0)) -> dict[str, Any]:
@@ -165,11 +179,13 @@ def native_router(services: Services, webhooks: Webhooks, start: Callable[[Corou
 
     @router.get("/api/jobs/{submission_id}/outputs/{index}", summary="Download an output")
     async def output(request: Request, submission_id: str, index: int) -> Response:
-        return file_response(output_of(await _found(services, request, submission_id), index))
+        end = output_of(await _found(services, request, submission_id), index)
+        assert end.path is not None, "a job with an output"
+        return file_response(end.path)
 
-    @router.get("/files/{submission_id}/{index}", include_in_schema=False)
-    async def signed(submission_id: str, index: int, until: int, signature: str) -> Response:
-        return file_response(services.signed_end(submission_id, index, until, signature))
+    @router.get("/files/{name:path}", include_in_schema=False)
+    async def signed(name: str, until: int, signature: str) -> Response:
+        return file_response(services.signed_file(name, until, signature))
 
     @router.get("/api/models", summary="List the models of the pool")
     async def models() -> dict[str, Any]:
@@ -218,6 +234,24 @@ def submission_json(submission: HttpSubmission, after: int = 0, most_ends: int =
     }
 
 
+def record_json(record: SubmissionRecord) -> dict[str, Any]:
+    """Return a submission of the pool's journal as JSON values, as `submission_json` without what runs and its ends."""
+    return {
+        "id": record.submission_id,
+        "state": "ended" if record.state is SubmissionState.ENDED else "active",
+        "interface": INTERFACE,
+        "detached": True,
+        "created_at": record.created_at,
+        "jobs": record.request_count,
+        "succeeded": record.succeeded,
+        "failed": record.failed,
+        "cancelled": record.cancelled,
+        "waits_for": record.trouble,
+        "running": [],
+        "ends": [],
+    }
+
+
 def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
     """Return the end of a job as JSON values."""
     found: dict[str, Any] = {"index": end.index, "job": end.job_id, "state": end.state, "seed": end.seed}
@@ -229,10 +263,9 @@ def end_json(submission: HttpSubmission, end: JobEnd) -> dict[str, Any]:
     return {**found, "file": end.path.name, "url": url, **end.facts}
 
 
-def file_response(end: JobEnd) -> FileResponse:
+def file_response(path: Path) -> FileResponse:
     """Return the file of an output."""
-    assert end.path is not None, "a job with an output"
-    return FileResponse(end.path, filename=end.path.name, content_disposition_type="inline")
+    return FileResponse(path, filename=path.name, content_disposition_type="inline")
 
 
 async def _events(submission: HttpSubmission, after: int) -> AsyncIterator[bytes]:

@@ -214,7 +214,7 @@ async def _answer(
         _check_succeeded(end)
     if call.response_format == "url":
         base = str(request.base_url).rstrip("/")
-        data = [{"url": base + services.signed_path(submission, end.index)} for end in ends]
+        data = [{"url": base + services.signed_path(end)} for end in ends]
     else:
         texts = await asyncio.gather(*(asyncio.to_thread(_text_of, end, call) for end in ends))
         data = [{"b64_json": text} for text in texts]

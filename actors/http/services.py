@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from modelpool.actors.http.access import AccessControl, Caller
 from modelpool.actors.http.caller_images import CallerImages
@@ -58,13 +59,17 @@ class Listings:
 class Services:
     """One for each application. Belongs to one event loop."""
 
-    def __init__(self, pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes) -> None:
-        """`secret` signs addresses of outputs."""
+    def __init__(
+        self, pool: HttpPool, settings: ServeSection, folder: Path, secret: bytes, has_siblings: bool = False
+    ) -> None:
+        """`secret` signs addresses of outputs. `has_siblings`: other servers answer calls about submissions of this
+        one."""
         self.pool = pool
         self.settings = settings
         self.folder = folder
         self.access = AccessControl(settings, time.monotonic)
         self.submissions = Submissions(pool, folder, settings.kept_submissions)
+        self.has_siblings = has_siblings
         self._secret = secret
         self._listings: Listings | None = None
         self._keeps_jobs: bool | None = None
@@ -156,23 +161,28 @@ class Services:
                 return False
         return self._keeps_jobs
 
-    def signed_path(self, submission: HttpSubmission, index: int) -> str:
-        """Return a path of an output that needs no key, for an hour."""
+    def signed_path(self, end: JobEnd) -> str:
+        """Return a path of an output in `folder` that needs no key, for an hour. Servers with the same folder and
+        secret serve each other's."""
+        assert end.path is not None, "a job with an output"
+        name = end.path.relative_to(self.folder).as_posix()
         until = int(time.time()) + SIGNED_SECONDS
-        signature = self._signature(submission.owner, submission.id, index, until)
-        return f"{SIGNED_PATH}{submission.id}/{index}?until={until}&signature={signature}"
+        return f"{SIGNED_PATH}{quote(name)}?until={until}&signature={self._signature(name, until)}"
 
-    def signed_end(self, submission_id: str, index: int, until: int, signature: str) -> JobEnd:
-        """Return the job of a signed path. Raises HttpProblem (403, 404)."""
-        for submission in self.submissions.with_id(submission_id):
-            expected = self._signature(submission.owner, submission.id, index, until)
-            # as bytes: texts with other characters than ASCII are not compared
-            if hmac.compare_digest(expected.encode(), signature.encode(errors="replace")) and until >= time.time():
-                return output_of(submission, index)
-        raise HttpProblem(403, "the address of this output is not valid, or no longer")
+    def signed_file(self, name: str, until: int, signature: str) -> Path:
+        """Return the output of a signed path. Raises HttpProblem (403, 410)."""
+        expected = self._signature(name, until)
+        # as bytes: texts with other characters than ASCII are not compared
+        is_ours = hmac.compare_digest(expected.encode(), signature.encode(errors="replace"))
+        if not is_ours or until < time.time():
+            raise HttpProblem(403, "the address of this output is not valid, or no longer")
+        path = self.folder / name
+        if not path.is_file():
+            raise HttpProblem(410, f"{name} was removed from the server")
+        return path
 
-    def _signature(self, owner: str, submission_id: str, index: int, until: int) -> str:
-        text = f"{owner}\0{submission_id}\0{index}\0{until}".encode()
+    def _signature(self, name: str, until: int) -> str:
+        text = f"{name}\0{until}".encode(errors="surrogatepass")
         return hmac.new(self._secret, text, hashlib.sha256).hexdigest()
 
 

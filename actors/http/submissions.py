@@ -214,11 +214,6 @@ class Submissions:
                     return await self._adopt(jobs, owner, "native")
         raise HttpProblem(404, f"submission {submission_id!r} is unknown")
 
-    def with_id(self, submission_id: str) -> tuple[HttpSubmission, ...]:
-        """Return the submission with this id, whoever owns it; () if it is not known."""
-        known = self._known.get(submission_id)
-        return () if known is None else (known,)
-
     def of(self, owner: str, interface: str | None = None) -> list[HttpSubmission]:
         """Return the submissions of `owner`, of one interface or all, oldest first."""
         return [each for each in self._known.values() if each.owner == owner and interface in (None, each.interface)]

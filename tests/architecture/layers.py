@@ -65,6 +65,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "ray",
         "api",
         "http",
+        "ray_serve",
         "cli",
     ),
 }

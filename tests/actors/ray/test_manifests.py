@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from typing import Any
 
 import yaml
+from ray.serve.schema import ServeDeploySchema
 
+from modelpool.actors.ray_serve.ingress import IngressArguments
 from modelpool.actors.settings.config import PoolConfig
 from tests.actors.ray.kuberay_manifests import (
     CONFIGS,
@@ -92,6 +96,24 @@ def test_the_job_runs_a_batch_on_that_cluster() -> None:
     assert job["kind"] == "RayJob"
     assert job["spec"]["clusterSelector"] == {"ray.io/cluster": cluster_manifest()["metadata"]["name"]}
     assert job["spec"]["entrypoint"].startswith("modelpool batch ")
+
+
+def test_the_service_has_the_same_cluster_whose_head_offers_the_resource_of_its_replicas() -> None:
+    (service,) = documents(KUBERAY / "rayservice.yaml")
+    cluster = service["spec"]["rayClusterConfig"]
+    start = cluster["headGroupSpec"]["rayStartParams"]
+    (container,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    offered = json.loads(json.loads(start.pop("resources")))
+    config = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    assert {"containerPort": config.http_options.port, "name": "serve"} in container["ports"]
+    container["ports"] = [port for port in container["ports"] if port["name"] != "serve"]
+    assert cluster == cluster_manifest()["spec"]
+    (app,) = config.applications
+    module, _, name = app.import_path.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    assert IngressArguments.model_validate(app.args).start
+    needed = sum(one.num_replicas * one.ray_actor_options.resources["ingress"] for one in app.deployments)
+    assert needed <= offered["ingress"]
 
 
 def test_everything_that_kustomize_applies_exists() -> None:

@@ -1,0 +1,1 @@
+"""The HTTP interfaces as an application of Ray Serve."""
