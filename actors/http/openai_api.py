@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
 import secrets
 import time
@@ -225,14 +226,19 @@ async def _answer(
 
 
 async def _events(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
+    """Yield what `_events_of` does, with previews made meanwhile if partial images are wanted."""
+    with submission.previews_wanted() if call.partial_images else contextlib.nullcontext():
+        async for text in _events_of(submission, call, kind):
+            yield text
+
+
+async def _events_of(submission: HttpSubmission, call: ImagesCall, kind: str) -> AsyncIterator[bytes]:
     """Yield one event for each image, as it is ready, or one error; before, up to as many partial images of each as are
     wanted: previews, which are small. They are spread over the steps, and a fast image has fewer."""
     cancel = True
     partials = _PartialImages(call)
     try:
         async for change in submission.changes():
-            if call.partial_images and not submission.over:
-                submission.ask_for_previews()
             for preview in partials.due(submission.previews.values()):
                 yield await partials.event(preview, kind)
             for end in change.ends:

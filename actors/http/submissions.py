@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST_KEPT_JOBS = 200_000
 #: how long previews are made for a caller who asked for one, and may ask again
 PREVIEW_LEASE_SECONDS = 10.0
+#: interval of asking whether previews are still wanted
+_PREVIEW_CHECK_SECONDS = 0.5
 #: interval of asking for the progress of detached submissions
 DETACHED_SECONDS = 0.5
 
@@ -175,21 +177,27 @@ class HttpSubmission:
 
     async def _keep_wanting(self, want_previews: Callable[[bool], None]) -> None:
         loop = asyncio.get_running_loop()
+
+        def is_wanted() -> bool:
+            return not self.over and (self._preview_readers > 0 or loop.time() < self._previews_until)
+
         try:
-            await asyncio.to_thread(want_previews, True)
-            while not self.over and (self._preview_readers or loop.time() < self._previews_until):
-                await asyncio.sleep(1.0)
-            self._wanting = None
-            if not self.over:
-                await asyncio.to_thread(want_previews, False)
+            while is_wanted():
+                await asyncio.to_thread(want_previews, True)
+                while is_wanted():
+                    await asyncio.sleep(_PREVIEW_CHECK_SECONDS)
+                if not self.over:
+                    await asyncio.to_thread(want_previews, False)
         except PoolLost:
             return  # the follower tells the readers
+        finally:
+            self._wanting = None
 
     async def close(self) -> None:
         """Ask for nothing more."""
-        if self._wanting is not None:
-            self._wanting.cancel()
-            await asyncio.gather(self._wanting, return_exceptions=True)
+        if (wanting := self._wanting) is not None:
+            wanting.cancel()
+            await asyncio.gather(wanting, return_exceptions=True)
 
     async def changes(self, after: int = 0) -> AsyncIterator[Change]:
         """Yield what comes after the first `after` ends, until the submission is over."""
