@@ -384,9 +384,7 @@ class Controller:
                 preview = JobPreview(job.submission_id, job.index, job.graph.job.job_id, made.preview)
                 self._clients[job.client_id].events.previewed(preview)
 
-    async def want_previews(
-        self, client_id: ClientId, submission_id: SubmissionId, wish: PreviewWish | None
-    ) -> None:
+    async def want_previews(self, client_id: ClientId, submission_id: SubmissionId, wish: PreviewWish | None) -> None:
         """Make previews of the submission's sampling runs as `wish` says from now on, of runs that are under way, too;
         None: no more. Ignored if the submission is over."""
         client = self._clients.get(client_id)

@@ -105,6 +105,4 @@ class RunPreviews:
         content = self._make(request.work.model, latent_CHW, wish)
         if content is not None:
             preview = Preview(step, steps, content)
-            self._send(
-                PreviewMade(self._worker_id, self._incarnation, request.task.task_id, request.run, preview)
-            )
+            self._send(PreviewMade(self._worker_id, self._incarnation, request.task.task_id, request.run, preview))

@@ -33,6 +33,8 @@ MODELS_KEPT = 64
 DECODERS_KEPT = 4
 #: cells along a side of the latents that a map is fitted to: more than the smallest VAE needs
 CELLS_TO_FIT = 8
+#: longest side of what a tiny decoder decodes, in pixels: on one thread of a CPU, 256 take half a second
+TINY_SIDE = 192
 #: tensors of a block of a decoder that exist at a time
 _TENSORS = 4
 #: tried in turn until a preview is small enough
@@ -89,7 +91,7 @@ class PreviewMaker:
         path = _tiny_path(known.latent, wish)
         decoder = self._decoder(path) if path else None
         if decoder is not None and decoder.latent_channels == len(latent_CHW):
-            return encoded_preview(decoder.image(latent_CHW, MAX_SIDE))
+            return encoded_preview(decoder.image(latent_CHW, TINY_SIDE))
         if known.colours is None or not wish.reads_colours:
             return None
         height, width = (side * known.latent.downscale // known.latent.cells for side in latent_CHW.shape[1:])

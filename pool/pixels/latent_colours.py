@@ -24,6 +24,8 @@ Matrix: TypeAlias = npt.NDArray[np.float64]
 LEAST_SAMPLES = 32
 #: deviation of a cell from the mean of its latent, whose own deviation is 1
 _CELL_DEVIATION = 0.1
+#: values beyond this show as this: a latent has about unit variance
+_MOST = 1e3
 #: added to the diagonal of the normal equations, as a share of its mean: a channel that never varies gets no colour
 _RIDGE = 1e-3
 
@@ -48,7 +50,8 @@ class LatentColours:
 
     def image(self, latent_CHW: FloatArray) -> PixelArray:
         """Return the colours [H, W, 3] of a latent's cells."""
-        colours = np.nan_to_num(_with_one(latent_CHW) @ self.map_C3)
+        finite_CHW = np.nan_to_num(latent_CHW, posinf=_MOST, neginf=-_MOST).clip(-_MOST, _MOST)
+        colours = _with_one(finite_CHW) @ self.map_C3
         pixels: PixelArray = np.clip(np.rint(colours * 255.0), 0, 255).astype(np.uint8)
         return pixels.reshape(*latent_CHW.shape[1:], 3)
 
