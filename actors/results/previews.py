@@ -12,5 +12,5 @@ from modelpool.pool.specs.spec import JobId
 class ImagePreview(Preview):
     """A preview of the output at `index` of a submission: `step` of `steps`, `content` (a WebP file) and `pil`."""
 
-    index: int = 0
-    job_id: JobId = JobId("")
+    index: int
+    job_id: JobId

@@ -471,7 +471,7 @@ class GpuWorker:
     def _prepare_previews(self, requests: Sequence[RunRequest]) -> None:
         """Prepare the previews that are wanted of sampling runs. Without them, a run still has its result."""
         assert self._engine is not None, "start comes before run"
-        wanted = {}
+        wanted: dict[tuple[ModelRef, PreviewWish], None] = {}
         for request in requests:
             wish = self._previews.wish_of(request)
             if wish is not None and isinstance(request.work, SampleParams):

@@ -1,7 +1,7 @@
 """`PreviewMaker`: turns the clean latents that a run predicts into small images.
 
-Two threads use it: `note` and `fit` belong to the one that runs tasks, since a map is fitted with the model's VAE, before
-a run; `image` to one that makes previews while a run continues, which uses no memory of the device.
+Two threads use it: `note` and `fit` belong to the one that runs tasks, since a map is fitted with the model's VAE,
+before a run; `image` to one that makes previews while a run continues, which uses no memory of the device.
 """
 
 from __future__ import annotations
