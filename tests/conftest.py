@@ -41,6 +41,10 @@ settings.load_profile("modelpool")
 #: how long tests took when they were last recorded, on a machine with two cores
 DURATIONS = Path(__file__).with_name("durations.json")
 RECORDED_SECONDS, SLOW_SECONDS = 0.5, 2.0
+#: files with such a test come first: at the end, one process would wait for it
+LONG_SECONDS = 10.0
+#: in every file that has tests with Ray
+RAY_MARK = "mark.ray"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,16 +57,15 @@ def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once() -> Iterator[None]:
-    """CLIP's tokenizer is built once for all tests, what operations make on the meta device is found once,
-    activations of one structure are counted once, and what engines measure of their link is small: each takes as long
-    as many a test that opens a model. Only what the tests of this run have imported is touched."""
+    """CLIP's tokenizer and its files are made once for all tests, what operations make on the meta device is found
+    once, activations of one structure are counted once, and what engines measure of their link is small: each takes as
+    long as many a test that opens a model. Only what the tests of this run have imported is touched."""
     with pytest.MonkeyPatch.context() as patch:
         if text := sys.modules.get("modelpool.pool.text.clip_tokenizer"):
             patch.setattr(text.ClipTokenizer, "load", functools.cache(text.ClipTokenizer.load))
-            read_merges = functools.cache(text.read_merges)
-            for name in ("modelpool.pool.text.clip_tokenizer", "modelpool.pool.saving.tokenizer_files"):
-                if name in sys.modules:
-                    patch.setattr(sys.modules[name], "read_merges", read_merges)
+            patch.setattr(text, "read_merges", functools.cache(text.read_merges))
+        if saving := sys.modules.get("modelpool.pool.saving.tokenizer_files"):
+            patch.setattr(saving, "vocabulary_texts", functools.cache(saving.vocabulary_texts))
         if figures := sys.modules.get("modelpool.pool.estimates.activation_estimator"):
             for name in ("MetaCache", "ActivationCounts"):
                 patch.setattr(figures, name, functools.cache(getattr(figures, name)))
@@ -93,6 +96,13 @@ def _simulated_bytes() -> int:
         for index in range(2):
             used_bytes += sim.memory_stats(index).used_bytes
     return used_bytes
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test with Ray where only those run: importing all tests takes half a minute."""
+    if config.getoption("markexpr") != "ray" or collection_path.suffix != ".py":
+        return None
+    return None if _has_ray_mark(collection_path) else True
 
 
 def pytest_collection_finish() -> None:
@@ -134,13 +144,16 @@ def recorded_durations() -> dict[str, float]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, and keep the
-    `ray` tests of one process together at the end, in the order of their files' recorded times, longest first: files
-    are the units that two processes share."""
+    """Mark tests `slow` that were recorded above two seconds, skip `gpu` tests on machines without CUDA, start with the
+    files of the longest tests, and keep the `ray` tests of one process together at the end, in the order of their
+    files' recorded times, longest first: files are the units that two processes share."""
     durations = recorded_durations()
     for item in items:
         if durations.get(item.nodeid, 0.0) > SLOW_SECONDS:
             item.add_marker(pytest.mark.slow)
+    without_mark = {item.path for item in items if item.get_closest_marker("ray") and not _has_ray_mark(item.path)}
+    if without_mark:
+        raise pytest.UsageError(f"tests with Ray, expected {RAY_MARK!r} in their files: {sorted(without_mark)}")
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and not _has_cuda():
         for item in on_gpu:
@@ -148,13 +161,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of_files: collections.Counter[str] = collections.Counter()
     for test, seconds in durations.items():
         of_files[test.partition("::")[0]] += seconds
-    items.sort(
-        key=lambda item: (
-            (1.0, -of_files[item.nodeid.partition("::")[0]], item.nodeid.partition("::")[0])
-            if item.get_closest_marker("ray")
-            else (0.0, 0.0, "")
-        )
-    )
+    long_files = {test.partition("::")[0] for test, seconds in durations.items() if seconds > LONG_SECONDS}
+
+    def place(item: pytest.Item) -> tuple[int, float, str]:
+        file = item.nodeid.partition("::")[0]
+        if item.get_closest_marker("ray"):
+            return 2, -of_files[file], file
+        return (0, -of_files[file], file) if file in long_files else (1, 0.0, "")
+
+    items.sort(key=place)
+
+
+@functools.cache
+def _has_ray_mark(path: Path) -> bool:
+    return RAY_MARK in path.read_text(encoding="utf-8")
 
 
 def _has_cuda() -> bool:

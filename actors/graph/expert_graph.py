@@ -99,13 +99,16 @@ def _steps_above(run: SamplingRun, boundary: float) -> int:
     """Return how many steps of the schedule start at or above the noise level `boundary`. Source: diffusers'
     WanPipeline, which compares timesteps as 32-bit floats."""
     from modelpool.pool.guidance.call_model import patches_of  # torch, which drivers do not need
-    from modelpool.pool.sampling.schedules import make_sigmas, sigma_table
+    from modelpool.pool.sampling.schedules import explicit_sigmas, make_sigmas, sigma_table
 
     frames, size = duration_of(run.request, run.model.name, run.facts).frames, run.size(run.scale)
     table = sigma_table(run.facts.noise, patches_of(run.facts, *size, frames), run.steps)
-    _, schedule = resolve_schedule(run.facts.defaults, run.request.sampler, run.request.schedule)
-    levels = make_sigmas(schedule, run.steps, table)[:-1]
-    return int((levels >= boundary).sum())
+    if run.request.sigmas:
+        levels = explicit_sigmas(run.request.sigmas, table)
+    else:
+        _, schedule = resolve_schedule(run.facts, run.request.sampler, run.request.schedule)
+        levels = make_sigmas(schedule, run.steps, table)
+    return int((levels[:-1] >= boundary).sum())
 
 
 def _said(run: LowNoiseRun) -> str:

@@ -56,6 +56,7 @@ def recipe_of(request: GenerateRequest, graph: JobGraph, loras: Sequence[LoraRef
         embeddings=tuple(sorted({(each.name, each.sha256) for work in texts for each in work.embeddings})),
         decoder=None if decoder is None else _decoder(decoder),
         noise=_noise(sample.schedule),
+        sigmas=sample.schedule.sigmas,
         low_noise=_low_noise(request.low_noise),
     )
 

@@ -169,6 +169,8 @@ class Recipe:
     decoder: RecipeDecoder | None = field(default=None, metadata=_LATER)
     #: None for the sampler's defaults
     noise: RecipeNoise | None = field(default=None, metadata=_LATER)
+    #: noise levels that the request listed
+    sigmas: tuple[float, ...] = field(default=(), metadata=_LATER)
     #: None for a model without experts
     low_noise: RecipeLowNoise | None = field(default=None, metadata=_LATER)
 

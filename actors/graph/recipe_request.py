@@ -48,6 +48,8 @@ def requests_of(recipe: Recipe, find: Callable[[str], str]) -> tuple[GenerateReq
         fields["decoder"] = {name: getattr(recipe.decoder, name) for name in ("model", "steps", "cfg")}
     if recipe.noise is not None:
         fields |= {name: getattr(recipe.noise, name) for name in ("eta", "s_noise", "s_churn")}
+    if recipe.sigmas:
+        fields |= {"sigmas": recipe.sigmas, "schedule": None}
     if recipe.low_noise is not None:
         fields["low_noise"] = {name: getattr(recipe.low_noise, name) for name in ("cfg", "boundary")}
     if recipe.pictures is not None:

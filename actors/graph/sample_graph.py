@@ -33,7 +33,7 @@ from modelpool.pool.core.stage_params import (
     StartCondition,
 )
 from modelpool.pool.families.control_video import takes_control_video
-from modelpool.pool.sampling.names import OWN_STEPS
+from modelpool.pool.sampling.names import EXPLICIT_SCHEDULE, OWN_STEPS
 
 
 def sample_params(
@@ -48,7 +48,12 @@ def sample_params(
     concat = image_concat_input(run)
     width, height = (side * concat.enlarges for side in run.size(run.scale))
     whole = run.size()
-    sampler, schedule = resolve_schedule(facts.defaults, request.sampler, request.schedule)
+    sampler, schedule = resolve_schedule(facts, request.sampler, request.schedule)
+    if request.sigmas:
+        schedule = EXPLICIT_SCHEDULE
+        if run.steps != len(request.sigmas):
+            expected = f"{len(request.sigmas)}, the number of sigmas, in each run"
+            raise unusable_field("steps", run.steps, expected)
     if run.switch and sampler in OWN_STEPS:
         expected = f"a sampler whose steps two experts can share: any but {', '.join(sorted(OWN_STEPS))}"
         raise unusable_field("sampler", request.sampler, expected)
@@ -85,6 +90,7 @@ def sample_params(
             eta=request.eta,
             s_noise=request.s_noise,
             s_churn=request.s_churn,
+            sigmas=request.sigmas,
         ),
         GuidanceParams(cfg, distilled, concat.image_cfg),
         run.seed,

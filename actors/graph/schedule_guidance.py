@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from modelpool.actors.request.requests import resolve_sampling
-from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults
-from modelpool.pool.sampling.names import SAMPLERS
+from modelpool.pool.core.errors import unusable_field
+from modelpool.pool.core.sampling_facts import Guidance, SamplingDefaults, SamplingFacts
+from modelpool.pool.sampling.names import ALIGNED_SCHEDULE, SAMPLERS
 
 
-def resolve_schedule(defaults: SamplingDefaults | None, sampler: str, schedule: str | None) -> tuple[str, str]:
+def resolve_schedule(facts: SamplingFacts, sampler: str, schedule: str | None) -> tuple[str, str]:
     """Return the keys of sampler and schedule: those named, else the model's default schedule, else the sampler's.
 
-    Raises UnknownName.
+    Raises UnknownName, and UnusableField for a schedule that was not published for the model.
     """
     name, found = resolve_sampling(sampler, schedule)
-    if defaults is None or schedule is not None or found != SAMPLERS[name].schedule:
+    if found == ALIGNED_SCHEDULE:
+        if not facts.aligned_schedule:
+            expected = "another schedule: Align Your Steps was published for SD1, SDXL and Stable Video Diffusion"
+            raise unusable_field("schedule", schedule or sampler, expected)
+        return name, facts.aligned_schedule
+    if facts.defaults is None or schedule is not None or found != SAMPLERS[name].schedule:
         return name, found
-    return name, defaults.schedule
+    return name, facts.defaults.schedule
 
 
 def resolve_guidance(defaults: SamplingDefaults | None, cfg: float) -> tuple[float, float]:

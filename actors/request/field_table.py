@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole
+from modelpool.actors.request.number_fields import CFG, STEPS, Number, Whole, noise_levels
 from modelpool.actors.request.qos import MAX_PRIORITY
 from modelpool.actors.request.video_output_fields import AUDIO_FORMATS, VIDEO_FORMATS, checked_format
 from modelpool.pool.core.errors import unusable_field
@@ -165,6 +165,14 @@ _ROWS = (
         "Schedule of noise levels; default: the model's, or else the sampler's.",
         since=1,
         option=Option("--schedule", "NAME", "normal, karras, simple, ... (default: depends on the sampler)."),
+    ),
+    RequestField(
+        "sigmas",
+        "The noise levels themselves, instead of a schedule: one for each step, falling, from a list or a text with "
+        "commas. A final 0 may be left out. `steps` is their number.",
+        (),
+        check=noise_levels,
+        option=Option("--sigmas", "X,X,...", "Noise levels, one per step, instead of a schedule."),
     ),
     RequestField(
         "eta",

@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
 
@@ -61,6 +62,28 @@ class Number:
 #: steps and guidance scale, of a request and of its parts
 STEPS = Whole(1, MAX_STEPS)
 CFG = Number(MIN_CFG, MAX_CFG, f"a number from {MIN_CFG:g} (no guidance) to {MAX_CFG:g}")
+
+
+def noise_levels(value: Any) -> tuple[float, ...]:
+    """Return the levels of a run without the final 0, from numbers or from text with commas. Raises UnusableField."""
+    listed = value.split(",") if isinstance(value, str) else value
+    if value is None or value == "":
+        return ()
+    if not isinstance(listed, list | tuple):
+        raise unusable_field("sigmas", value, _LEVELS)
+    found = [finite_number(each) for each in listed]
+    if found and found[-1] == 0.0:
+        found = found[:-1]
+    levels = tuple(level for level in found if level is not None and level > 0.0)
+    falls = all(one > next_one for one, next_one in pairwise(levels))
+    if len(levels) < len(found) or not falls or not 1 <= len(levels) <= MAX_STEPS:
+        if not listed:
+            return ()
+        raise unusable_field("sigmas", value, _LEVELS)
+    return levels
+
+
+_LEVELS = f"1 to {MAX_STEPS} falling positive numbers, such as [14.6, 4.1, 1.2, 0.3]"
 
 
 def finite_number(value: Any) -> float | None:

@@ -35,6 +35,7 @@ from modelpool.actors.request.image_fields import (
     skipped_steps,
 )
 from modelpool.actors.request.low_noise_fields import LowNoiseRun, checked_expert, parse_lora
+from modelpool.actors.request.number_fields import STEPS
 from modelpool.actors.request.qos import check_user, parse_seconds
 from modelpool.actors.request.strict import Strict
 from modelpool.pool.core.errors import UnusableField, unknown_name, unusable_field
@@ -86,6 +87,7 @@ class GenerateRequest(Strict):
     cfg: float = _field("cfg")
     sampler: str = _field("sampler")
     schedule: str | None = _field("schedule")
+    sigmas: tuple[float, ...] = _field("sigmas")
     eta: float | None = _field("eta")
     s_noise: float = _field("s_noise")
     s_churn: float = _field("s_churn")
@@ -140,6 +142,19 @@ class GenerateRequest(Strict):
             if name in flat:
                 raise unusable_field("options", name, f"{name} once: it is set outside of options, too")
         return {**flat, **options}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_of_sigmas(cls, fields: Any) -> Any:
+        """Take the number of steps from `sigmas`. Raises UnusableField if another one is given."""
+        if not isinstance(fields, Mapping) or not fields.get("sigmas"):
+            return fields
+        steps = len(REQUEST_FIELDS["sigmas"].checked(fields["sigmas"]))
+        if STEPS.parse("steps", fields.get("steps", steps)) != steps:
+            raise unusable_field("steps", fields["steps"], f"{steps}, the number of sigmas, or none")
+        if fields.get("schedule") is not None:
+            raise unusable_field("schedule", fields["schedule"], "none together with sigmas")
+        return {**fields, "steps": steps}
 
     @field_validator("*", mode="before")
     @classmethod

@@ -323,6 +323,16 @@ class SamplingFacts:
         return "image_context" not in self.reads or not self.reads.isdisjoint(("context", "pooled"))
 
     @property
+    def aligned_schedule(self) -> str:
+        """The schedule that was published for this kind of model (Align Your Steps: SD1, SDXL and Stable Video
+        Diffusion, and models with their noise); "" for others."""
+        if self.noise.kind is NoiseKind.EDM and self.video is not None:
+            return "ays_svd"
+        if self.model or self.noise != PLAIN_NOISE:
+            return ""
+        return "ays_sd1" if self.size_conditions is MicroConditioning.NONE else "ays_sdxl"
+
+    @property
     def inpaints(self) -> bool:
         """It is an inpainting model: it reads the masked image."""
         return self.image_concat is not None and self.image_concat.is_inpaint

@@ -107,6 +107,7 @@ class SamplingSchedule(WireValue):
     eta         share of the noise that is drawn again in each step; None is the sampler's default
     s_noise     factor of the noise that is drawn in steps
     s_churn     noise added before steps of Euler, Heun and DPM2
+    sigmas      listed noise levels, one for each step; () if they follow from `noise_schedule`
     """
 
     steps: int
@@ -118,6 +119,7 @@ class SamplingSchedule(WireValue):
     eta: float | None = None
     s_noise: float = 1.0
     s_churn: float = 0.0
+    sigmas: tuple[float, ...] = ()
 
     @property
     def steps_run(self) -> int:

@@ -30,7 +30,7 @@ from modelpool.pool.sampling.noise_path import EXPLODING, flow_path
 from modelpool.pool.sampling.partial_run import GuidanceMemory, PartialRun, run_states
 from modelpool.pool.sampling.sampler_step import SamplerSettings
 from modelpool.pool.sampling.samplers import FLOW_FUNCTIONS, FUNCTIONS, Denoise, Noise
-from modelpool.pool.sampling.schedules import SigmaTable, make_sigmas
+from modelpool.pool.sampling.schedules import SigmaTable, explicit_sigmas, make_sigmas
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,12 @@ def denoise_images(
         latent_BCHW: Tensor = sampler(denoise, x_BCHW, sigmas, step_noise, _stoppable(hooks, work, part))
         return latent_BCHW
 
-    sigmas = make_sigmas(work.schedule.noise_schedule, work.schedule.steps, call.table)[work.schedule.first_step :]
+    schedule = work.schedule
+    if schedule.sigmas:
+        levels = explicit_sigmas(schedule.sigmas, call.table)
+    else:
+        levels = make_sigmas(schedule.noise_schedule, schedule.steps, call.table)
+    sigmas = levels[schedule.first_step :]
     with torch.no_grad(), call_facts(sample_sigmas=sigmas):
         noise = _noise_of(images.seeds, images.shape_CHW, device)
         latent_BCHW: Tensor = wrappers.around(WrapperPoint.OUTER_SAMPLE, outer_sample)(noise, sigmas)

@@ -81,8 +81,10 @@ def cast_tensor(mapped: MappedFile, name: str, dtype: torch.dtype) -> TensorToWr
 
 def expect_in_range(name: str, before: Tensor, after: Tensor) -> None:
     """Raise UnusableField if finite numbers of `before` are not finite in the dtype of `after`."""
-    lost = _not_finite(after) - _not_finite(before)
-    if lost > 0:
+    if after.dtype == before.dtype:
+        return
+    lost = _not_finite(after)
+    if lost and (lost := lost - _not_finite(before)) > 0:
         raise UnusableField(
             f"tensor {name!r}: {lost} of {after.numel()} numbers are beyond the range of {DTYPE_NAMES[after.dtype]}, "
             f"expected weights in its range: BF16 and F32 have a wider one"

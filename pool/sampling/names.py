@@ -46,11 +46,17 @@ SCHEDULES: Mapping[str, str] = MappingProxyType(
         "beta": "Beta",
         "kl_optimal": "KL Optimal",
         "trailing": "Trailing",
+        "gits": "GITS",
         "ays_sd1": "Align Your Steps SD1",
         "ays_sdxl": "Align Your Steps SDXL",
         "ays_svd": "Align Your Steps SVD",
     }
 )
+
+#: means the one of `ays_sd1`, `ays_sdxl` and `ays_svd` that was published for the model; A1111's name has no model
+ALIGNED_SCHEDULE, _ALIGNED_DISPLAY = "ays", "Align Your Steps"
+#: what a recipe calls levels that the request lists
+EXPLICIT_SCHEDULE = "sigmas"
 
 #: samplers that place their own steps: two experts cannot share them, nor images of a batch those of "dpm_adaptive"
 OWN_STEPS = frozenset({"dpm_fast", "dpm_adaptive", "restart"})
@@ -124,7 +130,8 @@ def resolve_sampler(name: str) -> tuple[str, str]:
 
 
 def resolve_schedule_name(name: str) -> str:
-    """Return the key of `SCHEDULES` that `name` means: a key or A1111's name, in any case. Raises UnknownName."""
+    """Return the key of `SCHEDULES`, or `ALIGNED_SCHEDULE`, that `name` means: a key or A1111's name, in any case.
+    Raises UnknownName."""
     found = _schedule_spellings().get(_normalised(name))
     if found is None:
         raise unknown_name("schedule", name, SCHEDULES)
@@ -132,12 +139,14 @@ def resolve_schedule_name(name: str) -> str:
 
 
 def _schedule_spellings() -> dict[str, str]:
-    return {spelling: key for key, display in SCHEDULES.items() for spelling in (key, _normalised(display))}
+    names = {**SCHEDULES, ALIGNED_SCHEDULE: _ALIGNED_DISPLAY}
+    return {spelling: key for key, display in names.items() for spelling in (key, _normalised(display))}
 
 
 def display_name(sampler: str, schedule: str) -> tuple[str, str]:
-    """Return A1111's names of the pair: ('DPM++ 2M', 'Karras'). Both are keys of `SAMPLERS` and `SCHEDULES`."""
-    return SAMPLERS[sampler].display, SCHEDULES[schedule]
+    """Return A1111's names of the pair: ('DPM++ 2M', 'Karras'). Both are keys of `SAMPLERS` and `SCHEDULES`, or the
+    schedule is `EXPLICIT_SCHEDULE`."""
+    return SAMPLERS[sampler].display, SCHEDULES.get(schedule, "Sigmas")
 
 
 def _normalised(name: str) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from modelpool.pool.core.errors import unknown_name, unusable_field
 from modelpool.pool.core.sampling_facts import PLAIN_NOISE, NoiseFacts, NoiseKind
 from modelpool.pool.sampling import cosine_schedule as cosine
+from modelpool.pool.sampling.gits_levels import gits_levels
 from modelpool.pool.sampling.names import MAX_STEPS, SCHEDULES
 
 
@@ -301,7 +302,7 @@ def edm_sigma_table(sigma_min: float, sigma_max: float, sigma_data: float) -> Si
 def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:
     """Return the noise levels of a run of `steps` steps: float32 [steps + 1], strictly decreasing, the last one 0.
 
-    `name` is a key of `SCHEDULES`; the names mean the same as in ComfyUI, except that `ddim_uniform` always has exactly
+    `name` is a key of `LEVELS`; the names mean the same as in ComfyUI, except that `ddim_uniform` always has exactly
     the requested number of steps. Raises UnknownName for another name, UnusableField for fewer than 1 or more than
     `MAX_STEPS` steps, and for published levels that lie outside of the model's.
     """
@@ -314,6 +315,16 @@ def make_sigmas(name: str, steps: int, table: SigmaTable) -> Tensor:
         expected = f"a schedule within the model's noise levels, up to {table.sigma_max:g}: karras, beta, simple, ..."
         raise unusable_field("schedule", f"{name}, which starts at noise level {levels[0]:g}", expected)
     return torch.tensor([*table.end_adjusted(levels), 0.0], dtype=torch.float32)
+
+
+def explicit_sigmas(levels: Sequence[float], table: SigmaTable) -> Tensor:
+    """Return listed noise levels as those of a run: float32 [steps + 1], the last one 0.
+
+    Raises UnusableField for a level above those of the model.
+    """
+    if levels[0] > table.sigma_max * 1.001:
+        raise unusable_field("sigmas", f"{levels[0]:g}", f"noise levels of the model, up to {table.sigma_max:g}")
+    return torch.tensor([*levels, 0.0], dtype=torch.float32)
 
 
 def _evenly(start: float, stop: float, count: int) -> list[float]:
@@ -430,20 +441,30 @@ def _trailing(steps: int, table: SigmaTable) -> list[float]:
 
 
 def _aligned(levels: Sequence[float]) -> Callable[[int, SigmaTable], list[float]]:
-    """Return a schedule through 11 published levels for 10 steps; for other numbers of steps, log(sigma) is linear
-    between them. The last level is left out, as the final step goes to 0."""
+    """Return a schedule through 11 published levels for 10 steps."""
 
     def schedule(steps: int, table: SigmaTable) -> list[float]:
-        logs = [math.log(level) for level in levels]
-        positions = _evenly(0.0, len(logs) - 1.0, steps + 1)[:-1]
-        found = []
-        for position in positions:
-            below = min(int(position), len(logs) - 2)
-            weight = position - below
-            found.append(math.exp(logs[below] * (1.0 - weight) + logs[below + 1] * weight))
-        return found
+        return _through(levels, steps)
 
     return schedule
+
+
+def _through(levels: Sequence[float], steps: int) -> list[float]:
+    """Return the levels of `steps` steps: those that are given for as many, else log(sigma) is linear between them. The
+    last level is left out, as the final step goes to 0."""
+    logs = [math.log(level) for level in levels]
+    found = []
+    for position in _evenly(0.0, len(logs) - 1.0, steps + 1)[:-1]:
+        below = min(int(position), len(logs) - 2)
+        weight = position - below
+        found.append(math.exp(logs[below] * (1.0 - weight) + logs[below + 1] * weight))
+    return found
+
+
+def _gits(steps: int, table: SigmaTable) -> list[float]:
+    """Published levels for 2 to 20 steps; the longest list for more."""
+    listed = gits_levels(steps)
+    return _through(gits_levels(20 if steps > 20 else 2) or (), steps) if listed is None else listed[:-1]
 
 
 def _sd1_levels(timesteps: Sequence[int]) -> list[float]:
@@ -459,7 +480,7 @@ _AYS_SVD = (700.0, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034
 
 
 #: schedules whose levels do not follow from those of the model
-_PUBLISHED_LEVELS = frozenset({"ays_sd1", "ays_sdxl", "ays_svd"})
+_PUBLISHED_LEVELS = frozenset({"gits", "ays_sd1", "ays_sdxl", "ays_svd"})
 #: schedule -> levels of a run without the final 0
 LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyType(
     {
@@ -475,6 +496,7 @@ LEVELS: Mapping[str, Callable[[int, SigmaTable], list[float]]] = MappingProxyTyp
         "beta": _beta,
         "kl_optimal": _kl_optimal,
         "trailing": _trailing,
+        "gits": _gits,
         "ays_sd1": lambda steps, table: _aligned(_sd1_levels(_AYS_SD1))(steps, table),
         "ays_sdxl": lambda steps, table: _aligned(_sd1_levels(_AYS_SDXL))(steps, table),
         "ays_svd": _aligned(_AYS_SVD),

@@ -28,7 +28,7 @@ OTHER = {
     "pictures": RecipeImages(image_sha256="ef", first_step=2),
     "frames": 5, "frame_rate": 8.0, "motion": 7, "image_noise": 0.1, "elevation": 5.0, "seconds": 2.0, "format": "webm",
     "clip_skip": 1, "embeddings": (("worn", "ab"),), "decoder": RecipeDecoder("b", "cd", 10, 1.0),
-    "noise": RecipeNoise(eta=0.0),
+    "noise": RecipeNoise(eta=0.0), "sigmas": (4.0, 1.0),
     "low_noise": RecipeLowNoise(0.9, 3.0),
 }  # fmt: skip
 

@@ -76,3 +76,18 @@ def test_requests_travel_unchanged(seed, loras, prompt) -> None:
 )
 def test_a_schedule_that_is_given_wins(sampler, schedule, resolved) -> None:
     assert resolve_sampling(sampler, schedule) == resolved
+
+
+def test_sigmas_are_falling_levels_that_determine_the_steps() -> None:
+    for value in ([4, 1.5, 0.5], "4, 1.5,0.5", (4.0, 1.5, 0.5, 0.0)):
+        request = GenerateRequest(model="m", prompt="p", sigmas=value)
+        assert (request.sigmas, request.steps, "steps" in request.model_fields_set) == ((4.0, 1.5, 0.5), 3, True)
+    assert GenerateRequest(model="m", prompt="p", sigmas=[], steps=7).steps == 7
+    wrong = [
+        *(({"sigmas": value}, "sigmas: found") for value in ([1, 2], [2, "x"], 3, [0], [2, float("nan")])),
+        ({"sigmas": [4, 1], "steps": 3}, "steps: found 3, expected 2"),
+        ({"sigmas": [4, 1], "schedule": "karras"}, "schedule: found 'karras', expected none together with sigmas"),
+    ]  # fmt: skip
+    for fields, message in wrong:
+        with pytest.raises(UserError, match=message):
+            GenerateRequest(model="m", prompt="p", **fields)

@@ -98,6 +98,8 @@ def another(value: Any) -> Any:
             return not value
         case str():
             return value + "x"
+        case tuple():
+            return (*value, 0.5)
     return value + 1
 
 

@@ -81,6 +81,12 @@ def test_the_first_state_is_the_seeds_noise_at_the_first_level(schedule: str, sc
     torch.testing.assert_close(first[0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_levels_listed_one_by_one_make_the_image_of_their_schedule() -> None:
+    levels = make_sigmas("karras", 5, sd1_sigma_table()).tolist()[:-1]
+    listed = changed_work(WORK, noise_schedule="sigmas", sigmas=tuple(levels))
+    assert torch.equal(image(listed), image(changed_work(WORK, noise_schedule="karras")))
+
+
 def test_ancestral_noise_follows_the_initial_noise_in_step_order() -> None:
     """With a model that finds all of x to be noise, each state is the noise added last, and what is left of before."""
     states: list[Tensor] = []

@@ -3,6 +3,7 @@ configurations are believed where shapes tell nothing, and refused where they sa
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from modelpool.pool.saving.diffusers_folder import save_diffusers
 from modelpool.pool.specs.spec import Role
 from tests.pool.loading.tiny_checkpoint import write_tiny_lora
 from tests.pool.pipeline import PLENTY_BYTES, open_engine
+from tests.pool.saving.contents import Contents, contents_made, write_contents
 from tests.pool.separate import Painter, write_atomically
 
 VELOCITY = {"v_pred": torch.empty(0)}
@@ -55,11 +57,23 @@ def engine() -> Iterator[Engine]:
 
 def both(base: Path, layout: str = "tiny_sd1", more: Mapping[str, torch.Tensor] | None = None) -> tuple[Path, Path]:
     """A single file, and the folder of the same weights beside it."""
+    if more:
+        _save(base, layout, more)
+    else:
+        write_contents(_saved(layout), base)
+    return base / "file.safetensors", base / "folder"
+
+
+@functools.lru_cache(maxsize=2)
+def _saved(layout: str) -> Contents:
+    return contents_made(lambda base: _save(base, layout, {}))
+
+
+def _save(base: Path, layout: str, more: Mapping[str, torch.Tensor]) -> None:
     file = write_atomically(base / "file.safetensors", layout)
     if more:
         save_file({**load_file(file), **more}, file)
     save_diffusers(open_checkpoint(file), base / "folder")
-    return file, base / "folder"
 
 
 def changed(folder: Path, part: str, **said: Any) -> Path:

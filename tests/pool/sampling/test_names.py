@@ -72,6 +72,7 @@ def test_names_in_recipes_of_a1111_and_comfyui_resolve() -> None:
         "UniPC": ("uni_pc", "karras"),
         "Euler Beta": ("euler", "beta"),
         "DPM++ 2M Align Your Steps SDXL": ("dpmpp_2m", "ays_sdxl"),
+        "DPM++ 2M Align Your Steps": ("dpmpp_2m", "ays"),
         "dpmpp_2m_sde_gpu karras": ("dpmpp_2m_sde", "karras"),
         "dpmpp_3m_sde_gpu exponential": ("dpmpp_3m_sde", "exponential"),
         "euler_ancestral sgm_uniform": ("euler_ancestral", "sgm_uniform"),

@@ -19,6 +19,7 @@ from modelpool.pool.sampling.names import MAX_STEPS, SCHEDULES
 from modelpool.pool.sampling.schedules import (
     SigmaTable,
     edm_sigma_table,
+    explicit_sigmas,
     make_sigmas,
     sd1_sigma_table,
     sigma_table,
@@ -177,3 +178,19 @@ def test_a_wrong_name_or_number_of_steps_is_refused() -> None:
     for steps in (-1, 0, MAX_STEPS + 1):
         with pytest.raises(UnusableField, match=f"steps: found {steps}, expected 1 to {MAX_STEPS}"):
             make_sigmas("normal", steps, TABLE)
+
+
+def test_gits_has_its_published_levels_and_passes_through_them_for_other_numbers_of_steps() -> None:
+    ten = make_sigmas("gits", 10, TABLE).tolist()
+    assert ten == pytest.approx(
+        [14.61464, 5.855201, 2.84485, 1.6705, 1.088953, 0.748071, 0.501184, 0.321048, 0.198949, 0.0982453, 0.0],
+        rel=1e-6,
+    )
+    forty = make_sigmas("gits", 40, TABLE).tolist()
+    np.testing.assert_allclose(forty[:-1:2], make_sigmas("gits", 20, TABLE).tolist()[:-1], rtol=1e-5)
+
+
+def test_listed_levels_are_those_of_the_run_unless_they_exceed_the_models() -> None:
+    assert explicit_sigmas((14.0, 2.0, 0.5), TABLE).tolist() == [14.0, 2.0, 0.5, 0.0]
+    with pytest.raises(UnusableField, match=r"sigmas: found '20', expected noise levels of the model, up to 14\.6"):
+        explicit_sigmas((20.0, 1.0), TABLE)

@@ -7,6 +7,7 @@ would not be read as is refused with a name, and nothing is left of it.
 
 from __future__ import annotations
 
+import functools
 import json
 import weakref
 from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ from tests.pool.families.tiny_transformers import FAMILIES as TRANSFORMERS
 from tests.pool.loading import layouts, unet_layouts
 from tests.pool.loading.layouts import Layout, open_clip
 from tests.pool.loading.tiny_checkpoint import write_tiny_checkpoint, write_tiny_lora
+from tests.pool.saving.contents import Contents, contents_made, write_contents
 from tests.pool.saving.models import bits, lora_ref, opened
 from tests.pool.saving.test_diffusers_folder import filling
 from tests.pool.toy import make_patch
@@ -88,12 +90,21 @@ CASES: Mapping[str, tuple[str, Callable[[], Layout], Mapping[str, Tensor]]] = {
 
 def both(base: Path, case: str = "sd1", dtype: torch.dtype = torch.float16) -> tuple[Path, Path]:
     """A file, and the folder of the same model."""
+    write_contents(_saved(case, dtype), base)
+    return base / "file.safetensors", base / "folder"
+
+
+@functools.lru_cache(maxsize=4)
+def _saved(case: str, dtype: torch.dtype) -> Contents:
     _, layout, tensors = CASES[case]
-    file = write_tiny_checkpoint(base / "file.safetensors", seed=3, dtype=dtype, layout=layout())
-    if tensors:
-        save_file({**load_file(file), **tensors}, file)
-    save_diffusers(open_checkpoint(file), base / "folder")
-    return file, base / "folder"
+
+    def save(base: Path) -> None:
+        file = write_tiny_checkpoint(base / "file.safetensors", seed=3, dtype=dtype, layout=layout())
+        if tensors:
+            save_file({**load_file(file), **tensors}, file)
+        save_diffusers(open_checkpoint(file), base / "folder")
+
+    return contents_made(save)
 
 
 def changed(folder: Path, part: str, **said: Any) -> Path:

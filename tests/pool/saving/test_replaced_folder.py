@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,11 +22,18 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "toy.safetensors")
 
 
-@pytest.fixture
-def folder(source: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What saving writes, in shards."""
-    save_diffusers(open_checkpoint(source), tmp_path / "folder", shard_bytes=100_000)
-    return tmp_path / "folder"
+    folder = tmp_path_factory.mktemp("saved") / "folder"
+    save_diffusers(open_checkpoint(source), folder, shard_bytes=100_000)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(saved, tmp_path / "folder")
 
 
 #: files that a user may have put into such a folder, and other programs
