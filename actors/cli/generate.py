@@ -34,6 +34,7 @@ def generate(
     out: options.Out = None,
     resume: options.Resume = False,
     as_json: options.AsJson = False,
+    preview: options.Preview = None,
     gpus: options.Gpus = None,
     device: options.Device = None,
     vram: options.Vram = None,
@@ -45,9 +46,8 @@ def generate(
 ) -> None:
     """Generate -n images, videos or audio clips for each PROMPT, as PNG, MP4 or WAV files with their recipe."""
     where = PoolOptions(config, gpus, device, vram, pool, vram_policy, reserve_vram, allow_pickle)
-    raise typer.Exit(
-        _make(context, where, _PromptBatch.of(prompts, n, seed, model, dict(fields)), out, resume, as_json)
-    )
+    wanted = _PromptBatch.of(prompts, n, seed, model, dict(fields))
+    raise typer.Exit(_make(context, where, wanted, out, resume, as_json, preview))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,17 @@ class _PromptBatch:
 
 
 def _make(
-    context: typer.Context, where: PoolOptions, wanted: _PromptBatch, out: str | None, resume: bool, as_json: bool
+    context: typer.Context,
+    where: PoolOptions,
+    wanted: _PromptBatch,
+    out: str | None,
+    resume: bool,
+    as_json: bool,
+    preview: str | None,
 ) -> int:
     """Generate; return the exit code. Raises UserError for a wrong request before a pool is started."""
     from modelpool.actors.cli.open_pool import output_for
+    from modelpool.actors.cli.preview_file import preview_file
     from modelpool.actors.cli.run_jobs import CommandRun, WantedOutput, run_requests, started
     from modelpool.actors.outputs.open_outputs import check_store
     from modelpool.actors.request.requests import GenerateRequest
@@ -85,6 +92,7 @@ def _make(
     for text in (*wanted.prompts, wanted.fields.get("negative", "")):
         options.require_text("PROMPT", text)
     GenerateRequest(model=wanted.model or "any", prompt="", seed=wanted.first_seed, **wanted.fields)
+    shown = None if preview is None else preview_file(preview)
     given = None if out is None else output_address(out, "--out")
     if given is not None:
         check_store(given)
@@ -96,7 +104,8 @@ def _make(
         )
         go_on = resume_command(session.arguments, wanted.first_seed)
         return run_requests(
-            CommandRun(requests, output_for(where, given), resume, as_json, go_on, all_or_nothing=True), running
+            CommandRun(requests, output_for(where, given), resume, as_json, go_on, all_or_nothing=True, preview=shown),
+            running,
         )
 
 

@@ -5,7 +5,7 @@ Types only, so that `modelpool --help` loads neither ray nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from modelpool.actors.metrics.families import MetricFamily
     from modelpool.actors.request.requests import GenerateRequest
     from modelpool.actors.results.outcomes import JobFailure, OutputResult, Summary
+    from modelpool.actors.results.previews import ImagePreview
     from modelpool.actors.results.progress import Progress
     from modelpool.pool.core.errors import UserError
     from modelpool.pool.registry.listings import LoraListing, ModelListing
@@ -59,6 +60,7 @@ class Pool(Protocol):
         requests: GenerateRequest | Iterable[GenerateRequest],
         *,
         output: str | Path | Literal[False] | None = None,
+        on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> PoolJobs: ...
     def submit_detached(
         self,

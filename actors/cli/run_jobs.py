@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from modelpool.actors.cli.interrupts import StopRequest
+from modelpool.actors.cli.preview_file import writer_of
 from modelpool.actors.cli.progress_view import View, view_for
 from modelpool.actors.cli.screen import counted, duration, json_on_stdout, print_json, say, show, user_console
 from modelpool.actors.cli.tables import summary_table
@@ -22,6 +23,8 @@ from modelpool.pool.core.errors import OutputFailed, UserError
 from modelpool.pool.specs.spec import RunErrorKind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from modelpool.actors.cli.options import PoolOptions
@@ -71,6 +74,7 @@ class CommandRun:
     resume_command  the command line that generates the rest after a stop
     all_or_nothing  one invalid request is an error; otherwise the others are generated
     print_reasons   print at the end where each job ran and why
+    preview         file that the newest preview is written to; None: no previews are made
     """
 
     wanted: tuple[WantedOutput, ...]
@@ -81,6 +85,7 @@ class CommandRun:
     refused: int = 0
     all_or_nothing: bool = False
     print_reasons: bool = False
+    preview: Path | None = None
 
 
 @contextlib.contextmanager
@@ -214,7 +219,8 @@ def _make(
             print_json(stream, kept_json(one, image))
     if not plan.to_make:
         return [], None, {}
-    jobs = pool.submit([one.request for one in plan.to_make], output=run.output)
+    previews = {} if run.preview is None else {"on_preview": writer_of(run.preview)}
+    jobs = pool.submit([one.request for one in plan.to_make], output=run.output, **previews)
     failures, whys = _follow(jobs, plan.to_make, view_for(user_console()), stop, stream, lambda: waiting_for(pool))
     return failures, jobs.summary(), whys
 

@@ -19,9 +19,11 @@ from modelpool.actors.graph.recipe import Recipe, RecipeLora
 from modelpool.actors.outputs.folder import FinishedOutput, OutputFolder
 from modelpool.actors.request.requests import GenerateRequest
 from modelpool.actors.results.outcomes import ImageResult, JobFailure, Summary, TaskSummary
+from modelpool.actors.results.previews import ImagePreview
 from modelpool.actors.results.progress import Progress, RunningJob
 from modelpool.pool.core.errors import UserError, unknown_name
 from modelpool.pool.core.stage_params import ImagePixels
+from modelpool.pool.engine.preview_maker import encoded_preview
 from modelpool.pool.registry.listings import LoraListing, ModelListing
 from modelpool.pool.sampling.names import resolve_sampler
 from modelpool.pool.specs.spec import JobId, RunErrorKind, Stage, WorkerId
@@ -179,8 +181,13 @@ class FakePool:
         requests: GenerateRequest | Iterable[GenerateRequest],
         *,
         output: str | Path | Literal[False] | None = None,
+        on_preview: Callable[[ImagePreview], None] | None = None,
     ) -> FakeJobs:
-        """Takes lists only, which is what the command line gives."""
+        """Takes lists only, which is what the command line gives. Sends one preview, if any are wanted."""
+        if on_preview is not None:
+            content = encoded_preview(np.full((8, 8, 3), 200, np.uint8))
+            assert content is not None
+            on_preview(ImagePreview(1, 2, content, 0, JobId("s-0")))
         assert isinstance(requests, list)
         assert isinstance(output, Path)
         self.submitted += requests
