@@ -411,8 +411,10 @@ class Controller:
         return (job for job in found if job is not None)
 
     async def _read_tiny_decoders(self, submission: Submission) -> None:
-        """Find the tiny decoders, if previews of a submission may need one."""
-        if submission.previews is not None or any(request.preview for request in submission.requests):
+        """Find the tiny decoders, if previews of a submission may need one; for a long one, once."""
+        is_first = submission.first_index == 0 or not self._previews.tiny_decoders
+        wanted = submission.previews is not None or any(request.preview for request in submission.requests)
+        if is_first and wanted:
             self._previews.tiny_decoders = await self._catalog.tiny_decoders()
 
     async def worker_placed(self, worker_id: WorkerId, incarnation: int, node: NodeId) -> None:
