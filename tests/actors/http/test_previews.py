@@ -13,18 +13,20 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import requests
 import websockets
 from PIL import Image
 
-from modelpool import GenerateRequest, ModelPool
+from modelpool import GenerateRequest, ImagePreview, ModelPool
 from modelpool.actors.http import submissions as submissions_module
 from modelpool.actors.http.comfy_prompts import Socket
 from modelpool.actors.http.submissions import Submissions
 from modelpool.actors.settings.config import PoolConfig
 from modelpool.actors.worker.gpu_worker import WorkerEngine
+from modelpool.pool.core.errors import UnusableField
 from modelpool.pool.core.stage_params import RunHooks
 from tests.actors.http.conftest import CONFIG, served
 from tests.actors.http.test_submissions import REQUEST, OrderedPool
@@ -227,3 +229,23 @@ def test_no_previews_are_made_while_nobody_asks(server: str, slow_pool: ModelPoo
     finally:
         line.fleet.on_preview = before
     assert made == []
+
+
+def test_a_driver_gets_previews_as_they_are_made_and_with_the_image(slow_pool: ModelPool) -> None:
+    """Not over HTTP, on the same pool: `on_preview` and `image.previews`."""
+    seen: list[ImagePreview] = []
+    request = GenerateRequest(model="shapes", prompt="a red circle", seed=9, steps=STEPS)
+    jobs = slow_pool.submit(request, output=False, on_preview=seen.append, preview_seconds=0.0)
+    (image,) = jobs.images()
+    assert image.previews
+    assert {(each.index, each.steps, each.pil.size) for each in image.previews} == {(0, STEPS, (64, 64))}
+    assert [each.step for each in image.previews] == sorted({each.step for each in image.previews})
+    assert jobs.preview(0) is None  # it was returned with the image
+    assert slow_pool._previews.flush(60)
+    assert set(seen) <= set(image.previews)
+    assert seen[-1] == image.previews[-1]
+    (plain,) = slow_pool.submit(request, output=False).images()
+    assert plain.previews == ()
+    assert np.array_equal(plain.pixels, image.pixels)
+    with pytest.raises(UnusableField, match="preview_seconds: found -1"):
+        slow_pool.submit(request, output=False, preview_seconds=-1)
